@@ -5,21 +5,18 @@ of scikit-learn.
 
 Claim: no change of a column's scale or offset costs a method more than a point against the same
 method on the same numbers in single precision, standardised before by a person who sees all
-records; and features without such columns take no more bytes. Each method stands next to
+records. Bytes are of all sites; the change "none" shows what columns without a frame take. Each method stands next to
 discriminant analysis and logistic regression of scikit-learn on all records, and next to its
 counterpart: what scikit-learn makes of that which the method's sites send. For mixtures this is
 logistic regression on samples of its Gaussian mixtures of each site and class; for heads, the mean
 of one logistic regression a site; for means of groups, discriminant analysis with the covariance
-that they show; for all others the better of the first two. Private runs and secure sums have in features.ranges, for
-each column, the range of all records and half of it more on both sides. Three sites share 600
-records in 24 dimensions and 4 classes; 600 more are for tests. With `--before FILE`, figures of an
-earlier version, measured by the same command, stand next to it.
+that they show; for all others the better of the first two. Private runs and secure sums have in
+features.ranges, for each column, the range of all records and half of it more on both sides. Three
+sites share 600 records in 24 dimensions and 4 classes; 600 more are for tests.
 """
 
-import json
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -48,8 +45,6 @@ COLUMNS = (
     "counterpart",
     "counterpart in scikit-learn",
     "bytes",
-    "accuracy before",
-    "bytes before",
 )
 RECORDS, DIMENSION, CLASSES = 600, 24, 4
 HEADS = ("average", "ensemble", "fedbe", "fedkt")
@@ -219,7 +214,7 @@ class _Given(BaseEstimator):  # type: ignore[misc]
         return self
 
 
-def rows_of(change_name: str, before: dict[tuple[str, str], tuple[Any, Any]]) -> list[Row]:
+def rows_of(change_name: str) -> list[Row]:
     """Every method after a change."""
     features, labels = records(CHANGES[change_name])
     best, plain = oracles(features, labels), standardised(features)
@@ -233,23 +228,18 @@ def rows_of(change_name: str, before: dict[tuple[str, str], tuple[Any, Any]]) ->
         accuracy, sent = measured(features, labels, settings | here)
         alike = measured(plain, labels, settings | there)[0]
         numbers = (round(accuracy, 4), round(alike, 4), *best, *others.get(name, usual), sent)
-        rows.append((change_name, name, *numbers, *before.get((change_name, name), ("", ""))))
+        rows.append((change_name, name, *numbers))
     return rows
 
 
 def main() -> None:
     """Measure every method after every change, and write the table."""
     options = described(__doc__)
-    options.add_argument("--before", type=Path, help="results of an earlier version")
     options.add_argument("--changes", nargs="*", choices=CHANGES, help="of these only; others stay")
-    given = options.parse_args()
-    known = json.loads(given.before.read_text()) if given.before else {"columns": [], "rows": []}
-    earlier = [dict(zip(known["columns"], row, strict=True)) for row in known["rows"]]
-    before = {(row["change"], row["method"]): (row["accuracy"], row["bytes"]) for row in earlier}
-    anew = given.changes or list(CHANGES)
+    anew = options.parse_args().changes or list(CHANGES)
     rows = kept_rows(NAME, lambda row: row[0] in anew)
     for change in anew:
-        rows += rows_of(change, before)
+        rows += rows_of(change)
     report(NAME, TITLE, COLUMNS, sorted(rows, key=lambda row: list(CHANGES).index(row[0])))
 
 

@@ -98,7 +98,9 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
         fleet, control = free_ports(2)
 
         def call(*words: str) -> None:
-            subprocess.run([commands / "coordinator", *words], env=environment, cwd=home, check=True)
+            subprocess.run(
+                [commands / "coordinator", *words], env=environment, cwd=home, check=True
+            )
 
         flags = ["--control", f"127.0.0.1:{control}", "--root-certificates", "papers/ca.crt"]
         call("certs", "papers", "--host", "127.0.0.1", *(w for n in names for w in ("--site", n)))

@@ -189,9 +189,7 @@ def _in_closed_form(
     return LearnedHead(made, mixtures, defended, how, solved.shrinkage, solved.added, reason)
 
 
-def by_statistics(
-    differences: SiteDifferences, classes: int, dimension: int
-) -> tuple[str, str]:
+def by_statistics(differences: SiteDifferences, classes: int, dimension: int) -> tuple[str, str]:
     """The solver for the statistics of sites, and why.
 
     Discriminant analysis is best for classes that are normal around one mean each. Where sites have
