@@ -11,6 +11,10 @@ from fedsurrogate.strategies.closed_form.statistics import Statistics
 # Sites differ if the ratio F is above the first and the excess above the second. F alone would find
 # any difference, however small, with enough records; the excess alone would find chance in few.
 LEAST_RATIO, LEAST_EXCESS = 2.0, 0.02
+# Columns from which least squares is taken where sites differ, with privacy and without. In
+# simulated tables of three sites with 3 to 48 columns, and 3 or 6 classes, it was up to 15 points
+# below discriminant analysis.
+ENOUGH_COLUMNS = 64
 
 
 class SiteDifferences:

@@ -35,7 +35,7 @@ from fedsurrogate.common.wire.validation import check_class_number
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.closed_form.received import of_mixtures, pooled_by_class
 from fedsurrogate.strategies.closed_form.score_slope import calibrated
-from fedsurrogate.strategies.closed_form.site_differences import SiteDifferences
+from fedsurrogate.strategies.closed_form.site_differences import ENOUGH_COLUMNS, SiteDifferences
 from fedsurrogate.strategies.closed_form.solvers import (
     Solution,
     balanced_ridge,
@@ -57,11 +57,6 @@ SOLVERS = {
     BALANCED_RIDGE: balanced_ridge,
     "naive-bayes": naive_bayes,
 }
-
-
-# Columns from which least squares are taken where sites differ. In simulated tables of three sites with
-# 3 to 48 columns, and 3 or 6 classes, they were 0.1 to 15 points below discriminant analysis.
-ENOUGH_COLUMNS = 64
 
 # Those whose covariance is that of all records.
 LEAST_SQUARES = ("ridge", BALANCED_RIDGE)
@@ -207,9 +202,12 @@ def by_statistics(differences: SiteDifferences, classes: int, dimension: int) ->
     Returns:
         A name in SOLVERS, and a sentence without its end.
     """
-    if differences.found and classes > 1 and dimension >= ENOUGH_COLUMNS:
-        return BALANCED_RIDGE, differences.in_words
-    return "lda", differences.in_words
+    if not differences.found or classes < 2:
+        return "lda", differences.in_words
+    if dimension < ENOUGH_COLUMNS:
+        few = f"{dimension} columns, fewer than {ENOUGH_COLUMNS}, are too few for least squares"
+        return "lda", f"{differences.in_words}; {few}"
+    return BALANCED_RIDGE, differences.in_words
 
 
 def given_shrinkage(head: HeadSettings) -> float | None:

@@ -23,6 +23,7 @@ from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.closed_form.cleaned import cleaned
 from fedsurrogate.strategies.closed_form.score_slope import Scores, slope_of
+from fedsurrogate.strategies.closed_form.site_differences import ENOUGH_COLUMNS
 from fedsurrogate.strategies.fedpft.calibrated import of_classes, spread_of
 from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
 from fedsurrogate.strategies.pooling.class_means import (
@@ -58,8 +59,8 @@ def learn_from_sums(
     """The linear head of noisy sums, and the Gaussians that correspond to it.
 
     If the sites' class means agree, the head is the linear discriminant of the pooled class means.
-    If they differ (other scanners, other styles), it is the least-squares classifier of all sites'
-    means. A second moment that is lost in its noise is not used.
+    If they differ (other scanners, other styles), and there are columns enough, it is the
+    least-squares classifier of all sites' means. A second moment that is lost in its noise is not used.
 
     Args:
         surrogates: of the sites, all with the same classes in the same order.
@@ -113,7 +114,8 @@ def _pooled(surrogates: Sequence[SumsSurrogate], family: str) -> tuple[Component
     own = by_site(surrogates)
     shrunk, share = shrink(own)
     of_count, of_sum = noise_of_counts_and_sums(surrogates)
-    differ = min(share, differ_across(own, of_sum))
+    enough = own.means.shape[1] >= ENOUGH_COLUMNS
+    differ = min(share, differ_across(own, of_sum)) if enough else 0.0
     if differ > SITES_DIFFER:
         return shrunk, differ
     pooled = pool(own)

@@ -99,6 +99,11 @@ TABLES = [
     ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
     ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
     ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),
+    (
+        "docs/deployment/connections.md",
+        "| run | sites | seconds",
+        "rounds-seconds-2 rounds-seconds-5",
+    ),
     ("docs/scale.md", "| surrogate | seconds", "large_site"),
     ("docs/scale.md", "| hospitals | processor s", "many_sites"),
     ("docs/scale.md", "| engine | processor seconds", "simulation-start"),

@@ -119,22 +119,30 @@ def test_numbers_of_records_do_not_move_the_balanced_head(factors: list[float], 
         assert not torch.allclose(ridge(statistics, 0.1).bias, ridge(claimed, 0.1).bias)
 
 
-def sent(shift: float, sites: int = 3) -> list[AnySurrogate]:
+def sent(shift: float, sites: int = 3, dimension: int = 64) -> list[AnySurrogate]:
     """What sites send by default."""
     run = parse_run({})
-    data = parts_of(sites, 120, shift, 7)
+    data = parts_of(sites, 240, shift, 7, dimension)
     return [
         make_surrogate(SiteData(x, y, NAMES, "print", f"s{row}"), run).surrogate
         for row, (x, y) in enumerate(data)
     ]
 
 
-@pytest.mark.parametrize(("shift", "solver"), [(0.0, "lda"), (1.5, "balanced-ridge")])
-def test_the_default_solver_and_its_reason_follow_from_the_sites(shift: float, solver: str) -> None:
-    learned = learn(sent(shift), parse_run({"defence": "none"}), "cpu")
+@pytest.mark.parametrize(
+    ("shift", "dimension", "solver"),
+    [(0.0, 64, "lda"), (1.5, 64, "balanced-ridge"), (1.5, 63, "lda"), (1.5, 6, "lda")],
+)
+def test_the_default_solver_and_its_reason_follow_from_the_sites(
+    shift: float, dimension: int, solver: str
+) -> None:
+    surrogates = sent(shift, dimension=dimension)
+    learned = learn(surrogates, parse_run({"defence": "none"}), "cpu")
     assert learned.solver == solver
     assert "F = " in learned.reason
-    explicit = learn(sent(shift), parse_run({"defence": "none", "head.solver": "lda"}), "cpu")
+    few = f"{dimension} columns, fewer than 64, are too few for least squares"
+    assert (few in learned.reason) == (shift > 0 and dimension < 64)
+    explicit = learn(surrogates, parse_run({"defence": "none", "head.solver": "lda"}), "cpu")
     assert (explicit.solver, explicit.reason) == ("lda", "")
 
 
