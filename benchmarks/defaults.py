@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.harness.federation import Federation, centralised, load_seed
 from benchmarks.harness.options import described
-from benchmarks.harness.results import report
+from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import feature_settings
 from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.common.run import parse_run
@@ -65,7 +65,8 @@ def main() -> None:
         "cifar10": (feature_settings("cifar10", alpha=0.1) | power, 10),
         "digits": ({"data": "digits", "alpha": 0.5}, 5),
     }
-    rows = [
+    rows = kept_rows("defaults", lambda row: row[0] in given.only)
+    rows += [
         row
         for name, (settings, sites) in sets.items()
         if name in given.only
