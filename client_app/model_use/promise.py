@@ -145,7 +145,7 @@ def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     rest = float(within.rest)
     spread = (within.variances.double() - rest) * across
     # The Gaussians are of features that the head has prepared.
-    means = gaussians.means.double() @ weight.T + head.bias.double()
+    means = head.scores_of_prepared(gaussians.means.double())
     return means, spread @ across.T + rest * weight @ weight.T
 
 

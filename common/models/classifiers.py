@@ -168,7 +168,11 @@ class Head(Classifier):
 
     def scores(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d)."""
-        return self.prepare(features) @ self.weight.T + self.bias
+        return self.scores_of_prepared(self.prepare(features))
+
+    def scores_of_prepared(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d) that `prepare` has changed, in their precision."""
+        return features @ self.weight.to(features).T + self.bias.to(features)
 
     def plane(self) -> Tensor:
         """The two directions (d, 2) in feature space that separate this head's classes most."""

@@ -93,7 +93,7 @@ def learn_from_sums(
     if family == "joint":
         components, covariance = expected(components, found.covariance)
         found = Within(covariance)
-    combined = _least_squares if differ > SITES_DIFFER else _discriminant
+    combined = least_squares if differ > SITES_DIFFER else discriminant
     solved = combined(components, found.covariance)
     weight, bias = _calibrated(solved, components, found, family == "joint")
     first = surrogates[0]
@@ -178,7 +178,7 @@ class Combined:
         return self.mixing @ self.directions
 
 
-def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+def discriminant(components: Components, covariance: LowRank) -> Combined:
     """Linear discriminant analysis with one component per class.
 
     Args:
@@ -186,13 +186,8 @@ def discriminant(components: Components, covariance: LowRank) -> tuple[Tensor, T
         covariance: around them.
 
     Returns:
-        Weight (C, d), and bias (C,).
+        The head.
     """
-    solved = _discriminant(components, covariance)
-    return solved.weight, solved.bias
-
-
-def _discriminant(components: Components, covariance: LowRank) -> Combined:
     weight, trace = _times_inverse(covariance, components.means)
     # Noise lengthens a mean: its squared length in the metric of the covariance grows by noise
     # times trace on average.
@@ -221,7 +216,7 @@ def _calibrated(
     return slope * solved.weight, slope * solved.bias
 
 
-def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, Tensor]:
+def least_squares(components: Components, covariance: LowRank) -> Combined:
     """The affine scores that best fit 1 for a record's class and 0 for the others.
 
     A score is a weighted sum of the directions Sigma^-1 m_j of all components. On a record of
@@ -235,13 +230,8 @@ def least_squares(components: Components, covariance: LowRank) -> tuple[Tensor, 
         covariance: around them, Sigma.
 
     Returns:
-        Weight (C, d), and bias (C,).
+        The head.
     """
-    solved = _least_squares(components, covariance)
-    return solved.weight, solved.bias
-
-
-def _least_squares(components: Components, covariance: LowRank) -> Combined:
     directions, trace = _times_inverse(covariance, components.means)
     scores = directions @ components.means.T - components.noise * trace
     spread = (directions @ covariance.factor) @ (directions @ covariance.factor).T

@@ -152,7 +152,7 @@ def fedkt(features: Tensor, heads: Sequence[Head], classes: int) -> Tensor:
     """
     votes = torch.zeros(len(features), classes)
     for head in heads:
-        logits = features @ head.weight.T + head.bias
+        logits = head.scores_of_prepared(features)
         votes[torch.arange(len(features)), logits.argmax(1)] += 1
     return torch.nn.functional.one_hot(votes.argmax(1), votes.shape[1]).float()
 

@@ -188,7 +188,7 @@ class Deployment:
             check=False,
         )
 
-    def charge_and_release(self) -> None:
+    def end_hospitals(self) -> None:
         """Press Ctrl-C at the hospitals: they end, and so do all processes that they started."""
         below = [
             child
@@ -339,7 +339,7 @@ def test_on_localhost_no_foreign_code_is_started_and_the_run_finishes(tmp_path: 
         assert documents.check_shown(started[1], logs[0]) == 2
         assert [documents.check_shown(joined[1], log) for log in logs[1:]] == [5] * sites
         assert newest(home / "runs")[1]["sites"]["used"] == sites
-        running.charge_and_release()
+        running.end_hospitals()
         assert_a_bare_supernode_starts_it(running, Theft.prepare(tmp_path / "bare", home))
 
 
@@ -407,4 +407,4 @@ def test_over_tls_no_foreign_code_is_started_and_the_sites_own_code_finishes_the
         assert not theft.trace.exists(), f"foreign code was started: {list(theft.trace.iterdir())}"
         metrics = newest(home / "runs")[1]
         assert (metrics["status"], metrics["sites"]["used"]) == ("ok", 1), running.logs()
-        running.charge_and_release()
+        running.end_hospitals()

@@ -235,7 +235,8 @@ def test_without_noise_least_squares_is_that_of_the_records() -> None:
         counts,
         counts / 6000,
     )
-    weight, bias = least_squares(exact, spread)
+    solved = least_squares(exact, spread)
+    weight, bias = solved.weight, solved.bias
     inputs = np.hstack([unit.numpy(), np.ones((6000, 1))])
     peer = np.linalg.lstsq(inputs, np.eye(3)[labels.numpy()], rcond=None)[0]
     scores = (unit @ weight.T + bias).numpy()
@@ -261,9 +262,10 @@ def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
 
     def error(claimed: float, noisy: Tensor) -> float:
         claim = claimed * torch.eye(6, dtype=torch.float64)
-        weight, bias = least_squares(
+        solved = least_squares(
             Components(CLASSES, labels, noisy, claim, records, records / 300), spread
         )
+        weight, bias = solved.weight, solved.bias
         missed = (true @ weight.T + bias - wanted).square().sum(
             1
         ).mean() + 0.51 / d * weight.square().sum()

@@ -65,7 +65,8 @@ def test_the_discriminant_takes_the_noise_off_the_lengths_of_means(
     found = components_of(seed, list(range(classes)), classes)
     covariance, dense = covariance_of(seed, rank)
     inverse, means = np.linalg.inv(dense), found.means.numpy()
-    weight, bias = discriminant(found, covariance)
+    solved = discriminant(found, covariance)
+    weight, bias = solved.weight, solved.bias
     np.testing.assert_allclose(weight, means @ inverse, rtol=1e-8, atol=1e-10)
     whole = float(found.records.sum())
     for c in range(classes):
@@ -96,7 +97,8 @@ def test_least_squares_are_those_of_records_around_means_with_errors(
     moments[:count, :count] += directions @ dense @ directions.T
     moments += 1e-6 * moments.trace() / (count + 1) * np.eye(count + 1)
     solved = np.linalg.solve(moments, wanted)
-    weight, bias = least_squares(found, covariance)
+    ours = least_squares(found, covariance)
+    weight, bias = ours.weight, ours.bias
     np.testing.assert_allclose(weight, solved[:count].T @ directions, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(bias, solved[count], rtol=1e-5, atol=1e-7)
 
