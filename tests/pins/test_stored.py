@@ -139,9 +139,10 @@ def test_learning_again_gives_the_stored_head(
     copy: Copy, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Lengths of noisy class means are shrunk since, and sites differ only if they do across their
-    # means; all else of that head is as before.
+    # means, and with as many columns as least squares need; all else of that head is as before.
     monkeypatch.setattr(mean_lengths, "FEWEST", len(CLASSES) + 1)
     monkeypatch.setattr(private_head, "differ_across", lambda own, of_sum: 1.0)
+    monkeypatch.setattr(private_head, "ENOUGH_COLUMNS", 1)
     folder = copy(name)
     again, _ = relearn(folder)
     assert close(again, folder, name in CALIBRATED)
