@@ -23,7 +23,7 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
-from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
 from fedsurrogate.common.flower.v134_tasks import (
@@ -87,7 +87,7 @@ class Processes134(FlowerProcesses):
         return SuperLinkArguments(certificate, bool(parsed.enable_supernode_auth))
 
     def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
-        """`flower-superlink` with five changes."""
+        """`flower-superlink` with six changes."""
         from flwr.superlink.cli import flower_superlink
 
         allow_unix_sockets()
@@ -95,6 +95,7 @@ class Processes134(FlowerProcesses):
         find_migrations()
         guard_fleet(refusal, self.parse_superlink(arguments).authenticates)
         limit_fleet()
+        take_replies_again()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
