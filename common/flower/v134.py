@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 WAIT = 600
 """Seconds that a writer of the SuperLink's database waits for other writers."""
+LONGEST_PAUSE = 5
+"""Seconds between two attempts of a SuperNode to reach its SuperLink at most. Flower waits up to 20,
+and a SuperLink gives a node up of which it has heard nothing for 37 to 60."""
 ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "connection reset")
 """What gRPC writes, in small letters, when a connection ends during a call."""
 
@@ -237,12 +240,14 @@ class Messages134(FlowerMessages):
 def lasting(
     make: Callable[..., RetryInvoker], note: Callable[[Any], object]
 ) -> Callable[..., RetryInvoker]:
-    """Let what `make` makes repeat calls whose connection ended after they had begun; `note` takes
-    each error.
+    """Let what `make` makes repeat calls whose connection ended after they had begun, and wait no
+    longer than `LONGEST_PAUSE`; `note` takes each error.
     """
+    from flwr.supercore.retry import exponential
 
     def made(*args: Any, **kwargs: Any) -> RetryInvoker:
         repeat_interrupted(invoker := make(*args, **kwargs), note)
+        invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_PAUSE)
         return invoker
 
     return made
