@@ -23,7 +23,7 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
-from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
 from fedsurrogate.common.flower.v134_tasks import (
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 WAIT = 600
 """Seconds that a writer of the SuperLink's database waits for other writers."""
+LONGEST_PAUSE = 5
+"""Seconds between two attempts of a SuperNode to reach its SuperLink at most. Flower waits up to 20,
+and a SuperLink gives a node up of which it has heard nothing for 37 to 60."""
 ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "connection reset")
 """What gRPC writes, in small letters, when a connection ends during a call."""
 
@@ -87,7 +90,7 @@ class Processes134(FlowerProcesses):
         return SuperLinkArguments(certificate, bool(parsed.enable_supernode_auth))
 
     def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
-        """`flower-superlink` with five changes."""
+        """`flower-superlink` with six changes."""
         from flwr.superlink.cli import flower_superlink
 
         allow_unix_sockets()
@@ -95,6 +98,7 @@ class Processes134(FlowerProcesses):
         find_migrations()
         guard_fleet(refusal, self.parse_superlink(arguments).authenticates)
         limit_fleet()
+        take_replies_again()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
@@ -236,12 +240,14 @@ class Messages134(FlowerMessages):
 def lasting(
     make: Callable[..., RetryInvoker], note: Callable[[Any], object]
 ) -> Callable[..., RetryInvoker]:
-    """Let what `make` makes repeat calls whose connection ended after they had begun; `note` takes
-    each error.
+    """Let what `make` makes repeat calls whose connection ended after they had begun, and wait no
+    longer than `LONGEST_PAUSE`; `note` takes each error.
     """
+    from flwr.supercore.retry import exponential
 
     def made(*args: Any, **kwargs: Any) -> RetryInvoker:
         repeat_interrupted(invoker := make(*args, **kwargs), note)
+        invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_PAUSE)
         return invoker
 
     return made

@@ -15,6 +15,8 @@ from fedsurrogate.common.flower.interface import FleetRequest
 
 if TYPE_CHECKING:
     import grpc
+    from flwr.app import Message
+    from flwr.proto.message_pb2 import ObjectTree
 
 LARGEST_MESSAGE = 2**24
 """Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
@@ -102,6 +104,45 @@ def _unread(text: str, code: Any = None) -> Any:
 
     # The messages of a stream are received one by one as they are read, and none is.
     return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+def take_replies_again() -> None:
+    """Let a SuperNode send a reply again whose receipt was lost; call it once.
+
+    A SuperNode announces a reply, and then sends the parts that the receipt asks for. The
+    coordinator's app takes the announcement at once, and Flower forgets its question. A second
+    announcement then gets a receipt that asks for nothing: the SuperNode counts the reply as sent,
+    and the app waits three minutes for its parts.
+    """
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.supercore.state.schema import corestate_models as tables
+    from flwr.supercore.utils import uint64_to_int64
+    from sqlalchemy import select
+
+    states: Any = SqlLinkState
+    store = states.store_message_and_object_tree
+
+    def store_message_and_object_tree(
+        state: Any, message: Message, parts: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        stored: bool
+        stored, missing = store(state, message, parts, session_id)
+        if stored or not message.metadata.reply_to_message_id:
+            return stored, missing
+        root, push = tables.ObjectPushSessionRoot, tables.ObjectPushSession
+        # Flower keeps it from a first announcement that it has accepted, until all parts are there.
+        awaited = (
+            select(root.session_id)
+            .join(push, push.session_id == root.session_id)
+            .where(root.root_object_id == parts.object_id)
+            .where(push.run_id == uint64_to_int64(message.metadata.run_id))
+        )
+        with state.session() as session:
+            if session.scalar(awaited) is None:
+                return False, []
+            return True, state.preregister_object_tree(parts, session_id)
+
+    states.store_message_and_object_tree = store_message_and_object_tree
 
 
 def limit_fleet() -> None:

@@ -26,7 +26,7 @@ from fedsurrogate.common.flower.v134 import (
     install_loader,
     let_writers_wait,
 )
-from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_simulation import Simulation134
 from fedsurrogate.common.flower.v134_tasks import (
     guard_task,
@@ -76,6 +76,7 @@ class Processes142(Processes134):
         find_migrations()
         guard_fleet(refusal, registered_only)
         limit_fleet()
+        take_replies_again()
         # By its name: the package has a function of this name, too.
         module: Any = import_module("flwr.superlink.cli.flower_superlink")
         module.uvicorn = serve(module.uvicorn, addresses, refusal, registered_only)

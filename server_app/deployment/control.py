@@ -252,7 +252,8 @@ def ended(folder: Path, status: str) -> RunError:
     Returns:
         The error, to be raised.
     """
-    interrupted = final_metrics(folder).get("status") == "interrupted"
+    # Flower reports the end of an app that it has ended before that app records why.
+    interrupted = final_metrics(folder, END_SECONDS).get("status") == "interrupted"
     how = "was interrupted" if interrupted else f"ended as {status}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
     if interrupted or can_continue(folder):

@@ -44,6 +44,24 @@ def settle(folder: Path) -> bool:
     return False
 
 
+def await_end(folder: Path, seconds: float) -> Json:
+    """Wait until a run has recorded its end: Flower may report an end first.
+
+    Args:
+        folder: a run folder.
+        seconds: how long to wait at most. A writer that is gone is not waited for.
+
+    Returns:
+        Its metrics, as far as they can be read.
+    """
+    end = time.monotonic() + seconds
+    while (metrics := read_object(folder / METRICS)[0]).get("status") == "running":
+        if writer_is_gone(folder) or time.monotonic() >= end:
+            break
+        time.sleep(POLL_SECONDS)
+    return metrics
+
+
 def mark_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> bool:
     """Record that a run was interrupted, unless it has succeeded. Called when its processes have
     ended.
@@ -60,13 +78,7 @@ def mark_interrupted(folder: Path, why: str, wait_seconds: float = 0.0) -> bool:
     Raises:
         OSError: the folder cannot be written.
     """
-    end = time.monotonic() + wait_seconds
-    while (metrics := read_object(folder / METRICS)[0]).get(
-        "status"
-    ) == "running" and time.monotonic() < end:
-        if writer_is_gone(folder):
-            break
-        time.sleep(POLL_SECONDS)
+    metrics = await_end(folder, wait_seconds)
     if metrics.get("status") in ("ok", "interrupted"):
         return False
     with _alone(folder):

@@ -36,10 +36,10 @@ class Version:
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Start `coordinator ...` or `site ...`."""
-        module = {
-            "coordinator": "fedsurrogate.server_app.cli.main",
-            "site": "fedsurrogate.client_app.cli.main",
-        }[words[0]]
+        room = {"coordinator": "server_app", "site": "client_app"}[words[0]]
+        # Before 0.2.0 the rooms were packages of their own.
+        inside = "__path__" in (self.source / "fedsurrogate" / "__init__.py").read_text()
+        module = f"{'fedsurrogate.' * inside}{room}.cli.main"
         environment = os.environ | {
             "PYTHONPATH": str(self.source),
             "HOME": str(self.home),

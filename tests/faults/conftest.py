@@ -13,8 +13,9 @@ import pytest
 from fedsurrogate.client_app.processes.warm import TASK_NAME
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import stop_process
+from fedsurrogate.server_app.lifecycle.settling import await_end
 from tests.e2e.hospitals import CLASSES, Hospital
-from tests.e2e.processes import Federation, events, federation, newest, until
+from tests.e2e.processes import PATIENCE, Federation, events, federation, newest, until
 
 PRIVATE = (
     f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" '
@@ -55,7 +56,8 @@ class Scene:
         """Wait for a run's end, print the time, and return its metrics."""
         begun = time.monotonic()
         status = self.running.wait(run)
-        metrics = newest(self.output)[1]
+        # An app that Flower has ended records its own end after that.
+        metrics = await_end(newest(self.output)[0], PATIENCE)
         print(
             f"{time.monotonic() - begun:.0f} s to {status}: {metrics['sites']} "
             f"{metrics.get('failure', '')}"

@@ -1,17 +1,29 @@
 """An app that a signal ends gives its SuperNode exactly one reply."""
 
+import inspect
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.supercore.exit.exit_handler import trigger_exit_handlers
+from flwr.supercore.exit import exit_handler
 
 from fedsurrogate.client_app.processes.app_process import AnswerOnTermination
 from fedsurrogate.client_app.processes.warm import ENDS
-from fedsurrogate.common.flower.v134 import Messages134
+from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.v134_tasks import guard_task
+
+
+def end_flower() -> None:
+    """Call the handlers that Flower calls before it exits; since 1.42 in two phases."""
+    trigger: Any = exit_handler.trigger_exit_handlers
+    phased = "run_before_force_exit" in inspect.signature(trigger).parameters
+    for before in (True, False) if phased else ():
+        trigger(run_before_force_exit=before)
+    if not phased:
+        trigger()
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -19,6 +31,8 @@ def test_a_process_that_gets_sigterm_answers_once(
     answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flwr.supercore.exit.exit_handler.registered_exit_handlers", handlers := [])
+    # With Flower 1.42 a message names the task that makes it.
+    flower().local_run(7)
     asked, pushed = Message(RecordDict(), dst_node_id=7, message_type=MessageType.TRAIN), []
     task = SimpleNamespace(
         pull_task_input=lambda stub: (asked, "context", "run", "code"),
@@ -30,7 +44,7 @@ def test_a_process_that_gets_sigterm_answers_once(
     guard_task(
         task,
         AnswerOnTermination(),
-        lambda to, text: Messages134().failed_reply(to, "crashed", text),
+        lambda to, text: flower().failed_reply(to, "crashed", text),
     )
     assert set(ENDS) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing can be answered yet"
     assert task.pull_task_input("stub") == (asked, "context", "run", "code")
@@ -38,7 +52,7 @@ def test_a_process_that_gets_sigterm_answers_once(
     if answered:
         task.push_message("stub", Message(RecordDict(), reply_to=asked), "context")
     assert len(handlers) == 1
-    trigger_exit_handlers()
+    end_flower()
     ((blocked, reply),) = pushed
     assert reply.has_error() is not answered
     if answered:

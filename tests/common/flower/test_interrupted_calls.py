@@ -2,6 +2,7 @@
 as Flower makes it.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supernode import start_client_internal
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.v134 import lasting, outlast
+from fedsurrogate.common.flower.v134 import LONGEST_PAUSE, lasting, outlast
 
 METHOD = "/test.Service/Call"
 
@@ -197,6 +198,8 @@ def test_a_supernode_calls_again_too_as_often_as_flower_lets_it(tmp_path: Path) 
     caller.invoker = lasting(
         start_client_internal._make_fleet_connection_retry_invoker, noted.append
     )(1)
+    pauses = list(itertools.islice(caller.invoker.wait_gen_factory(), 20))
+    assert max(pauses) <= LONGEST_PAUSE, "it is back before it is given up"
     caller.invoker.wait_function = lambda _: None
     with pytest.raises(grpc.RpcError):  # Two tries, of which neither was answered.
         caller()

@@ -1,6 +1,7 @@
 """A run in rounds that fails: what a person reads, and that the command it shows works."""
 
 import shlex
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 from flwr.app import RecordDict
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.deployment.control import ended
 from fedsurrogate.server_app.monitoring.watch_view import summary
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.strategies.base.outcome import Outcome
 from tests.grid import Fault, InProcessGrid, metrics_of, run_federation, sites
 
 SHORT: dict[str, Any] = {
@@ -44,3 +48,20 @@ def test_a_failed_run_shows_the_command_that_continues_it(tmp_path: Path, comple
     again = run_federation(tmp_path, sites(2), **typed)
     assert metrics_of(again)["status"] == "ok"
     assert [each["round"] for each in metrics_of(again)["rounds"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("late", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("record", "how"),
+    [(RunWriter.fail, "ended as finished:failed"), (RunWriter.interrupt, "was interrupted")],
+)
+def test_the_reason_is_shown_also_if_it_is_recorded_after_flower_has_reported_the_end(
+    tmp_path: Path, record: Any, how: str, late: float
+) -> None:
+    """Flower reports the end of an app that gets SIGTERM before the app can record why."""
+    folder = RunWriter(parse_run({"output-dir": str(tmp_path), "sites": 1}), 7)
+    recording = threading.Timer(late, record, (folder, Outcome(), "Flower ended this app"))
+    recording.start()
+    shown = str(ended(folder.path, "finished:failed"))
+    recording.join()
+    assert shown.startswith(f"the run {how}: Flower ended this app")
