@@ -178,6 +178,19 @@ class NodeConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _data_have_a_kind(self) -> Self:
+        # Without it the site would read the bundled digits. Kits name the folder of every kind.
+        given = {"data-dir": self.data_dir, "dataset": ",".join(self.dataset)}
+        given |= {"held-out-dir": self.held_out_dir}
+        if not self.data and (named := [key for key, value in given.items() if value]):
+            raise ValueError(
+                f"{named[0]} = {given[named[0]]!r}, but data is not set; set data to the kind of this "
+                "site's data, such as data = 'imagefolder' for one folder of images per class, or "
+                f"remove {' and '.join(named)}"
+            )
+        return self
+
     @property
     def protects(self) -> Unit:
         """The unit of privacy at a site with its own data; it depends on these settings only, not

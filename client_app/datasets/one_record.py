@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable
@@ -63,7 +64,8 @@ def attempt(work: Callable[[], T]) -> T | BaseException:
 def described(error: BaseException) -> str:
     """An error in one line, for a site's own log. An error's own text may fail as well."""
     try:
-        text = " ".join(str(error).split())
+        # Pillow names the open file, by a place in memory that differs each time.
+        text = re.sub(r" <_io\.[^>]*>", "", " ".join(str(error).split()))
     except BaseException as second:
         if ends_process(second):
             raise

@@ -21,7 +21,11 @@ from fedsurrogate.client_app.datasets.schema import read_schema
 from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.diagnostics.key_checks import check_keys
 from fedsurrogate.client_app.features.parts import in_parts
-from fedsurrogate.client_app.features.site_features import site_backbone, site_device
+from fedsurrogate.client_app.features.site_features import (
+    examples_of,
+    site_backbone,
+    site_device,
+)
 from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.held import why_held
 from fedsurrogate.client_app.governance.own_ledger import own_ledger
@@ -343,29 +347,31 @@ def _same(own: str, wanted: str, facts: str) -> Finding:
 
 def _time(part: SiteShare, backbone: Backbone) -> Finding:
     """Estimate the time for all images from that for the first ones."""
-    started, done, broken = time.perf_counter(), 0, 0
+    started, done = time.perf_counter(), 0
+    broken: list[int] = []
     with closing(
         in_parts(part.dataset.open_image, [range(len(part.dataset))], backbone, MEASURED_IMAGES)
     ) as pieces:
         for piece in pieces:
-            done, broken = done + len(piece.rows), broken + len(piece.broken)
-            if done + broken >= MEASURED_IMAGES:
+            done += len(piece.rows)
+            broken += [row for row, _ in piece.broken]
+            if done + len(broken) >= MEASURED_IMAGES:
                 break
-    seconds = (time.perf_counter() - started) / max(1, done + broken) * len(part.dataset)
+    seconds = (time.perf_counter() - started) / max(1, done + len(broken)) * len(part.dataset)
     where = " on one GPU" if len(gpus_of(backbone.device)) > 1 else ""
     facts = (
         f"about {math.ceil(seconds / 60)} min for the features of {len(part.dataset)} "
         f"images{where}, once; then cached"
     )
+    named = f", such as {examples_of(part.dataset, broken)}" if broken else ""
     if not done:
-        return Finding(
-            "time", "FAIL", f"none of the first {broken} images can be read", "check the images"
-        )
+        found = f"none of the first {len(broken)} images can be read{named}"
+        return Finding("time", "FAIL", found, "check the images")
     if broken:
         return Finding(
             "time",
             "WARN",
-            f"{facts}; {broken} of the first {done + broken} images are broken",
+            f"{facts}; {len(broken)} of the first {done + len(broken)} images cannot be read{named}",
             "check the images",
         )
     return Finding("time", "PASS", facts)

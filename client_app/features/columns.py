@@ -173,6 +173,7 @@ def warning_of(features: Tensor) -> str:
         f"column {odd[0]} of the features (counted from 0) has numbers from {float(worst.min()):.4g} "
         f"to {float(worst.max()):.4g}, unlike the others{more}; this run holds all columns on one "
         "scale, so rounding, clip or noise leaves little of the smaller ones. Give columns of a like "
-        "size: let the run shift and divide them by public ranges, with features.ranges, or, where the "
-        "method has no use for these, do so at all sites alike"
+        "size: let the run shift and divide them by public ranges, with features.ranges = 'low,high; "
+        "low,high; ...' (plausible values of each column, in their order, not taken from the data), "
+        "or, where the method has no use for these, do so at all sites alike"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.one_record import attempt, described
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.datasets.whole_site import NoRecordsError, SourceError
 from fedsurrogate.client_app.features.cache import MIB
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 NO_FEATURES = "labels-only"
 # Of a number in single precision.
 BYTES = 4
+# Images that are opened again to say what is wrong with them, and faults that are named.
+MOST_REOPENED, MOST_FAULTS = 16, 4
 
 log = logging.getLogger("fedsurrogate.site")
 
@@ -226,26 +230,50 @@ def load_site(
     )
 
 
-def with_broken(dataset: Dataset, broken: Sequence[int], what: str) -> DataReport:
+def with_broken(
+    dataset: Dataset, broken: Sequence[int], what: str, reopen: bool = False
+) -> DataReport:
     """The data report of a data set whose images have been opened.
 
     Args:
         dataset: the records.
         broken: indices of those without features.
         what: they are, behind their number.
+        reopen: whether some are opened again, to say what is wrong with them. A hospital's log has
+            that already, and how long a reply takes must not depend on it.
     """
     report = dataset.report
     if not broken:
         return report
     why = (
         f"{len(broken)} {what} cannot be read, or have no finite features, such as "
-        f"{dataset.where(broken[0])}"
+        f"{examples_of(dataset, broken) if reopen else dataset.where(broken[0])}"
     )
     return replace(
         report,
         used=report.used - len(broken),
         left_out=(*report.left_out, Loss(why, len(broken))),
     )
+
+
+def examples_of(dataset: Dataset, broken: Sequence[int]) -> str:
+    """Some images that cannot be used, one for each fault that is found when they are opened again.
+
+    Args:
+        dataset: the records.
+        broken: their indices, at least one.
+    """
+    if dataset.features is not None or dataset.members is not None:
+        return dataset.where(broken[0])
+    found: dict[str, str] = {}
+    for row in broken[:: -(-len(broken) // MOST_REOPENED)]:
+        fault = attempt(partial(dataset.open_image, row))
+        why = str(fault) if isinstance(fault, DataError) else ""
+        why = described(fault) if isinstance(fault, BaseException) and not why else why
+        # Faults that differ by their numbers or names are of one kind.
+        kind = re.sub(r"\d+|'.*'", "", why)
+        found.setdefault(kind, f"{dataset.where(row)} ({why})" if why else dataset.where(row))
+    return "; ".join([*found.values()][:MOST_FAULTS])
 
 
 def with_lost_images(report: DataReport, features: Features) -> DataReport:

@@ -71,7 +71,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = Tru
             train = usable(dataset, all_features, part, run.power)
             parts.append((train.features, index[train.labels]))
         broken = (~torch.as_tensor(all_features.ok)).nonzero().flatten().tolist()
-        reports.append(with_broken(dataset, broken, "images").facts())
+        reports.append(with_broken(dataset, broken, "images", reopen=True).facts())
         test = usable(dataset, all_features, (~dataset.is_train).nonzero().squeeze(1), run.power)
         tests.append((test.features, index[test.labels]))
         patients.append(test.units)

@@ -124,7 +124,8 @@ def _beyond(values: dict[str, Tensor], numbers: dict[str, FixedPoint]) -> str:
         if value.numel() and (not value.isfinite().all() or float(value.abs().max()) > limit):
             return (
                 f"{name} of this site's records are beyond {limit:g}; the run needs a larger "
-                "secure-sum-range or secure-sum-records"
+                "secure-sum-range or secure-sum-records, or, for columns of a table, wider "
+                "features.ranges"
             )
     return ""
 

@@ -212,11 +212,13 @@ def plan(
     from fedsurrogate.common.number_format import human_bytes
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.server_app.lifecycle.before_start import check_data_named
     from fedsurrogate.server_app.runs.plan import in_words
     from fedsurrogate.server_app.runs.plan import plan as costs
     from fedsurrogate.server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
+    check_data_named(config.settings)
     if classes == 1 and config.target is None:
         raise ConfigError(
             "--classes = 1: a model tells two classes apart, or more; give 2 at least"

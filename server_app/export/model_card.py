@@ -50,6 +50,16 @@ KINDS = {
     "number": "A model of numbers",
     "time": "A model of the time to an event",
 }
+READING = (
+    "The sites read files as RGB with 8 bits in this way; an image that is read otherwise, as by "
+    'Pillow\'s `convert("RGB")`, has other answers:',
+    "",
+    "- The Exif orientation is applied, and white-is-zero inverted.",
+    "- Of deeper integers the high byte counts, of the bits that the file states or 16. Values of "
+    "floating point lie in 0 to 1, and are multiplied by 255; NaN is black.",
+    "- DICOM is shown by its window or look-up table.",
+    "- A file of several images, or with less than a quarter of its range, has no answer.",
+)
 UNKNOWN = ("other", "look up the licence of these weights before you pass the model on")
 
 
@@ -221,6 +231,8 @@ def _resizing(preprocessing: Preprocessing | None, columns: Sequence[str]) -> li
         f"Input of the graph: `images`, float32, (n, 3, {side}, {side}), RGB values 0 to 255; "
         f"{how} {side} x {side}. Output: {_output(columns)}. Normalisation, backbone and "
         "head are in the graph.",
+        "",
+        *READING,
     ]
 
 

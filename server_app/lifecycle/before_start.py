@@ -40,9 +40,11 @@ def check_start(config: Run, simulated: bool) -> None:
         simulated: whether it is a simulation.
 
     Raises:
-        ConfigError: the budget cannot be kept, or the device or the output folder cannot be used.
+        ConfigError: the budget cannot be kept, the device or the output folder cannot be used, or
+            settings name data of another kind than `data`.
         RunError: the folder of `resume` cannot be continued with these settings.
     """
+    check_data_named(config.settings)
     # Every site computes the same noise, and would refuse a budget that it cannot keep.
     config.mechanism_for("record")
     if config.settings.device.startswith("cuda"):
@@ -98,7 +100,6 @@ def check_simulation(
             if not path.exists():
                 raise ConfigError(f"{key} = {settings[key]!r}: {path} does not exist")
             settings[key] = str(path)
-    check_data_named(config.settings)
     if config.settings.data != "digits" and not config.settings.data_dir:
         raise ConfigError(
             f"data = {config.settings.data!r} needs data-dir, the folder that holds the data"

@@ -19,7 +19,7 @@ NAMED = 12
 
 def warnings_of(run: RunFolder) -> list[str]:
     """One sentence for each warning, from what the run has recorded."""
-    warnings = (_missing_classes(run), _no_better_than_chance(run), _unread(run))
+    warnings = (_missing_classes(run), _no_better_than_chance(run), _unread(run), _odd(run))
     return [warning for warning in warnings if warning] if run.failure is None else []
 
 
@@ -70,6 +70,14 @@ def _unread(run: RunFolder) -> str:
         if "cannot be read" in loss.why
     ]
     return f"Left out: {'; '.join(unread)}." if unread else ""
+
+
+def _odd(run: RunFolder) -> str:
+    """Warn about what is odd in the data, such as patients in both training and test."""
+    # Another warning has classes without a record.
+    odd = [remark for report in data_of(run) for remark in report.odd]
+    odd = [remark for remark in dict.fromkeys(odd) if not remark.startswith("no record of")]
+    return f"Odd in the data: {'; '.join(odd)}." if odd else ""
 
 
 def _no_better_than_chance(run: RunFolder) -> str:

@@ -317,8 +317,8 @@ class SecureSum(Steps):
             raise RunError(
                 "a site has withheld the secure sum, which is random now; nothing shows which one. "
                 "Its own log says why: its data have changed since an earlier sum, or its numbers "
-                "are beyond secure-sum-range or secure-sum-records (for others, each hospital needs "
-                "`site forget-sums`)"
+                "are beyond secure-sum-range, secure-sum-records or, for columns of a table, far beyond "
+                "features.ranges (for other settings, each hospital needs `site forget-sums`)"
             )
         keys = (
             "pinned by every site"

@@ -93,7 +93,7 @@ def test_a_ledger_of_a_folder_that_is_not_there_is_refused(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """It would show the ledger of the digits, or open one."""
-    node = f'data-dir="{tmp_path}/nope" state-dir="{tmp_path}/state"'
+    node = f'data="imagefolder" data-dir="{tmp_path}/nope" state-dir="{tmp_path}/state"'
     assert site(monkeypatch, "ledger", *more, "--node-config", node) == 1
     error = capsys.readouterr().err
     assert f"data-dir = '{tmp_path}/nope' is not there" in error

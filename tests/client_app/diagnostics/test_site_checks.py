@@ -418,7 +418,7 @@ def test_data_that_is_missing_broken_or_lacks_a_class_is_found(
     empty = examined(hospital, RUN.replace('"a,b"', '"a,b,c"'))["data"]
     assert (empty.state, "class 'c'" in empty.remedy) == ("WARN", True)
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
-    assert "1 of the first 40 images are broken" in examined(hospital)["time"].found
+    assert "1 of the first 40 images cannot be read, such as" in examined(hospital)["time"].found
     for file in (tmp_path / "images").glob("*.png"):
         file.write_bytes(b"no image")
     assert examined(hospital)["time"].state == "FAIL"

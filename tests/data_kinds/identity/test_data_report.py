@@ -85,6 +85,22 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
     assert "no record of &#39;absent&#39;" in page
     warned = " ".join(warnings_of(read_run(run)))
     assert "2 images cannot be read" in warned
+    assert "Odd in the data" not in warned
+    # What is wrong: one example of each fault.
+    assert "empty.png (UnidentifiedImageError: cannot identify image file)." in warned
+
+
+def test_what_is_odd_is_read_before_the_result(tmp_path: Path) -> None:
+    """An accuracy on patients that a model was trained on is not one on new patients."""
+    where = {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "output-dir": str(tmp_path)}
+    split = ["train", "train", "train", "test"] * 6
+    who = [f"P{number // 2}" for number in range(24)]
+    csv_source(tmp_path / "d", {"label": [*"aabb"] * 6, "who": who, "split": split})
+    own = BACKBONE | where | {"partition": "iid", "patient-column": "who"}
+    run = simulate_here(2, own, lambda _: None, report=False)
+    (warned,) = [each for each in warnings_of(read_run(run)) if each.startswith("Odd in the data")]
+    assert "6 patients have records in both training and test" in warned
+    assert "6 patients have records in both" in write_report(run).read_text()
 
 
 def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> None:

@@ -10,15 +10,21 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import fedsurrogate as fs
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.diagnostics.first_look import check_enough
 from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
-from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.costs import check_payload, payload_bytes
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.cli.main import app
-from fedsurrogate.server_app.lifecycle.before_start import check_simulation, check_submission
+from fedsurrogate.server_app.lifecycle.before_start import (
+    check_simulation,
+    check_start,
+    check_submission,
+)
+from tests import commands
 
 TINY = {"max-payload-mib": 1}
 
@@ -39,6 +45,52 @@ def test_a_command_refuses_a_folder_without_its_kind(tmp_path: Path) -> None:
 def test_a_site_with_a_folder_and_the_bundled_digits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data-dir = .*bundled"):
         check_settings(NodeConfig(data="digits", data_dir=str(tmp_path)))
+
+
+COMMANDS = {
+    "doctor": ("doctor",),
+    "features": ("features", "--out", "f.safetensors"),
+    "dry-run": ("dry-run",),
+    "ledger": ("ledger",),
+    "join": ("join", "--superlink", "localhost:1", "--insecure"),
+}
+
+
+@pytest.mark.parametrize("key", ["data-dir", "dataset", "held-out-dir"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_a_site_refuses_data_without_their_kind(
+    command: str,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`site doctor` once found 1,438 digits in a folder of X-rays, and all was well."""
+    monkeypatch.chdir(tmp_path)
+    own = f'{key}="xrays" state-dir="{tmp_path}/s" cache-dir="{tmp_path}/c"'
+    assert commands.site(monkeypatch, *COMMANDS[command], "--node-config", own) != 0
+    assert f"{key} = 'xrays', but data is not set" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["data-dir", "dataset"])
+def test_every_way_to_a_run_refuses_data_without_their_kind(key: str, tmp_path: Path) -> None:
+    run, where = parse_run({key: "xrays"}), f'{key}="xrays"'
+    for way in (
+        lambda: check_start(run, simulated=True),
+        lambda: check_start(run, simulated=False),
+        lambda: check_submission(run, "coordinator.example.org:9093"),
+        lambda: fs.simulate(3, output_dir=tmp_path, **{key.replace("-", "_"): str(tmp_path)}),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} = .*set data to the kind"):
+            way()
+    planned = CliRunner().invoke(app, ["plan", "-c", where, "--classes", "2"])
+    assert isinstance(planned.exception, ConfigError)
+
+
+def test_a_site_may_name_the_bundled_digits_and_a_folder() -> None:
+    """As kits do in a rehearsal: the kind is stated."""
+    assert parse_node_config({"data": "digits", "data-dir": "/data"}).data == "digits"
 
 
 def test_data_with_their_kind_are_taken(tmp_path: Path) -> None:
