@@ -346,8 +346,9 @@ def trusted(
 
     limited = [each.mutant for each in tried if each.status == "timeout"]
     in_forks(limited, jobs, without, ended, longest=LONGEST)
+    same = "the same happens without the fault, and no other test was tried:"
     return [
-        Tried(each.mutant, "survived", "", each.seconds)
+        Tried(each.mutant, "survived", f"{same} {each.by}".strip(), each.seconds)
         if each.by in wrong or each.mutant.id in late
         else each
         for each in tried
