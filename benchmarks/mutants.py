@@ -40,6 +40,10 @@ PACKAGES = (
     *(f"common/{name}" for name in ("privacy", "secure_sum", "wire", "security", "signed_models", "targets")),
     *(f"client_app/{name}" for name in ("governance", "secure_sum", "methods", "model_use", "datasets", "audit")),
     "strategies",
+    # What else reads foreign bytes, keeps files, or decides what leaves.
+    *(f"common/{name}" for name in ("backbones", "exchange", "escapes.py", "files.py", "identity.py", "safe_parsing.py")),
+    *(f"client_app/{name}" for name in ("features", "offline", "own_files.py", "requests.py")),
+    "server_app/exchange",
 )  # fmt: skip
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 # Tests of other things, and those that start processes, which run without the fault.
@@ -85,8 +89,9 @@ class Tree:
     rooms: tuple[str, ...]
 
     def sources(self, folder: str) -> dict[str, str]:
-        """Text of each Python file of a folder, by its path from the root."""
-        files = sorted((self.root / folder).rglob("*.py"))
+        """Text of each Python file of a folder, or of one file, by its path from the root."""
+        place = self.root / folder
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
         return {str(file.relative_to(self.root)): file.read_text() for file in files}
 
     def tests(self) -> list[str]:
@@ -341,8 +346,9 @@ def trusted(
 
     limited = [each.mutant for each in tried if each.status == "timeout"]
     in_forks(limited, jobs, without, ended, longest=LONGEST)
+    same = "the same happens without the fault, and no other test was tried:"
     return [
-        Tried(each.mutant, "survived", "", each.seconds)
+        Tried(each.mutant, "survived", f"{same} {each.by}".strip(), each.seconds)
         if each.by in wrong or each.mutant.id in late
         else each
         for each in tried
@@ -353,7 +359,7 @@ def counted(tried: Sequence[Tried], packages: Sequence[str]) -> dict[str, Counte
     """How many mutants of each package were killed, by a test or by its time limit, and survived."""
     counts = {package: Counter[str]() for package in packages}
     for each in tried:
-        package = next(name for name in packages if each.mutant.file.startswith(f"{name}/"))
+        package = next(name for name in packages if f"{each.mutant.file}/".startswith(f"{name}/"))
         status = "killed" if each.status == "timeout" else each.status
         counts[package][status] += 1
     return counts

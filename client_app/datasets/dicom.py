@@ -462,7 +462,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
     refused.
     """
     with needed_for(DICOM):
-        from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+        from pydicom.uid import UID
 
     kinds: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for row, image in enumerate(images):
@@ -474,7 +474,7 @@ def _decoders(images: Sequence[DicomImage], left: LeftOut) -> list[tuple[str, tu
         if not isinstance(plugins, BaseException) and plugins is not None:
             decoders[syntax] = (*decoders.get(syntax, ()), *plugins)
             continue
-        known = not (isinstance(plugins, BaseException) or syntax == DeflatedExplicitVRLittleEndian)
+        known = not isinstance(plugins, BaseException)
         left.note(
             those,
             f"{len(those)} DICOM images, such as '{images[those[0]].path}', have the transfer "

@@ -21,8 +21,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DICOM = "a folder of DICOM files"
 # Bytes before the mark of a file, and the mark.
 PREAMBLE, MARK = 128, b"DICM"
-# Groups with which a file without a preamble begins: of its meta information, and of the image.
-FIRST_GROUPS = frozenset({0x0002, 0x0008})
+# The group of a file's meta information; and groups with which a file without a preamble begins.
+META = 0x0002
+FIRST_GROUPS = frozenset({META, 0x0008})
 # Longest value of a first element: a name or an identifier.
 LONGEST_FIRST = 1024
 
@@ -68,7 +69,7 @@ class Encoding:
     Attributes:
         stated: the transfer syntax in the file's meta information; empty if there is none.
         found: Implicit VR Little Endian, or Explicit VR in either byte order, as the first element
-            has it; empty if it cannot be seen, as in a deflated file.
+            has it; empty if there is none.
     """
 
     stated: UID
@@ -95,14 +96,14 @@ def encoding_of(stream: BinaryIO) -> Encoding:
 
     Raises:
         InvalidDicomError: if the file is not DICOM.
-        DataError: for data in another byte order than the file states.
+        DataError: for data in another byte order than the file states, and for a file that is
+            deflated, which may inflate to anything.
     """
     with needed_for(DICOM):
         from pydicom.errors import InvalidDicomError
         from pydicom.filereader import read_partial
         from pydicom.uid import (
             UID,
-            DeflatedExplicitVRLittleEndian,
             ExplicitVRBigEndian,
             ExplicitVRLittleEndian,
             ImplicitVRLittleEndian,
@@ -110,12 +111,16 @@ def encoding_of(stream: BinaryIO) -> Encoding:
 
     if not is_dicom(stream):
         raise InvalidDicomError("neither the mark of DICOM nor a first element of it")
+    if _is_deflated(stream):
+        raise DataError(
+            "it is deflated as a whole; export it uncompressed (Explicit VR Little Endian)"
+        )
     # Stops before the first element behind the meta information.
     header = read_partial(stream, stop_when=lambda *_: True, force=True)
     first = stream.read(6)
     stream.seek(0)
     stated = UID(header.file_meta.get("TransferSyntaxUID") or "")
-    if len(first) < 6 or stated == DeflatedExplicitVRLittleEndian:
+    if len(first) < 6:
         return Encoding(stated, UID(""))
     # The group of every public element is below 256, in its own byte order.
     swapped = not first[0] and bool(first[1])
@@ -128,6 +133,22 @@ def encoding_of(stream: BinaryIO) -> Encoding:
     if not explicit:
         return Encoding(stated, ImplicitVRLittleEndian)
     return Encoding(stated, ExplicitVRBigEndian if swapped else ExplicitVRLittleEndian)
+
+
+def _is_deflated(stream: BinaryIO) -> bool:
+    """Whether a file states that it is deflated; leaves the stream at its beginning.
+
+    pydicom inflates such a file as a whole, however little of it is read.
+    """
+    with needed_for(DICOM):
+        from pydicom.filereader import read_dataset, read_preamble
+        from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    read_preamble(stream, force=True)
+    # The meta information is never deflated.
+    meta = read_dataset(stream, False, True, stop_when=lambda tag, *_: tag.group != META)
+    stream.seek(0)
+    return bool(meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian)
 
 
 def read_header(stream: BinaryIO, tags: Sequence[str], encoding: Encoding) -> Dataset:
@@ -157,18 +178,12 @@ def read_pixels(stream: BinaryIO, frame: int, encoding: Encoding) -> Array:
             file that does not follow it is read as a whole.
 
     Raises:
-        DataError: for compressed pixels whose compression the file does not state, and for a file
-            that is deflated, which may inflate to anything.
+        DataError: for compressed pixels whose compression the file does not state.
     """
     with needed_for(DICOM):
         from pydicom import dcmread
         from pydicom.pixels.utils import pixel_array
-        from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    if encoding.stated == DeflatedExplicitVRLittleEndian:
-        raise DataError(
-            "it is deflated as a whole; export it uncompressed (Explicit VR Little Endian)"
-        )
     if encoding.follows:
         return np.asarray(pixel_array(stream, index=frame))
     dataset = dcmread(stream, force=True)
@@ -194,11 +209,10 @@ def plugins_for(syntax: str, deep: bool) -> tuple[str, ...] | None:
     """
     with needed_for(DICOM):
         from pydicom.pixels.decoders.base import get_decoder
-        from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, JPEGExtended12Bit
+        from pydicom.uid import UID, JPEGExtended12Bit
 
     decoder = get_decoder(UID(syntax))
-    # A deflated file cannot be read frame by frame, and may inflate to anything.
-    if not decoder.is_available or syntax == DeflatedExplicitVRLittleEndian:
+    if not decoder.is_available:
         return None
     # Pillow's JPEG has 8 bits.
     able = [

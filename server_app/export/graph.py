@@ -176,23 +176,30 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
 
     Raises:
         PackageError: a package is missing.
-        RunError: the written graph gives other answers; its files are removed.
+        RunError: the written graph gives other answers, or none that are numbers. After any error
+            its files are removed.
     """
     if kind == ONNX:
         check_onnx()
     generator = torch.Generator().manual_seed(1)
     images = (255 * torch.rand(CHECKED, *graph.examples.shape[1:], generator=generator)).round()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = WRITERS[kind](graph, file)
-        wanted, actual = graph.module(images), torch.as_tensor(run(images))
-    apart = float(((wanted - actual).abs() / wanted.abs().amax(0).clamp_min(1)).max())
-    if not apart <= TOLERANCE:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = WRITERS[kind](graph, file)
+            wanted, actual = graph.module(images), torch.as_tensor(run(images))
+        apart = float(((wanted - actual).abs() / wanted.abs().amax(0).clamp_min(1)).max())
+        # Also where an answer is no number.
+        if not apart <= TOLERANCE:
+            raise RunError(
+                f"the {kind} graph gives answers that differ by {apart:.2g}; allowed is "
+                f"{TOLERANCE:g}"
+            )
+    except BaseException:
+        # A graph that was not compared must not be taken for one that was.
         for written in (file, file.with_name(f"{file.name}.data")):
             written.unlink(missing_ok=True)
-        raise RunError(
-            f"the {kind} graph gives answers that differ by {apart:.2g}; allowed is {TOLERANCE:g}"
-        )
+        raise
     return apart
 
 

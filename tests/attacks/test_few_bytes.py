@@ -18,13 +18,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEG2000, UID, ExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
+from pydicom.uid import (
+    JPEG2000,
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    JPEGBaseline8Bit,
+    RLELossless,
+)
 from safetensors.torch import save
 from torch import Tensor
 
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
-from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+from fedsurrogate.client_app.datasets.dicom import scan_images
+from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
+from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.offline.replies import is_message
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
@@ -337,6 +348,33 @@ def test_a_dicom_file_that_states_a_huge_image(tmp_path: Path, syntax: UID) -> N
     small = save_dicom(tmp_path / "small.dcm", image(np.zeros((8, 8), np.uint16)))
     open_dicom(small)
     assert outcome(lambda _: open_dicom(file), (DataError,), file.read_bytes()) == REFUSED
+
+
+ENTRANCES: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda file: scan_images(file.parent, [file], LeftOut()),
+    "a prediction": open_dicom,
+    "a notebook": open_single,
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@settings(max_examples=6, deadline=None)
+@given(inside=st.sampled_from([1, 2**20, 2**27, 2**28]), tag=st.booleans(), preamble=st.booleans())
+def test_a_deflated_dicom_file_is_refused_before_it_is_inflated(
+    entrance: str, inside: int, tag: bool, preamble: bool
+) -> None:
+    """600 MB in 600 kB took twice that when its header was read."""
+    big: dict[str, Any] = {"EncapsulatedDocument" if tag else "PixelData": bytes(inside)}
+    sound, made = image(np.zeros((8, 8), np.uint8)), image(np.zeros((8, 8), np.uint8), **big)
+    made.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    with tempfile.TemporaryDirectory() as folder:
+        small, content = (
+            save_dicom(Path(folder) / "x.dcm", each).read_bytes() for each in (sound, made)
+        )
+    read = of_file(ENTRANCES[entrance])
+    # What reads DICOM is imported here, not under the limit.
+    read(small)
+    assert outcome(read, (DataError,), content if preamble else content[132:]) == REFUSED
 
 
 @pytest.mark.parametrize("kind", ["device", "pipe"])

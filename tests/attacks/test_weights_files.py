@@ -4,6 +4,7 @@ file has bytes, and have finite numbers, or the file is refused as such.
 
 import pickle
 import resource
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.backbones.backbones import load_backbone, load_network
+from fedsurrogate.common.backbones.backbones import load_backbone, load_network, read_weights
 from fedsurrogate.common.errors import BackboneError
 
 NAME = "torchvision:shufflenet_v2_x0_5"
@@ -73,6 +74,30 @@ def test_a_small_file_that_unpacks_to_much_is_refused_before_it_is(
     with pytest.raises(BackboneError, match="packed and larger than the file"):
         load_network(NAME, str(tmp_path / "bomb.pt"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17
+
+
+@settings(max_examples=20, deadline=None)
+@given(packed=st.sets(st.integers(0, 9)), seed=st.integers(0, 99))
+def test_a_torch_file_with_any_packed_member_is_refused_also_where_it_gains_nothing(
+    packed: set[int], seed: int
+) -> None:
+    """How much is unpacked is then a statement of the file, which no reader has to take."""
+    numbers = torch.rand(4000, generator=torch.Generator().manual_seed(seed))
+    with tempfile.TemporaryDirectory() as folder:
+        plain, file = Path(folder, "plain.pt"), Path(folder, "file.pt")
+        torch.save({"w": numbers}, plain)
+        with zipfile.ZipFile(plain) as old, zipfile.ZipFile(file, "w") as new:
+            members = old.infolist()
+            chosen = {number % len(members) for number in packed}
+            for number, each in enumerate(members):
+                how = zipfile.ZIP_DEFLATED if number in chosen else zipfile.ZIP_STORED
+                new.writestr(each.filename, old.read(each.filename), how)
+            assert sum(each.file_size for each in members) < plain.stat().st_size
+        if chosen:
+            with pytest.raises(BackboneError, match="packed and larger than the file"):
+                read_weights(file)
+        else:
+            assert torch.equal(read_weights(file)["w"], numbers)
 
 
 STRANGE: dict[str, Callable[[Tensor], Tensor]] = {

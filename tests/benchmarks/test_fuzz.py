@@ -44,6 +44,7 @@ READERS = {
 READING_MODULES = ("safetensors.torch", "fedsurrogate.common.wire.surrogate_proto")
 WRITERS = ("save", "save_file", "pack_", "centre_digest")
 FEW = 8
+DEEP = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,29 @@ def test_changed_messages_are_refused_in_one_way_and_in_little_memory(
     for kind in (ACCEPTED, REFUSED):
         which = {name for name, seen in findings.seen.items() if seen[kind]}
         assert len(which) > 0.8 * len(registry), sorted(findings.seen.keys() - which)
+
+
+def deep(sample: bytes) -> list[bytes]:
+    """Text with more brackets than a parser may make calls: alone, and as one value of a sample."""
+    whole = b"[" * DEEP + b"]" * DEEP
+    texts = [b"[" * DEEP, whole, b'{"a":' * DEEP, b"a = " + whole]
+    return texts + [sample[:-1] + b', "more": ' + whole + b"}"] * sample.endswith(b"}")
+
+
+def test_text_of_many_brackets_is_refused_like_any_other_damage(registry: list[Parser]) -> None:
+    """Python's parsers call themselves for each bracket, and then raise RecursionError."""
+    cases = [
+        (parser, content)
+        for parser in registry
+        for sample in parser.samples[:1]
+        for content in deep(sample.rstrip())
+    ]
+    outcomes = in_child(
+        partial(limited, parser.parse, parser.allowed, content) for parser, content in cases
+    )
+    ends = [(parser.name, end) for (parser, _), end in zip(cases, outcomes, strict=False)]
+    assert not {each for each in ends if each[1] not in (ACCEPTED, REFUSED)}
+    assert len(ends) == len(cases)
 
 
 def test_a_case_is_the_same_at_every_call(registry: list[Parser]) -> None:

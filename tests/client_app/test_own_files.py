@@ -198,8 +198,9 @@ def tried(home: Path, out: Path, patch: pytest.MonkeyPatch, name: str, **places:
         made = Made(patch, *kept, out, home / "tmp", home / "witness")
         done = site(*name.split(), *(places.get(word, word) for word in words))
         patch.undo()
-    # Without a model that was in use before, `site models back` refuses.
-    assert done.code == int(name == "models back"), done
+    # Without a model that was in use before, `site models back` refuses. `site doctor` looks at all
+    # SuperNodes of this machine, of which another person's may be no good.
+    assert name == "doctor" or done.code == int(name == "models back"), done
     assert not made.open_to_others
     node = node_of(home)
     assert not readable(out, node.state, node.cache, node.witness)

@@ -20,9 +20,13 @@ from tests.documents import ROOT
 STEPS = ("open", "fdopen", "fsync", "replace")
 
 
-def broken(step: str) -> Callable[..., Any]:
+# What may end a write: a full disk, and also what no `except Exception` sees.
+ENDS = (OSError, MemoryError, KeyboardInterrupt, SystemExit)
+
+
+def broken(step: str, end: type[BaseException] = OSError) -> Callable[..., Any]:
     def fail(*_: object, **__: object) -> None:
-        raise OSError(28, f"no space left in {step}")
+        raise end(28, f"no space left in {step}")
 
     return fail
 
@@ -34,20 +38,21 @@ def broken(step: str) -> Callable[..., Any]:
     ),
     st.booleans(),
     st.sampled_from(["", *STEPS]),
+    st.sampled_from(ENDS),
 )
 def test_a_file_has_the_old_content_or_the_new_one_and_nothing_is_left(
-    old: bytes, new: bytes | str, durable: bool, step: str
+    old: bytes, new: bytes | str, durable: bool, step: str, end: type[BaseException]
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         file = Path(folder) / "x"
         file.write_bytes(old)
         if step == "replace":
-            patched.setattr(Path, "replace", broken(step))
+            patched.setattr(Path, "replace", broken(step, end))
         elif step:
-            patched.setattr(files.os, step, broken(step))
+            patched.setattr(files.os, step, broken(step, end))
         reached = step and (durable or step != "fsync")
         if reached:
-            with pytest.raises(OSError, match=step):
+            with pytest.raises(end, match=step):
                 files.replace_file(file, new, durable=durable)
         else:
             files.replace_file(file, new, durable=durable)
@@ -57,24 +62,25 @@ def test_a_file_has_the_old_content_or_the_new_one_and_nothing_is_left(
         assert list(Path(folder).iterdir()) == [file]
 
 
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("step", ["body", "fsync", "chmod", "replace"])
 def test_content_by_a_library_is_whole_or_nothing(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, end: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"old")
     if step == "fsync":
-        monkeypatch.setattr(files.os, "fsync", broken(step))
+        monkeypatch.setattr(files.os, "fsync", broken(step, end))
     elif step != "body":
-        monkeypatch.setattr(Path, step, broken(step))
+        monkeypatch.setattr(Path, step, broken(step, end))
 
     def write() -> None:
         with files.replacing(file, mode=0o640) as temporary:
             temporary.write_bytes(b"new")
             if step == "body":
-                raise OSError("body")
+                raise end("body")
 
-    with pytest.raises(OSError, match=step):
+    with pytest.raises(end, match=step):
         write()
     monkeypatch.undo()
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"old", [file])

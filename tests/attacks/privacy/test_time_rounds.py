@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import bounded_sums
 from fedsurrogate.client_app.methods.cox_rounds import effective, even_bins
 from fedsurrogate.client_app.methods.cox_rounds import round_sums as cox_sums
@@ -260,6 +262,39 @@ def test_no_hazards_single_out_the_records_of_a_bin() -> None:
     except DataError:
         return
     assert not torch.allclose(unfold(joined("second", sent, 3), 4), secret.T @ secret, atol=0.1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    flat=st.sampled_from([RESIDUALS, COX]),
+    seed=st.integers(0, 999),
+    one=st.integers(1, 14),
+    other=st.integers(1, 14),
+)
+def test_the_larger_of_smallest_class_and_smallest_cell_counts_whichever_it_is(
+    flat: dict[str, Scalar], seed: int, one: int, other: int
+) -> None:
+    run, (site,) = parse_run(flat), hospitals((40,), seed)
+    draw = torch.Generator().manual_seed(seed)
+    if flat is COX:
+        model = at(torch.randn(4, generator=draw), 0.0, torch.rand(3, generator=draw))
+    else:
+        model = {"values": 2 * torch.rand(2 * BINS + 1, generator=draw) - 1}
+
+    def sent(smallest_class: int, smallest_cell: int) -> Tensors | str:
+        limits = SiteLimits(smallest_class=smallest_class, smallest_cell=smallest_cell)
+        try:
+            return released(replace(task_of(run, site, model, 2), limits=limits)).tensors
+        except DataError as error:
+            return str(error)
+
+    wanted = sent(max(one, other), max(one, other))
+    for found in (sent(one, other), sent(other, one)):
+        if isinstance(wanted, str) or isinstance(found, str):
+            assert found == wanted
+        else:
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize(

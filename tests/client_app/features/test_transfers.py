@@ -57,6 +57,19 @@ def test_the_next_batch_is_queued_before_the_features_of_one_are_waited_for() ->
     ]
 
 
+@given(st.lists(st.booleans(), max_size=6))
+def test_every_batch_has_its_features_and_none_where_it_has_no_images(images: list[bool]) -> None:
+    """Also where the last has none."""
+    given_ = [
+        (at, torch.full((2, 1), float(at)) if each else None) for at, each in enumerate(images)
+    ]
+    found = list(overlapped(iter(given_), lambda batch: batch, Recorded()))
+    assert [name for name, _ in found] == list(range(len(images)))
+    assert [None if x is None else x.flatten().tolist() for _, x in found] == [
+        [at, at] if each else None for at, each in enumerate(images)
+    ]
+
+
 def test_at_most_two_batches_are_under_way() -> None:
     transfers = Recorded()
     for _ in overlapped(batches(9, transfers.events), lambda images: images, transfers):

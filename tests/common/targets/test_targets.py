@@ -177,6 +177,17 @@ def test_a_model_with_any_facts_is_refused_or_answers(
     assert {len(column) for column in found.values()} == {4}
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(-2000, 2000) | st.sampled_from([0, 1]), st.sampled_from(["number", "labels"]))
+def test_facts_about_a_target_may_have_65536_characters(beyond: int, name: str) -> None:
+    text = json.dumps({"name": name, "columns": ["a"]}).ljust(2**16 + beyond)
+    if beyond > 0:
+        with pytest.raises(SurrogateError, match=f"{len(text)} characters, 65536 at most"):
+            checked_target(text, ("a",))
+    else:
+        assert checked_target(text, ("a",)) == text
+
+
 @pytest.mark.parametrize("more", [{}, {"secure-sum": True}, PRIVATE])
 def test_times_say_before_the_start_what_keeps_a_site_out(more: Flat) -> None:
     for head in ("auto", "cells"):

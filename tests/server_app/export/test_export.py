@@ -8,19 +8,24 @@ import importlib.util
 import json
 import shutil
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
-from fedsurrogate.common.errors import BackboneError, ConfigError
+from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
 from fedsurrogate.common.run import parse_run
@@ -28,7 +33,15 @@ from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export.classifier_modules import module_of
-from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
+from fedsurrogate.server_app.export.graph import (
+    CHECKED,
+    TOLERANCE,
+    WRITERS,
+    Graph,
+    check_onnx,
+    graph_of,
+    write_graph,
+)
 from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.server_app.export.source import signed_model_of
 from tests import commands
@@ -41,6 +54,12 @@ FORMATS = [
     "torch-export",
     pytest.param("onnx", marks=pytest.mark.skipif(not HAVE_ONNX, reason="no onnx")),
 ]
+
+
+@pytest.fixture(scope="module")
+def model() -> SignedModel:
+    """A model on pixels of small images."""
+    return signed("pixels", size=8)
 
 
 def header(fingerprint: str, classes: int = 3) -> Header:
@@ -86,6 +105,62 @@ def test_pixels_give_the_same_probabilities_in_a_graph(kind: str, tmp_path: Path
     assert write_graph(graph, kind, tmp_path / "graph") <= 1e-4
     found = graph.module(torch.stack([resized(image, graph) for image in images]))
     assert torch.allclose(found, probabilities(model, images), atol=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["more", "nan", "inf", "error"]),
+    st.floats(-3, 1).map(lambda power: TOLERANCE * 10**power),
+    st.integers(0, 3 * CHECKED - 1),
+)
+def test_a_graph_is_kept_where_every_answer_is_compared_and_within_the_tolerance(
+    model: SignedModel, kind: str, more: float, cell: int
+) -> None:
+    """A runtime that gives one other answer, no number, or none."""
+
+    def writer(graph: Graph, file: Path) -> Callable[[Tensor], Tensor]:
+        run = WRITERS["torchscript"](graph, file)
+        file.with_name(f"{file.name}.data").touch()
+
+        def other(images: Tensor) -> Tensor:
+            if kind == "error":
+                raise RuntimeError("no memory")
+            answers: Tensor = run(images).clone()
+            answers.view(-1)[cell] += more if kind == "more" else float(kind)
+            return answers
+
+        return other
+
+    assume(abs(more / TOLERANCE - 1) > 0.01)
+    with TemporaryDirectory() as folder, patch.dict(WRITERS, other=writer):
+        file = Path(folder) / "graph"
+        if kind == "more" and more < TOLERANCE:
+            assert write_graph(graph_of(model), "other", file) <= TOLERANCE
+            assert file.exists()
+            return
+        with pytest.raises(RuntimeError if kind == "error" else RunError):
+            write_graph(graph_of(model), "other", file)
+        assert not list(file.parent.iterdir())
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.sampled_from([-1.0, -1e-8, 1e-8, 1.0]), min_size=3, max_size=3))
+def test_weights_at_the_end_of_the_numbers_give_probabilities_or_no_graph(
+    model: SignedModel, signs: list[float]
+) -> None:
+    assert isinstance(model.classifier, Head)
+    weight = 3e38 * torch.tensor(signs)[:, None].expand_as(model.classifier.weight)
+    config = model.manifest.run_config()
+    hostile = make_signed_model(replace(model.classifier, weight=weight), config, None, "1", 3, KEY)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "graph"
+        try:
+            write_graph(graph_of(hostile), "torchscript", file)
+        except RunError:
+            assert not file.exists()
+        else:
+            answers = torch.jit.load(str(file))(255 * torch.rand(9, 3, 8, 8))  # type: ignore[no-untyped-call]
+            assert torch.allclose(answers.sum(1), torch.ones(9))
 
 
 def every_classifier() -> list[Classifier]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form import shrinkage
@@ -105,6 +107,20 @@ def test_columns_that_span_few_directions_are_projected_as_well() -> None:
         0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns
     )
     close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ columns)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from([9, 60, 360, 500]), st.integers(1, 5), st.floats(1e-3, 1e3))
+def test_sums_over_eigenvalues_are_exact_where_no_projection_is_asked_for(
+    d: int, classes: int, shift: float
+) -> None:
+    found = statistics(2 * d, d, classes)
+    reduced = Tridiagonal.of(found.matrix, found.means.T)
+    values = torch.linalg.eigvalsh(found.matrix)
+    of, of_all = (each / (each + shift) for each in (reduced.values, values))
+    assert reduced.sum_of(of) == pytest.approx(float(of_all.sum()), rel=1e-4)
+    logs = [(each.clamp_min(0) + shift).log() for each in (reduced.values, values)]
+    assert reduced.sum_of(logs[0]) == pytest.approx(float(logs[1].sum()), rel=1e-4, abs=1e-3)
 
 
 @pytest.mark.parametrize("d", [3, 8, 9, 60])
