@@ -274,7 +274,7 @@ def heads(device: str, solver: Callable[[Statistics], Solution]) -> Iterator[Row
 
 def trained(device: str) -> Iterator[Row]:
     """A head that is trained on features by Adam."""
-    settings: Any = SimpleNamespace(batch_size=50, learning_rate=1e-2, passes=lambda _: 4)
+    settings: Any = SimpleNamespace(batch_size=50, rate=lambda _: 1e-2, passes=lambda _: 4)
     x, labels = torch.randn(400, 32, generator=generator()), torch.arange(400) % 4
     x[:, 0] += labels
     here = train_on_features(x, labels, 4, settings, 0)

@@ -330,7 +330,7 @@ def heads(
 def regression(clock: Clock, sizes: Sizes) -> Iterator[Row]:
     """Softmax regression by Adam on features."""
     x, labels = records_of(sizes, sizes.dimensions[0], clock.device)
-    head: Any = SimpleNamespace(batch_size=BATCH, learning_rate=1e-3, passes=lambda _: PASSES_OF)
+    head: Any = SimpleNamespace(batch_size=BATCH, rate=lambda _: 1e-3, passes=lambda _: PASSES_OF)
 
     def trained(count: int) -> object:
         return train_on_features(x[:count], labels[:count], 10, head, 0)

@@ -44,7 +44,6 @@ FEDAVG_KEYS = (
         "clip",
         "sample_rate",
         "noise_multiplier",
-        "noise",
         "augment",
     ),
 )

@@ -103,6 +103,9 @@ class Request:
         if parse_run(written).plan.own_mean:
             # Requests of earlier versions, which meant another value, do not say it.
             written.setdefault(PROJECTION, AUTO)
+        elif written.get(PROJECTION) == "":
+            # What requests of earlier versions meant; sites of these can answer.
+            del written[PROJECTION]
         request = cls(secrets.token_hex(8), written, centre, expires, dict(receipts or {}))
         request.run()
         return request

@@ -137,7 +137,7 @@ class DataSettings(Section):
     partition: Partition = Field(
         "dirichlet",
         description="How a simulation distributes records to sites: iid, dirichlet, classes, column, or "
-        "a partitioner of flwr-datasets, such as flwr:DirichletPartitioner(alpha=0.3).",
+        "a partitioner of flwr-datasets, such as flwr:IidPartitioner.",
     )
     alpha: float = Field(
         0.5,

@@ -175,6 +175,28 @@ def test_a_request_is_of_a_run_in_which_a_site_sends_one_message_alone(
         Request.fresh(flat, None)
 
 
+@pytest.mark.parametrize("projection", [None, "auto", ""])
+@pytest.mark.parametrize("method", ["fedpft", "afl", "fedcgs", "gh-ofl"])
+@pytest.mark.parametrize("budget", [{}, {"epsilon": 1.0, "delta": 1e-5}])
+def test_sites_answer_the_run_that_was_asked_for_and_earlier_ones_read_what_they_know(
+    method: str, projection: str | None, budget: dict[str, Any]
+) -> None:
+    key = signed_requests.PROJECTION
+    asked = {"method": method, "classes": CLASSES, **budget}
+    asked |= {} if projection is None else {key: projection}
+    try:
+        run = parse_run(asked)
+    except ConfigError:
+        assert budget, "the method adds noise in secure sums only"
+        return
+    made = Request.fresh(asked, None)
+    assert made.run().full_digest == run.full_digest
+    assert made.run().plan.own_mean == run.plan.own_mean
+    # A site of an earlier version refuses a name that it does not know, where its answer would
+    # have another meaning.
+    assert (key in made.settings) == (run.plan.own_mean or projection == "auto")
+
+
 def test_fresh_requests_have_ids_of_their_own() -> None:
     assert len({Request.fresh({}, None).id for _ in range(20)}) == 20
 
