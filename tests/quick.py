@@ -2,9 +2,9 @@
 
 * Of a test that runs every method, one method of each family runs. A family is the methods whose
   coordinator runs the same strategy: they differ by their plan.
-* Of another test whose cases run federations, ask hospitals or draw reports, a third of the cases
-  runs, and two at least. Of the rest, which take less time each, a third and twelve at least.
-* Of the examples that a test generates, a quarter is tried: the first of those that all are.
+* Of another test whose cases run federations, ask hospitals or draw reports, a fifth of the cases
+  runs, and two at least. Of the rest, which take less time each, a fifth and six at least.
+* Of the examples that a test generates, a sixth is tried: the first of those that all are.
 
 The name of the test chooses methods and cases, so that other tests run others. pytest without
 `--quick` runs all of them.
@@ -24,8 +24,8 @@ from hypothesis import settings
 
 # Of the cases of a test, and of the examples of a test; and how many at least where there are as
 # many: of cases that run federations, and of others.
-CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 3, 2, 12
-EXAMPLES, FEWEST_EXAMPLES = 1 / 4, 5
+CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 5, 2, 6
+EXAMPLES, FEWEST_EXAMPLES = 1 / 6, 4
 # What runs a federation, the steps of one at the hospitals of a test, or draws its report.
 RUNS = {"run_federation", "simulate", "Hospitals", "write_report"}
 # Where Hypothesis keeps what `@settings` says; a profile changes only what that leaves open.
