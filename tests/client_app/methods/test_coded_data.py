@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 
-RUN = parse_run({"target": "number", "value-columns": "x", "target-range": "0,10"})
+NUMBER = {"target": "number", "value-columns": "x", "target-range": "0,10"}
+RUN, HIDDEN = parse_run(NUMBER), parse_run(NUMBER | {"secure-sum": True})
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -35,3 +39,25 @@ def test_features_are_single_precision_unless_memory_cannot_hold_them(
     ))  # fmt: skip
     with pytest.raises(DataError, match="no values"):
         without.training_data(())
+
+
+@given(records=st.integers(1, 9), least=st.integers(1, 9), seed=st.integers(0, 99))
+def test_nothing_of_a_site_with_too_few_records_is_in_a_hidden_sum(
+    records: int, least: int, seed: int
+) -> None:
+    """Not one record: what is sent would be that record, where all other sites send zeros too."""
+    features = 1 + torch.rand(records, 3, generator=torch.Generator().manual_seed(seed))
+    values = torch.arange(records, dtype=torch.float64)[:, None] % 2
+    train = LabelledFeatures(
+        features, torch.zeros(records, dtype=torch.int64), None, None, None, values
+    )
+    site = SiteFeatures(train, train, (), "f", 0.0, False)
+    limits = SiteLimits(smallest_class=least)
+    found, code = Task(HIDDEN, NodeConfig(), "s", site, limits).training_data(())
+    assert len(found) == len(code) == (records if records >= least else 0)
+    task = Task(RUN, NodeConfig(), "s", site, limits)
+    if records < least:
+        with pytest.raises(DataError, match="smallest-class"):
+            task.training_data(())
+    else:
+        assert len(task.training_data(())[0]) == records
