@@ -243,8 +243,6 @@ class Run:
         )
         chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
-            if self.private and "fedavg" in self.method.digest:
-                chosen["noise"] = own.fedavg.noise
             chosen["secure-sum"] = [
                 getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
             ]
@@ -263,7 +261,6 @@ class Run:
             *keys,
             "fedpft.seal",
             "fedpft.bits",
-            "fedavg.noise",
             "counting.largest-error",
             "features.power",
             "features.bag",

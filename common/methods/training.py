@@ -44,6 +44,7 @@ FEDAVG_KEYS = (
         "clip",
         "sample_rate",
         "noise_multiplier",
+        "noise",
         "augment",
     ),
 )
