@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.server_app.lifecycle.settling import await_end, mark_interrupted, settle
+from fedsurrogate.server_app.lifecycle.settling import mark_interrupted, settle
 from fedsurrogate.server_app.runs.json_values import Json
 from fedsurrogate.server_app.runs.reader import current_metrics
 
@@ -26,15 +26,10 @@ def complete_killed(*folders: Path) -> None:
         _draw(folder)
 
 
-def final_metrics(folder: Path, wait_seconds: float = 0.0) -> Json:
+def final_metrics(folder: Path) -> Json:
     """The metrics of a run, after the end of a killed one is recorded; empty if they may not be
     read.
-
-    Args:
-        folder: a run folder.
-        wait_seconds: how long to wait for the run's own last words.
     """
-    await_end(folder, wait_seconds)
     complete_killed(folder)
     with suppress(OSError):
         return current_metrics(folder)[0]

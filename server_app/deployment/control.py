@@ -41,6 +41,7 @@ from fedsurrogate.server_app.deployment.submit import (
 from fedsurrogate.server_app.interrupted_runs import complete_interrupted, final_metrics
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.lifecycle.resume import can_continue, continuation
+from fedsurrogate.server_app.lifecycle.settling import await_end
 
 NAME = "coordinator"
 STOPPED = "stopped with `coordinator stop`"
@@ -253,7 +254,8 @@ def ended(folder: Path, status: str) -> RunError:
         The error, to be raised.
     """
     # Flower reports the end of an app that it has ended before that app records why.
-    interrupted = final_metrics(folder, END_SECONDS).get("status") == "interrupted"
+    await_end(folder, END_SECONDS)
+    interrupted = final_metrics(folder).get("status") == "interrupted"
     how = "was interrupted" if interrupted else f"ended as {status}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
     if interrupted or can_continue(folder):
