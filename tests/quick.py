@@ -4,6 +4,7 @@
   coordinator runs the same strategy: they differ by their plan.
 * Of another test whose cases run federations, ask hospitals or draw reports, a fifth of the cases
   runs, and two at least. Of the rest, which take less time each, a fifth and six at least.
+* Of the tests of a file that run federations in one way, two of five run, and two at least.
 * Of the examples that a test generates, a sixth is tried: the first of those that all are.
 
 The name of the test chooses methods and cases, so that other tests run others. pytest without
@@ -26,6 +27,8 @@ from hypothesis import settings
 # many: of cases that run federations, and of others.
 CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 5, 2, 6
 EXAMPLES, FEWEST_EXAMPLES = 1 / 6, 4
+# Of the tests of a file that run federations, and how many at least.
+TESTS, FEWEST_TESTS = 2 / 5, 2
 # What runs a federation, the steps of one at the hospitals of a test, or draws its report.
 RUNS = {"run_federation", "simulate", "Hospitals", "write_report"}
 # Where Hypothesis keeps what `@settings` says; a profile changes only what that leaves open.
@@ -85,10 +88,15 @@ def left_out(items: Sequence[pytest.Item]) -> set[str]:
     families: dict[tuple[str, ...], list[str]] = defaultdict(list)
     cases: dict[str, list[str]] = defaultdict(list)
     fewest = dict[str, int]()
+    files: dict[str, set[str]] = defaultdict(set)
     of_member: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for item in items:
         test, case, _ = item.nodeid.partition("[")
-        if not case or item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow"):
+            continue
+        if not item.get_closest_marker("family") and runs(item):
+            files[test.partition("::")[0]].add(test)
+        if not case:
             continue
         if family := item.get_closest_marker("family"):
             families[test, family.args[0]].append(family.args[1])
@@ -103,7 +111,11 @@ def left_out(items: Sequence[pytest.Item]) -> set[str]:
     for test, all_cases in cases.items():
         number = max(fewest[test], math.ceil(len(all_cases) * CASES))
         found.update(set(all_cases) - chosen(test, all_cases, number))
-    return found
+    left = set[str]()
+    for file, tests in files.items():
+        number = max(FEWEST_TESTS, math.ceil(len(tests) * TESTS))
+        left |= tests - chosen(file, sorted(tests), number)
+    return found | {item.nodeid for item in items if item.nodeid.partition("[")[0] in left}
 
 
 def try_fewer(test: Callable[..., None]) -> None:

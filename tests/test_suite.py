@@ -219,7 +219,7 @@ class Case(Item):
             self.add_marker(mark)
 
 
-def test_the_quick_part_has_a_method_of_each_family_and_a_fifth_of_many_cases(
+def test_the_quick_part_has_a_method_of_each_family_and_some_of_many_cases_and_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quick, "runs", lambda item: "runs" in item.nodeid)
@@ -230,6 +230,8 @@ def test_the_quick_part_has_a_method_of_each_family_and_a_fifth_of_many_cases(
         *(Case(f"test_many[{number}]") for number in range(30)),
         *(Case(f"test_very_many[{number}]") for number in range(60)),
         Case("test_runs_once"),
+        *(Case(f"test_file.py::test_runs_{number}") for number in range(7)),
+        *(Case(f"test_file.py::test_cheap_{number}") for number in range(7)),
         Case("test_methods[gan]", pytest.mark.slow, pytest.mark.family("odd", "gan")),
         *(
             Case(f"test_methods[{way}-{name}]", pytest.mark.family("odd" if name else "even", name))
@@ -240,7 +242,9 @@ def test_the_quick_part_has_a_method_of_each_family_and_a_fifth_of_many_cases(
     left = quick.left_out(cases)  # type: ignore[arg-type]
     assert left == quick.left_out(cases)  # type: ignore[arg-type]
     ran = [each.nodeid for each in cases if each.nodeid not in left]
-    assert Counter(name.partition("[")[0] for name in ran) == {
+    assert Counter(name.partition("[")[0].rstrip("_0123456789") for name in ran) == {
+        "test_file.py::test_runs": 3,
+        "test_file.py::test_cheap": 7,
         "test_runs": 2,
         "test_runs_twice": 2,
         "test_cheap": 6,

@@ -26,6 +26,9 @@ from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 # Largest distance from the centre, in distances of the median site. Chosen on the digits with
 # Dirichlet 0.1: 1 costs honest sites five points there, 2 a tenth of a point.
 TIMES = 2.0
+# Largest distance of a head in one feature, in distances of the median site there. Chosen on the
+# digits: of three sites, one that moves a single feature costs 6 points, and 24 without this.
+FARTHEST = 8.0
 # Longest head, in lengths of the median one. Honest ones with Dirichlet 0.1 stay below it.
 LONGEST = 3.0
 # Standard deviations by which the length of noise exceeds its root mean square hardly ever.
@@ -133,9 +136,11 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
     """Heads within the bound, each compared in its own classes and feature by feature.
 
     Features with little variance have the longest weights and move predictions least, so one length
-    over all features would bound only what those change. The centre is that of each class's rows.
-    In a class that fewer than three sites have there is none, so heads may also be at most LONGEST
-    times as long as the median one.
+    over all features would bound only what those change: each feature, and the bias, is measured in
+    units of the median site's distance. A head is drawn to the centre as a whole, because features
+    are not centred: weights that are shortened without their bias are another classifier. The centre
+    is that of each class's rows. In a class that fewer than three sites have there is none, so heads
+    may also be at most LONGEST times as long as the median one.
 
     Args:
         heads: weight (C_k, d) and bias (C_k,) of each site, for its own classes.
@@ -165,7 +170,7 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
         for head, own in zip(heads, rows, strict=True)
     ]
     apart = [own - centre for own, centre in zip(rows, centres, strict=True)]
-    inside = _by_feature(apart)
+    inside = _towards_the_centre(apart)
     near = [
         float(own.norm() / each.norm()) if bool((own != each).any()) else 1.0
         for own, each in zip(inside, apart, strict=True)
@@ -189,18 +194,29 @@ def bounded_heads(heads: Sequence[Parameters]) -> tuple[list[Parameters], dict[s
     return bound, _below_one(heads, map(min, near, short))
 
 
-def _by_feature(apart: Sequence[Tensor]) -> list[Tensor]:
-    """Distances (C_k, d) from the centre, of which none is, in a feature and over a site's classes,
-    longer than TIMES the median site's.
+def _towards_the_centre(apart: Sequence[Tensor]) -> list[Tensor]:
+    """Distances (C_k, d + 1) from the centre, the bias last, each times one number of its site.
+
+    In units of the median site, a column's root mean square over a site's classes: that of all
+    columns and that of the bias are at most TIMES, and no column is longer than FARTHEST. A column
+    in which the median site has none is left at the centre.
     """
     lengths = torch.stack([each.square().mean(0).sqrt() for each in apart])
     # The head of a site with a single class is zero, and says nothing about the others'.
     known = lengths[lengths.amax(1) > 0]
     if not len(known):
         return list(apart)
-    most = TIMES * known.median(0).values
-    shares = (most / lengths.clamp_min(1e-300)).clamp_max(1.0)
-    return [share * each for share, each in zip(shares, apart, strict=True)]
+    usual = known.median(0).values
+    seen = usual > 0
+    units = lengths.where(seen, torch.zeros(())) / usual.where(seen, torch.ones(()).to(usual))
+    farthest = torch.stack(
+        [
+            units.square().sum(1).div(seen.sum().clamp_min(1)).sqrt() / TIMES,
+            units[:, -1] / TIMES,
+            units.amax(1) / FARTHEST,
+        ]
+    ).amax(0)
+    return [own * seen / far.clamp_min(1.0) for own, far in zip(apart, farthest, strict=True)]
 
 
 def shares_within(most: float, lengths: Sequence[float]) -> list[float]:

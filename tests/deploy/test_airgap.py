@@ -100,6 +100,7 @@ def test_a_file_that_is_no_key_is_named(received: Path) -> None:
     assert "is no public key" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_that_could_not_be_made_is_made_the_next_time(
     received: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_wheels_of_another_python_are_named_before_an_environment_is_made(
     assert not (tmp_path / "env").exists()
 
 
+@pytest.mark.slow
 def test_backbones_that_cannot_be_loaded_are_found_at_the_installation(tmp_path: Path) -> None:
     """As torchvision of another build than torch: pip finds nothing wrong."""
     folder = tmp_path / "archive"
@@ -243,6 +245,7 @@ def test_a_link_that_leads_to_nothing_ends_the_packing(tmp_path: Path, link: str
         airgap_docs.complete(folder)
 
 
+@pytest.mark.slow
 def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
     received: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +266,7 @@ def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
     assert "--extras image backbones simulation" in typed.stdout
 
 
+@pytest.mark.slow
 def test_the_size_on_disk_is_that_of_the_unpacked_wheels(received: Path, tmp_path: Path) -> None:
     head = (received / "requirements.txt").read_text().splitlines()[0]
     assert head == "# on disk: 0.0 GB"

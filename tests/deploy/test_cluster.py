@@ -59,6 +59,7 @@ def job(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: Path) -> None:
     opened = job(kit, "ledger", "--open")
     assert opened.returncode == 0, opened.stderr

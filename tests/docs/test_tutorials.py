@@ -152,6 +152,7 @@ def typed(
     return Typed(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_walk_from_a_folder_to_a_decision_prints_what_the_page_shows(typed: Typed) -> None:
     """On the pictures that a reader draws."""
@@ -212,6 +213,7 @@ def test_make_demo_prints_what_front_page_and_quick_start_show(
     assert check_shown(front, printed) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", ["findings", "time-to-event"])
 def test_a_tutorial_on_drawn_pictures_can_be_typed(

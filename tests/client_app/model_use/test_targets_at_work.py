@@ -80,6 +80,7 @@ def hospitals(home: Path, count: int = 3, **more: Any) -> list[NodeConfig]:
     return nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("more", [PRIVATE | SUM, PRIVATE, SUM], ids=["both", "noise", "sum"])
 def test_a_hospital_predicts_with_what_the_run_has_learned(

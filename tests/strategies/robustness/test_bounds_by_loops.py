@@ -288,7 +288,7 @@ def test_points_are_moved_to_the_limit_towards_the_median(
     sizes=st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0, 30.0]), min_size=6, max_size=6),
     seed=st.integers(0, 999),
 )
-def test_heads_are_bounded_by_feature_and_then_by_their_length(
+def test_heads_are_drawn_to_the_centre_as_a_whole_and_then_bounded_by_their_length(
     owned: list[set[str]], sizes: list[float], seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -318,11 +318,18 @@ def test_heads_are_bounded_by_feature_and_then_by_their_length(
     apart = [row - centre for row, centre in zip(rows, centres, strict=True)]
     spreads = np.stack([np.sqrt((each**2).mean(0)) for each in apart])
     away = spreads[spreads.max(1) > 0]
-    usual = [lower_median(column) for column in away.T] if len(away) else []
+    usual = [lower_median(column) for column in away.T] if len(away) else [0.0] * 4
+    there = [at for at in range(4) if usual[at]]
     inside = []
     for each, spread in zip(apart, spreads, strict=True):
-        factor = [min(1.0, 2 * most / long) if long else 1.0 for most, long in zip(usual, spread, strict=False)]  # fmt: skip
-        inside.append(each * (np.array(factor) if usual else 1.0))
+        units = [spread[at] / usual[at] for at in there]
+        limits = [2 / np.sqrt(np.mean(np.square(units)))] if any(units) else []
+        limits += [8 / unit for unit in units if unit]
+        limits += [2 * usual[3] / spread[3]] if usual[3] and spread[3] else []
+        closer = np.zeros_like(each)
+        for at in there if len(away) else range(4):
+            closer[:, at] = min([1.0, *limits]) * each[:, at]
+        inside.append(closer)
     moved = [centre + each for centre, each in zip(centres, inside, strict=True)]
     lengths = [float(np.linalg.norm(each)) for each in moved]
     longest = 3.0 * median_low([each for each in lengths if each] or [0.0])

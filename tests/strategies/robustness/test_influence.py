@@ -18,8 +18,10 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.surrogates.synthetic import Synthetic
 from fedsurrogate.strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
 from fedsurrogate.strategies.fedlap.landscapes import limited_weights
+from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
 from fedsurrogate.strategies.robustness.defence import defend_updates
 from fedsurrogate.strategies.robustness.influence import (
+    FARTHEST,
     LONGEST,
     TIMES,
     bounded,
@@ -197,9 +199,36 @@ def test_no_feature_of_a_head_is_moved_by_more_than_honest_sites_differ_there(
     sent = [head(site, rows, CLASSES) for site, rows in enumerate([*honest, false])]
     kept, _ = bounded_heads(sent)
     rows = torch.cat([kept[-1].tensors["weight"], kept[-1].tensors["bias"][:, None]], 1)
-    # The centre lies between honest values; what is beyond it, within TIMES an honest distance.
-    most = (1 + 2 * TIMES) * honest.square().sum(1).sqrt().amax(0)
-    assert bool((rows.square().sum(0).sqrt() <= most * (1 + 1e-4)).all())
+    # The centre lies between honest values; what is beyond it, within some honest distances.
+    units = rows.square().sum(0).sqrt() / honest.square().sum(1).sqrt().amax(0)
+    assert float(units.amax()) <= (1 + 2 * FARTHEST) * (1 + 1e-4)
+    assert float(units.square().mean().sqrt()) <= (1 + 2 * TIMES) * (1 + 1e-4)
+    assert float(units[-1]) <= (1 + 2 * TIMES) * (1 + 1e-4)
+
+
+@few
+@given(count=st.integers(3, 6), seed=st.integers(0, 99), mean=st.sampled_from([0.0, 5.0, 1e3]))
+def test_an_honest_head_in_the_bound_predicts_between_the_centre_and_itself(
+    count: int, seed: int, mean: float
+) -> None:
+    """Features need not have mean zero: weights and bias of a head only count together. Shortened
+    one by one, they score records of mean 1000 far away from what any site's head does.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(count, len(CLASSES), 8, generator=generator) ** 3
+    rows = torch.cat([weights, -mean * weights.sum(2, keepdim=True)], 2).double()
+    kept, _ = bounded_heads([head(site, own, CLASSES) for site, own in enumerate(rows)])
+    drawn = torch.stack(
+        [torch.cat([each.tensors["weight"], each.tensors["bias"][:, None]], 1) for each in kept]
+    )
+    records = torch.cat([mean + torch.randn(20, 8, generator=generator), torch.ones(20, 1)], 1)
+    centre = coordinate_median(rows, torch.ones(count)).expand_as(rows)
+    # A head that is longer than most is also shortened, bias included: towards zero.
+    ends = torch.stack([rows, centre, torch.zeros_like(rows)]) @ records.T.double()
+    scores = drawn @ records.T.double()
+    slack = 1e-9 * (1 + rows.abs().amax() * records.abs().amax())
+    assert bool((scores >= ends.amin(0) - slack).all())
+    assert bool((scores <= ends.amax(0) + slack).all())
 
 
 @few

@@ -66,6 +66,7 @@ def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
     assert ours > pooled - 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure_sum", [False, True])
 def test_a_run_of_times_on_ill_conditioned_features_ranks_as_a_cox_model_does(
     secure_sum: bool, tmp_path: Path
