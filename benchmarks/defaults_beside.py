@@ -8,7 +8,8 @@ every row, and continued with what the file lacks.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,8 @@ from benchmarks.harness.federation import (
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import feature_settings, shared
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.runs.reader import read_run
 
 Given = dict[str, Any]
 NOTHING: Given = {}
@@ -50,6 +53,15 @@ EPSILONS = (1.0, 2.0, 8.0)
 # Noise of each site, with and without the mean over a record's own columns. It was found on X-rays.
 OWN_MEAN: Mapping[str, Given] = {"default": NOTHING, "mean kept": {"features.projection": ""}}
 OWN_MEAN_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
+# One noise for all sites together: whole runs, with the keys and the masks of a secure sum.
+SECURE: Mapping[str, Given] = {"secure sum": {"secure-sum": True}}
+SECURE_SETS = (
+    "PACS, photo and sketch",
+    "CIFAR-10, Dirichlet 0.1",
+    "CIFAR-10, Dirichlet 0.01",
+    "CIFAR-10, Dirichlet 0.01, 100 sites",
+    "digits",
+)
 BACKBONE: Given = {"features.power": 0.5}
 PEER = "scikit-learn LogisticRegression, pooled"
 
@@ -111,12 +123,26 @@ def cell(name: str, seed: int, own: Given | None) -> float:
     return measure(chosen, None if own is None else data.named(own), data).accuracy
 
 
+def whole_run(name: str, seed: int, own: Given | None) -> float:
+    """The accuracy in % of a whole simulation, with the classes named."""
+    settings, sites = sets()[name]
+    usual = {key: value for key, value in settings.items() if key != "features.power"}
+    classes = ",".join(federation(name, 0, 1.0).classes)
+    with tempfile.TemporaryDirectory() as folder:
+        run = usual | (own or {}) | {"classes": classes, "seed": seed, "output-dir": folder}
+        ended = read_run(simulate_here(sites, run, lambda event: None, report=False))
+        right = ended.number("accuracy", "model")
+    assert right is not None
+    return 100 * right
+
+
 def measured(
     file: str,
     title: str,
     rows: Mapping[str, Given | None],
     seeds: int,
     names: Sequence[str] = (),
+    measure_cell: Callable[[str, int, Given | None], float] = cell,
 ) -> None:
     """Measure what the file lacks, one seed of all rows after the other, and write it."""
     kept: dict[str, list[float]] = dict(stored(file).get("accuracy", {}))
@@ -126,7 +152,7 @@ def measured(
             for row, own in rows.items():
                 values = kept.setdefault(f"{name}: {row}", [])
                 if len(values) <= seed:
-                    values.append(round(cell(name, seed, own), 2))
+                    values.append(round(measure_cell(name, seed, own), 2))
                     print(name, row, seed, values[-1], flush=True)
                     write(file, title, rows, kept)
 
@@ -200,6 +226,10 @@ def main() -> None:
     if "private" in given.parts:
         rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only)
+    if "secure" in given.parts:
+        rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
+        names = given.only or SECURE_SETS
+        measured("defaults-secure", title, rows, given.seeds, names, whole_run)
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:
