@@ -63,6 +63,7 @@ SECURE_SETS = (
     "digits",
 )
 BACKBONE: Given = {"features.power": 0.5}
+XRAYS: Given = {"data": "imagefolder", "data-dir": ".", "backbone": "pixels", "image-size": 28}
 PEER = "scikit-learn LogisticRegression, pooled"
 
 
@@ -97,7 +98,7 @@ def sets() -> dict[str, tuple[Given, int]]:
         "CIFAR-10, Dirichlet 0.01": (cifar | {"alpha": 0.01}, 10),
         "CIFAR-10, Dirichlet 0.1, 100 sites": (cifar | {"alpha": 0.1}, 100),
         "CIFAR-10, Dirichlet 0.01, 100 sites": (cifar | {"alpha": 0.01}, 100),
-        "X-rays": ({"data": "digits"}, 4),
+        "X-rays": (XRAYS, 4),
         "digits": ({"data": "digits", "alpha": 0.5}, 5),
     }
 
@@ -180,10 +181,12 @@ def ranked(seeds: int) -> None:
         train = joined([each.train for each in data.sites])
         change = torch.bincount(data.test.labels) / torch.bincount(train.labels)
         scores = {}
-        for name in ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble"):
-            own = FAMILIES[name]
+        names = ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble")
+        private = {name: PRIVATE[name] for name in ("default", "spherical")}
+        rows_of = {each: FAMILIES[each] for each in names} | at_budgets(private, (8,))
+        for name, own in rows_of.items():
             given = None if own is None else data.named(own)
-            model = measure({"data": "digits", "seed": seed}, given, data).model
+            model = measure(XRAYS | {"seed": seed}, given, data).model
             assert model is not None
             scores[name] = model.scores(data.test.features).double().log_softmax(1)
         peer = LogisticRegression(C=1.0, max_iter=500).fit(train.features, train.labels)
