@@ -8,7 +8,8 @@ every row, and continued with what the file lacks.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,8 @@ from benchmarks.harness.federation import (
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import feature_settings, shared
+from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.runs.reader import read_run
 
 Given = dict[str, Any]
 NOTHING: Given = {}
@@ -50,7 +53,17 @@ EPSILONS = (1.0, 2.0, 8.0)
 # Noise of each site, with and without the mean over a record's own columns. It was found on X-rays.
 OWN_MEAN: Mapping[str, Given] = {"default": NOTHING, "mean kept": {"features.projection": ""}}
 OWN_MEAN_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
+# One noise for all sites together: whole runs, with the keys and the masks of a secure sum.
+SECURE: Mapping[str, Given] = {"secure sum": {"secure-sum": True}}
+SECURE_SETS = (
+    "PACS, photo and sketch",
+    "CIFAR-10, Dirichlet 0.1",
+    "CIFAR-10, Dirichlet 0.01",
+    "CIFAR-10, Dirichlet 0.01, 100 sites",
+    "digits",
+)
 BACKBONE: Given = {"features.power": 0.5}
+XRAYS: Given = {"data": "imagefolder", "data-dir": ".", "backbone": "pixels", "image-size": 28}
 PEER = "scikit-learn LogisticRegression, pooled"
 
 
@@ -85,7 +98,7 @@ def sets() -> dict[str, tuple[Given, int]]:
         "CIFAR-10, Dirichlet 0.01": (cifar | {"alpha": 0.01}, 10),
         "CIFAR-10, Dirichlet 0.1, 100 sites": (cifar | {"alpha": 0.1}, 100),
         "CIFAR-10, Dirichlet 0.01, 100 sites": (cifar | {"alpha": 0.01}, 100),
-        "X-rays": ({"data": "digits"}, 4),
+        "X-rays": (XRAYS, 4),
         "digits": ({"data": "digits", "alpha": 0.5}, 5),
     }
 
@@ -111,12 +124,26 @@ def cell(name: str, seed: int, own: Given | None) -> float:
     return measure(chosen, None if own is None else data.named(own), data).accuracy
 
 
+def whole_run(name: str, seed: int, own: Given | None) -> float:
+    """The accuracy in % of a whole simulation, with the classes named."""
+    settings, sites = sets()[name]
+    usual = {key: value for key, value in settings.items() if key != "features.power"}
+    classes = ",".join(federation(name, 0, 1.0).classes)
+    with tempfile.TemporaryDirectory() as folder:
+        run = usual | (own or {}) | {"classes": classes, "seed": seed, "output-dir": folder}
+        ended = read_run(simulate_here(sites, run, lambda event: None, report=False))
+        right = ended.number("accuracy", "model")
+    assert right is not None
+    return 100 * right
+
+
 def measured(
     file: str,
     title: str,
     rows: Mapping[str, Given | None],
     seeds: int,
     names: Sequence[str] = (),
+    measure_cell: Callable[[str, int, Given | None], float] = cell,
 ) -> None:
     """Measure what the file lacks, one seed of all rows after the other, and write it."""
     kept: dict[str, list[float]] = dict(stored(file).get("accuracy", {}))
@@ -126,7 +153,7 @@ def measured(
             for row, own in rows.items():
                 values = kept.setdefault(f"{name}: {row}", [])
                 if len(values) <= seed:
-                    values.append(round(cell(name, seed, own), 2))
+                    values.append(round(measure_cell(name, seed, own), 2))
                     print(name, row, seed, values[-1], flush=True)
                     write(file, title, rows, kept)
 
@@ -154,10 +181,12 @@ def ranked(seeds: int) -> None:
         train = joined([each.train for each in data.sites])
         change = torch.bincount(data.test.labels) / torch.bincount(train.labels)
         scores = {}
-        for name in ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble"):
-            own = FAMILIES[name]
+        names = ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble")
+        private = {name: PRIVATE[name] for name in ("default", "spherical")}
+        rows_of = {each: FAMILIES[each] for each in names} | at_budgets(private, (8,))
+        for name, own in rows_of.items():
             given = None if own is None else data.named(own)
-            model = measure({"data": "digits", "seed": seed}, given, data).model
+            model = measure(XRAYS | {"seed": seed}, given, data).model
             assert model is not None
             scores[name] = model.scores(data.test.features).double().log_softmax(1)
         peer = LogisticRegression(C=1.0, max_iter=500).fit(train.features, train.labels)
@@ -200,6 +229,10 @@ def main() -> None:
     if "private" in given.parts:
         rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only)
+    if "secure" in given.parts:
+        rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
+        names = given.only or SECURE_SETS
+        measured("defaults-secure", title, rows, given.seeds, names, whole_run)
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:

@@ -197,7 +197,8 @@ class ExactSum:
         for some, more, scale in zip(
             *(torch.split(part, size) for part in (steps, right, scales)), strict=True
         ):
-            whole.addmm_(some.T, (more * scale).trunc_().double())
+            # To integers and back: several times as fast as trunc, and the same, as 22 bits fit.
+            whole.addmm_(some.T, (more * scale).to(torch.int32).double())
         self._low += whole.mul_(self._unit * FINE)
 
     @property

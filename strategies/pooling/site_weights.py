@@ -4,6 +4,7 @@ model. No Flower types.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ FEWEST_RECORDS, LARGER_SITES, SHARE_OF_SITES = 10, 10, 0.25
 
 
 def shares_kept(
-    counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0
+    counts: Sequence[Sequence[float]], max_share: float, power: float = 1.0, noise: float = 0.0
 ) -> list[float]:
     """The share of its records that each site keeps.
 
@@ -34,6 +35,8 @@ def shares_kept(
         max_share: most weight of a site, in weights of the usual site; 0 for no cap. Nor is there a
             cap for fewer than three sites.
         power: later, n records have the weight n ** power.
+        noise: standard deviation of the noise on each count. A site whose records do not stand out
+            from it is one of a few records.
 
     Returns:
         Of each site, in (0, 1].
@@ -46,7 +49,8 @@ def shares_kept(
         return [1.0] * len(counts)
     times = max_share ** (1 / power)
     totals, largest = [sum(row) for row in counts], [max(row, default=0.0) for row in counts]
-    usual = [index for index, total in enumerate(totals) if total >= FEWEST_RECORDS]
+    fewest = FEWEST_RECORDS + noise * _of_noise_alone(max(map(len, counts)))
+    usual = [index for index, total in enumerate(totals) if total >= fewest]
     if len(usual) < max(LARGER_SITES, SHARE_OF_SITES * len(counts)):
         usual = list(range(len(counts)))
     most = times * max(1.0, statistics.median_low(totals[index] for index in usual))
@@ -55,6 +59,14 @@ def shares_kept(
         min(1.0, most / max(total, 1e-9), most_of_class / max(top, 1e-9))
         for total, top in zip(totals, largest, strict=True)
     ]
+
+
+def _of_noise_alone(classes: int) -> float:
+    """What the sum of the positive ones of so many standard normals hardly exceeds: its mean and two
+    standard deviations.
+    """
+    mean = 1 / math.sqrt(2 * math.pi)
+    return classes * mean + 2 * math.sqrt(classes * (0.5 - mean**2))
 
 
 def scaled(surrogate: AnySurrogate, share: float) -> AnySurrogate:

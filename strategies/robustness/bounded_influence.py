@@ -37,8 +37,9 @@ TAILS = 2.0
 ONE_IN = 4
 # Largest variance of a class mean, in units of the records' own, with which a site has the class.
 NOISIEST = 1.0
-# Sites with a class that are needed to tell which of them is wrong.
-JUDGES = 3
+# Sites with a class that are needed to tell which of them is wrong; and records that the others of a
+# class need together to have as many votes as its largest site.
+JUDGES, FEWEST = 3, 5.0
 # Most directions between class means, and most others, in which harm is measured.
 DIRECTIONS, OTHERS = 64, 64
 # Ridge of covariances, as a share of their mean variance.
@@ -136,12 +137,12 @@ def bounds(sites: SiteClasses) -> Bounds:
     moves, scores = torch.zeros_like(off), torch.zeros_like(sites.counts)
     # Noise has as much length in every dimension, and most dimensions are not between classes.
     # Bounded apart, the few that are have a much smaller bound.
-    for part, whole, dims in (
-        (along, along @ lines.T, lines.shape[1]),
-        (aside, aside, off.shape[2] - lines.shape[1]),
+    for part, whole, dims, more in (
+        (along, along @ lines.T, lines.shape[1], _within_lines(centres, blur, known)),
+        (aside, aside, off.shape[2] - lines.shape[1], torch.zeros_like(blur)),
     ):
         squares = part.square().sum(2)
-        allowed = _allowed(squares, noise, room, has, dims)
+        allowed = _allowed(squares, noise, more, room, has, dims)
         alone = torch.minimum(squares, _apart(part, has).square().sum(2))
         factor = (allowed / squares.clamp_min(1e-300)).sqrt().clamp_max(1.0)
         moves += (factor - 1)[..., None] * whole
@@ -170,11 +171,14 @@ def bounds(sites: SiteClasses) -> Bounds:
 
 def _centres(sites: SiteClasses) -> tuple[Tensor, Tensor]:
     """Coordinate medians of the class means (C, d), and the variance (C,) of their coordinates.
-    No site has more votes than the median site of a class.
+    No site has more votes than the median site of a class, unless the others know next to nothing
+    of the class.
     """
     has, counts = sites.has, sites.counts
     usual = counts.masked_fill(~has, torch.nan).nanquantile(0.5, 0, interpolation="lower")
-    votes = counts.minimum(usual.nan_to_num(0.0))
+    own = counts.masked_fill(~has, 0.0)
+    others = own.sum(0) - own.amax(0)
+    votes = torch.where(others < FEWEST, own, own.minimum(usual.nan_to_num(0.0)))
     centres = torch.zeros_like(sites.means[0])
     for label in has.any(0).nonzero().flatten().tolist():
         own = has[:, label]
@@ -209,22 +213,36 @@ def _ways(centres: Tensor, blur: Tensor, known: Tensor) -> Tensor:
     return ways
 
 
-def _allowed(squares: Tensor, noise: Tensor, room: Tensor, has: Tensor, dims: int) -> Tensor:
-    """Allowed squared distances from the centres, (S, C).
+def _within_lines(centres: Tensor, blur: Tensor, known: Tensor) -> Tensor:
+    """Squared length (C,) of a centre's own noise along the lines between centres.
+
+    A line to a centre of few records leads along this centre's noise, of which the lines then hold
+    as much as all dimensions have, and not only their share.
+    """
+    noise = centres.shape[1] * blur
+    apart = (centres - centres[known].mean(0)).square().sum(1)
+    return noise.square() / torch.maximum(apart, noise).clamp_min(1e-300)
+
+
+def _allowed(
+    squares: Tensor, noise: Tensor, more: Tensor, room: Tensor, has: Tensor, dims: int
+) -> Tensor:
+    """Allowed squared distances from the centres, (S, C). By chance alone they are `noise` in each
+    dimension, and `more`.
 
     The sites' spread is that of a site within the majority: the largest without those that may be
     hostile. For a class of too few sites it is the median class's.
     """
-    holders = has.sum(0)
+    holders, chance = has.sum(0), dims * noise + more
     rank = (holders - (holders // ONE_IN).clamp_min(1) - 1).clamp_min(0)
-    beyond = (squares - dims * noise).clamp_min(0).masked_fill(~has, torch.inf)
+    beyond = (squares - chance).clamp_min(0).masked_fill(~has, torch.inf)
     spread = beyond.sort(0).values.gather(0, rank[None])[0]
     judged = holders >= JUDGES
     usual = spread[judged].median() if judged.any() else spread.new_zeros(())
     spread = torch.where(judged, spread, usual)
     limit = torch.maximum(SPREAD**2 * spread, room.square())
-    error = math.sqrt(2 * dims) * noise + 2 * (limit * noise).sqrt()
-    return limit + dims * noise + SIGMAS * error
+    error = math.sqrt(2 * dims) * noise + 2 * (limit * (noise + more)).sqrt()
+    return limit + chance + SIGMAS * error
 
 
 def _with_others(lines: Tensor, aside: Tensor, weights: Tensor) -> Tensor:

@@ -67,7 +67,11 @@ def _with_caps(
 ) -> tuple[list[AnySurrogate], dict[str, float]]:
     """Surrogates with capped counts, and the share of weight that each capped site keeps."""
     counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in surrogates]
-    shares = shares_kept(counts, max_share, power)
+    noise = max(
+        (each.sums.sigmas["counts"] for each in surrogates if isinstance(each, SumsSurrogate)),
+        default=0.0,
+    )
+    shares = shares_kept(counts, max_share, power, noise)
     kept = [scaled(surrogate, share) for surrogate, share in zip(surrogates, shares, strict=True)]
     return kept, _capped([surrogate.header.site for surrogate in surrogates], shares)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,33 @@ def test_no_weight_exceeds_the_cap_and_what_is_below_it_stays(
     assert (shares <= 1).all()
     # A site that is cut has just the weight of the cap.
     assert over[shares < 1] == pytest.approx(1)
+
+
+@settings(max_examples=60)
+@given(
+    sites=st.integers(20, 100),
+    informed=st.floats(0.5, 0.9),
+    classes=st.integers(1, 12),
+    sigma=st.floats(5, 60),
+    seed=st.integers(0, 10_000),
+)
+def test_sites_whose_counts_are_noise_do_not_say_what_is_usual(
+    sites: int, informed: float, classes: int, sigma: float, seed: int
+) -> None:
+    """Most sites have nothing but noise, and the others as many records as each other."""
+    random = np.random.default_rng(seed)
+    large = max(10, math.ceil(informed / 2 * sites))
+    table = np.zeros((sites, classes))
+    table[:large, 0] = 100 * sigma * classes
+    noisy = np.maximum(0, table + sigma * random.normal(size=table.shape))
+    shares = np.array(shares_kept(noisy.tolist(), 3.0, 2.0, sigma))
+    assert (shares == 1).all()
+    # Who claims more than these keeps the weight of three of them, as ever.
+    noisy[0] *= 100
+    shares = np.array(shares_kept(noisy.tolist(), 3.0, 2.0, sigma))
+    weights = (shares * noisy.sum(1)) ** 2
+    assert weights[0] <= 3.01 * np.median(weights[1:large]) * 1.1
+    assert (shares[1:] == 1).all()
 
 
 @settings(max_examples=40)

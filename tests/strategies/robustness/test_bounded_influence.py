@@ -114,6 +114,26 @@ def test_honest_sites_stay_as_they_are(honest: Generated) -> None:
 
 
 @QUICK
+@given(st.integers(3, 10), st.integers(2, 6), st.integers(64, 256), st.integers(0, 2**31))
+def test_sites_that_have_their_classes_nearly_alone_stay_as_they_are(
+    sites: int, classes: int, d: int, seed: int
+) -> None:
+    """Of each class one site has hundreds of records, and the others from none to three."""
+    generator = torch.Generator().manual_seed(seed)
+    turned = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0]
+    counts = torch.randint(0, 4, (sites, classes), generator=generator).double()
+    counts[torch.arange(classes) % sites, torch.arange(classes)] = 900.0
+    chance = torch.randn(sites, classes, d, generator=generator, dtype=torch.float64)
+    means = 6 * turned[:classes] + chance / counts.clamp_min(1).sqrt()[..., None]
+    means[counts == 0] = 0
+    found = bounds(table_of(means, counts))
+    totals = counts.sum(0)[:, None]
+    moved = (counts[..., None] * found.moves).sum(0) / totals
+    assert float(moved.norm(dim=1).max()) < 0.2
+    assert not found.scores.any()
+
+
+@QUICK
 @given(federations(), st.integers(0, 2**31))
 def test_results_follow_the_order_of_sites_and_the_axes_of_features(
     honest: Generated, seed: int

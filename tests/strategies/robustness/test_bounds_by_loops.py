@@ -64,7 +64,9 @@ class Loops:
         self.centres, self.blur = np.zeros((self.classes, self.d)), np.zeros(self.classes)
         for c in self.known:
             own = self.owners(c)
-            votes = np.minimum(self.counts[own, c], lower_median(self.counts[own, c]))
+            votes = self.counts[own, c]
+            if votes.sum() - votes.max() >= 5:
+                votes = np.minimum(votes, lower_median(votes))
             for i in range(self.d):
                 self.centres[c, i] = weighted_median(self.means[own, c, i], votes)
             shares = votes / votes.sum()
@@ -84,13 +86,21 @@ class Loops:
                     squares[s, c] = (part @ (self.means[s, c] - self.centres[c])).dot(
                         part @ (self.means[s, c] - self.centres[c])
                     )
-            spread = self.spreads(squares, dims)
+            more = np.zeros(self.classes)
+            if dims == k:
+                middle = self.centres[self.known].mean(0)
+                for c in self.known:
+                    length = self.d * self.blur[c]
+                    apart = ((self.centres[c] - middle) ** 2).sum()
+                    more[c] = length**2 / max(apart, length, 1e-300)
+            spread = self.spreads(squares, dims, more)
             for c in self.known:
                 for s in self.owners(c):
                     noise = self.noise[s, c] + self.blur[c]
                     limit = max(spread[c], self.room(s, c) ** 2)
-                    chance = math.sqrt(2 * dims) * noise + 2 * math.sqrt(limit * noise)
-                    allowed = limit + dims * noise + chance
+                    chance = math.sqrt(2 * dims) * noise
+                    chance += 2 * math.sqrt(limit * (noise + more[c]))
+                    allowed = limit + dims * noise + more[c] + chance
                     alone = min(squares[s, c], self.alone(part, s, c))
                     self.scores[s, c] = max(self.scores[s, c], alone / allowed)
                     factor = min(1.0, math.sqrt(allowed / max(squares[s, c], 1e-300)))
@@ -104,13 +114,14 @@ class Loops:
             off = off - part @ np.mean([self.means[s, o] - self.centres[o] for o in others], 0)
         return float(off @ off)
 
-    def spreads(self, squares: Array, dims: int) -> dict[int, float]:
+    def spreads(self, squares: Array, dims: int, more: Array) -> dict[int, float]:
         """Of the sites of each class, the farthest that is none of those that may be hostile."""
         found: dict[int, float] = {}
         for c in self.known:
             own = self.owners(c)
             beyond = sorted(
-                max(0.0, squares[s, c] - dims * (self.noise[s, c] + self.blur[c])) for s in own
+                max(0.0, squares[s, c] - dims * (self.noise[s, c] + self.blur[c]) - more[c])
+                for s in own
             )
             found[c] = beyond[max(0, len(own) - max(1, len(own) // 4) - 1)]
         judged = [found[c] for c in self.known if len(self.owners(c)) >= 3]
