@@ -28,6 +28,9 @@ from fedsurrogate.common.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.
 READER = 3
+# Largest image that is decoded: twice that of a mammogram. A file of some kilobytes may state a larger
+# one, and decoders take up to 15 bytes for each pixel.
+LARGEST_PIXELS = 2**26
 # Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.
 SCALED = frozenset({"JPEG2000", "PPM"})
 # Formats that hold several images. The further ones of a photograph (MPO) are its previews.
@@ -64,7 +67,8 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
         shortest: pixels that the shorter side needs; 0 for all.
 
     Raises:
-        DataError: for an image whose black and white are not known, or for several images.
+        DataError: for an image whose black and white are not known, for one that is too large, or for
+            several images.
         OSError: and other errors of Pillow, for a file that is broken or not an image.
     """
     with file if isinstance(file, io.BytesIO) else open_regular(file) as stream:
@@ -87,10 +91,12 @@ def as_rgb(image: Image.Image) -> Image.Image:
         image: of any mode; one that Pillow has opened, and not decoded yet, still states its format.
 
     Raises:
-        DataError: for an image whose black and white are not known, or for several images.
+        DataError: for an image whose black and white are not known, for one that is too large, or for
+            several images.
         OSError: and other errors of Pillow, for an image that cannot be decoded.
     """
     _choose_single(image)
+    _check_size(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
     if image.format == "TIFF" and image.mode == "L" and int(_tag(image, SAMPLE, 1)) == 2:
@@ -145,6 +151,15 @@ def _choose_single(image: Image.Image) -> None:
         raise DataError(
             f"the {image.format} file holds {count} images; save each one, or the one that counts, "
             "as a file of its own"
+        )
+
+
+def _check_size(image: Image.Image) -> None:
+    """Raise DataError for an image that would take gigabytes, before it is decoded."""
+    if image.width * image.height > LARGEST_PIXELS:
+        raise DataError(
+            f"it has {image.width} x {image.height} pixels; at most {LARGEST_PIXELS} are read; save it "
+            "smaller, or cut it into several images"
         )
 
 

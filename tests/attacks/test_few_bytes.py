@@ -6,6 +6,7 @@ Every attack here took gigabytes or minutes, or raised an exception that nobody 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import os
@@ -20,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
     JPEG2000,
@@ -35,6 +37,7 @@ from torch import Tensor
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
 from fedsurrogate.client_app.datasets.dicom import scan_images
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
+from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.offline.replies import is_message
 from fedsurrogate.common import surrogate_pb2 as pb
@@ -348,6 +351,40 @@ def test_a_dicom_file_that_states_a_huge_image(tmp_path: Path, syntax: UID) -> N
     small = save_dicom(tmp_path / "small.dcm", image(np.zeros((8, 8), np.uint16)))
     open_dicom(small)
     assert outcome(lambda _: open_dicom(file), (DataError,), file.read_bytes()) == REFUSED
+
+
+# Of each, the form and mode of an image whose decoder takes memory by the size that a file states.
+PICTURES = [
+    *(("PNG", mode) for mode in ("1", "L", "P", "RGB", "RGBA", "I;16")),
+    *(("TIFF", mode) for mode in ("1", "L", "RGB", "F")),
+    *(("GIF", "P"), ("BMP", "L"), ("JPEG", "L"), ("JPEG2000", "L"), ("PPM", "1"), ("WEBP", "RGB")),
+]
+
+
+def blank(form: str, mode: str, side: int) -> bytes:
+    packed: dict[str, Any] = {
+        "TIFF": {"compression": "tiff_adobe_deflate"},
+        "WEBP": {"lossless": True, "method": 0, "quality": 0},
+    }.get(form, {})
+    made = io.BytesIO()
+    Image.new(mode, (side, side)).save(made, form, **packed)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(("form", "mode"), PICTURES)
+def test_a_small_image_file_of_a_huge_image_is_refused_before_it_is_decoded(
+    form: str, mode: str
+) -> None:
+    """13,300 x 13,300 pixels in 22 kB took 844 MB, and those of a WebP file 2.7 GB."""
+    large = blank(form, mode, math.isqrt(LARGEST_PIXELS) + 1)
+    assert open_rgb(io.BytesIO(blank(form, mode, 9)), 0).size == (9, 9)
+    with pytest.raises(DataError, match=r"8193 x 8193 pixels; at most .* save it smaller"):
+        open_rgb(io.BytesIO(large), 0)
+    if form != "WEBP":  # Its library sets memory aside, and does not use it.
+        parse = lambda content: open_rgb(io.BytesIO(content), 0)  # noqa: E731
+        assert outcome(parse, (DataError,), large[: 2**20]) == REFUSED
+    if form == "JPEG":  # It is decoded smaller where fewer pixels are needed.
+        assert open_rgb(io.BytesIO(large), 224).width == 1025
 
 
 ENTRANCES: dict[str, Callable[[Path], object]] = {
