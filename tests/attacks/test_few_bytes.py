@@ -10,8 +10,9 @@ import io
 import json
 import math
 import os
+import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
     JPEG2000,
@@ -385,6 +386,71 @@ def test_a_small_image_file_of_a_huge_image_is_refused_before_it_is_decoded(
         assert outcome(parse, (DataError,), large[: 2**20]) == REFUSED
     if form == "JPEG":  # It is decoded smaller where fewer pixels are needed.
         assert open_rgb(io.BytesIO(large), 224).width == 1025
+
+
+def pages(kinds: Sequence[int]) -> bytes:
+    """A TIFF with pages of one pixel; each states what it is in SubfileType."""
+    made = [b"II*\0" + struct.pack("<I", 10) + b"\7\0"]
+    for at, kind in enumerate(kinds, 1):
+        tags = [
+            (254, kind),
+            (256, 1),
+            (257, 1),
+            (258, 8),
+            (259, 1),
+            (262, 1),
+            (273, 8),
+            (278, 1),
+            (279, 1),
+        ]
+        following = 10 + at * (6 + 12 * len(tags)) if at < len(kinds) else 0
+        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+        made.append(struct.pack("<H", len(tags)) + entries + struct.pack("<I", following))
+    return b"".join(made)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kinds=st.lists(st.sampled_from([0, 1, 2, 4, 5]), min_size=1, max_size=9))
+def test_the_one_page_of_a_tiff_that_is_no_copy_counts(kinds: list[int]) -> None:
+    whole = [kind for kind in kinds if not kind & 5]
+    if len(whole) > 1:
+        with pytest.raises(DataError, match=f"holds {len(whole)} images"):
+            open_rgb(io.BytesIO(pages(kinds)), 0)
+    else:
+        assert open_rgb(io.BytesIO(pages(kinds)), 0).size == (1, 1)
+
+
+def test_a_tiff_of_many_pages_is_refused_before_all_are_read() -> None:
+    """20,000 took 9 s, and the time grew with the square of their number."""
+    assert open_rgb(io.BytesIO(pages([0, *[1] * 900])), 0).size == (1, 1)
+    parse = lambda content: open_rgb(io.BytesIO(content), 0)  # noqa: E731
+    assert outcome(parse, (DataError,), pages([0, *[1] * 100_000])) == REFUSED
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_no_image_starts_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Pillow hands PostScript to Ghostscript, whatever the file is named."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho >> {tmp_path}/started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    # What Pillow has found out before counts otherwise.
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n%%EOF\n"
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(UnidentifiedImageError):
+        open_rgb(tmp_path / "x.png" if named else io.BytesIO(content), 0)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("form", sorted({"ICO", "PCX", "TGA", "SGI", "PDF", "EPS", "IM", "MSP"}))
+def test_a_format_without_a_suffix_of_images_is_not_decoded(form: str) -> None:
+    """Rare decoders are the least tested ones."""
+    made = io.BytesIO()
+    Image.new("1" if form == "MSP" else "RGB", (16, 16)).save(made, form)
+    with pytest.raises(UnidentifiedImageError):
+        open_rgb(made, 0)
 
 
 ENTRANCES: dict[str, Callable[[Path], object]] = {
