@@ -57,6 +57,8 @@ class Seen:
     totals: list[bytes] = field(default_factory=list)
 
 
+# Each other site has the first canaries, so these are in a sum of all sites in any case.
+OTHERS = 2
 # Makes `count` canaries.
 Maker = Callable[[int, torch.Generator], Canaries]
 
@@ -127,7 +129,7 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
     """What is seen of a run in which the first site has these canaries. Raises the run's error if
     the site sends nothing.
 
-    sites: all sites; the others have two records each.
+    sites: all sites; the others have the first two canaries each.
     """
     with tempfile.TemporaryDirectory(prefix="audit-") as name:
         folder = Path(name)
@@ -162,8 +164,8 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
 def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[str, Scalar]:
     """The node-config of a site with those canaries that are included, or of another site."""
     folder.mkdir()
-    two = torch.arange(len(canaries.x)) < 2
-    for part, rows in {"train": two if other else canaries.included, "test": two}.items():
+    first = torch.arange(len(canaries.x)) < OTHERS
+    for part, rows in {"train": first if other else canaries.included, "test": first}.items():
         whose = rows.nonzero()[:, 0].repeat_interleave(1 if part == "test" else canaries.copies)
         # Exact copies of a record would count once.
         x = canaries.x[whose] + (

@@ -43,6 +43,7 @@ from benchmarks._audit_attacks import (
 )
 from benchmarks._audit_faults import planted
 from benchmarks._audit_site import (
+    OTHERS,
     Canaries,
     Maker,
     alone,
@@ -202,13 +203,16 @@ FURTHER = {
 def scores_of(
     mechanism: Mechanism, epsilon: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the canaries of one run, and whether each was in the data."""
+    """Scores of the canaries of one run, and whether each was in the data. Those that another site
+    has as well are no canaries.
+    """
     canaries: Canaries = mechanism.canaries(mechanism.count, generator)
     settings = mechanism.settings | {"epsilon": epsilon, "delta": DELTA, "seed": 1}
     # One step has nearly the whole budget; no setting says how many there are.
     with patch("fedsurrogate.common.methods.logistic_rounds.STEPS", ((math.inf, 1),)):
         seen = seen_of(canaries, settings, mechanism.sites)
-        return mechanism.attack(canaries, seen), canaries.included
+        tossed = slice(OTHERS if mechanism.sites > 1 else 0, None)
+        return mechanism.attack(canaries, seen)[tossed], canaries.included[tossed]
 
 
 def audit(

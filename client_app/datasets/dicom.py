@@ -30,6 +30,7 @@ from fedsurrogate.client_app.datasets.image_folders import (
     note_depth,
     split_of,
 )
+from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import name_or_blank, names_in, patient_names
 from fedsurrogate.client_app.datasets.one_record import (
@@ -77,8 +78,6 @@ TAGS = (
 )
 # Images of a file of which each is taken: a header may state any number.
 MOST_FRAMES = 10_000
-# Pillow takes a larger image for a decompression bomb.
-MOST_PIXELS = 178_956_970
 
 
 @dataclass(frozen=True, repr=False)
@@ -373,9 +372,9 @@ def _read_header(root: Path, file: Path) -> DicomImage | None:
         header = read_header(stream, TAGS, encoding_of(stream))
     if "Rows" not in header:
         return None
-    if header.Rows * header.Columns > MOST_PIXELS:
+    if header.Rows * header.Columns > LARGEST_PIXELS:
         raise DataError(
-            f"{header.Columns} x {header.Rows} pixels, more than the limit of {MOST_PIXELS}"
+            f"{header.Columns} x {header.Rows} pixels, more than the limit of {LARGEST_PIXELS}"
         )
     texts = {tag: name_or_blank(str(header.get(tag) or "")) for tag in TEXTS}
     return DicomImage(

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.datasets.dicom_files import (
     read_pixels,
     remedy_for,
 )
+from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
 from fedsurrogate.client_app.datasets.one_record import (
     described,
     ends_process,
@@ -29,8 +30,6 @@ from fedsurrogate.common.extras.packages import needed_for
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# Largest image: twice that of a mammogram. Decoders take memory for the size that a file states.
-LARGEST_PIXELS = 2**26
 # Values that are no pixels, one or a range, of integers and of floating point.
 PADDING = tuple(
     f"{kind}PixelPadding{end}"

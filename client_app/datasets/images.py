@@ -15,6 +15,7 @@ of the grey levels unused, black and white are a guess, and the image is refused
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ from fedsurrogate.common.errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.
 READER = 3
+# Largest image that is decoded: twice that of a mammogram. A file of some kilobytes may state a larger
+# one, and decoders take up to 15 bytes for each pixel.
+LARGEST_PIXELS = 2**26
+# What is read, whatever a file is named: Pillow also knows EPS, for which it starts Ghostscript.
+FORMATS = frozenset({"AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"})
 # Formats whose decoder scales to 16 bits from a maximum or a precision that the file states.
 SCALED = frozenset({"JPEG2000", "PPM"})
 # Formats that hold several images. The further ones of a photograph (MPO) are its previews.
@@ -45,6 +51,8 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# Pages of a TIFF, most of them smaller copies of the image.
+MOST_PAGES = 1000
 # Bits of a subfile: a smaller copy, and a mask.
 NO_IMAGE = 1 | 4
 DICOM_AMONG_IMAGES = (
@@ -64,12 +72,13 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
         shortest: pixels that the shorter side needs; 0 for all.
 
     Raises:
-        DataError: for an image whose black and white are not known, or for several images.
+        DataError: for an image whose black and white are not known, for one that is too large, or for
+            several images.
         OSError: and other errors of Pillow, for a file that is broken or not an image.
     """
     with file if isinstance(file, io.BytesIO) else open_regular(file) as stream:
         try:
-            opened = Image.open(stream)
+            opened = Image.open(stream, formats=_formats())
         except UnidentifiedImageError:
             if is_dicom(stream):
                 raise DataError(DICOM_AMONG_IMAGES) from None
@@ -80,6 +89,13 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
             return as_rgb(image)
 
 
+@cache
+def _formats() -> list[str]:
+    """FORMATS of which this Pillow has the decoder."""
+    Image.init()
+    return sorted(FORMATS.intersection(Image.OPEN))
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
     """An image as RGB, by the rule of this module.
 
@@ -87,10 +103,12 @@ def as_rgb(image: Image.Image) -> Image.Image:
         image: of any mode; one that Pillow has opened, and not decoded yet, still states its format.
 
     Raises:
-        DataError: for an image whose black and white are not known, or for several images.
+        DataError: for an image whose black and white are not known, for one that is too large, or for
+            several images.
         OSError: and other errors of Pillow, for an image that cannot be decoded.
     """
     _choose_single(image)
+    _check_size(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
     if image.format == "TIFF" and image.mode == "L" and int(_tag(image, SAMPLE, 1)) == 2:
@@ -136,11 +154,12 @@ def _choose_single(image: Image.Image) -> None:
     """
     if image.format not in SEVERAL or (image.format in ("GIF", "TIFF") and not _waiting(image)):
         return
-    count = int(getattr(image, "n_frames", 1))
-    if count > 1 and image.format == "TIFF":
-        whole = [page for page in range(count) if _is_whole(image, page)]
+    if image.format == "TIFF":
+        whole = _whole_pages(image)
         image.seek(whole[0] if whole else 0)
         count = len(whole)
+    else:
+        count = int(getattr(image, "n_frames", 1))
     if count > 1:
         raise DataError(
             f"the {image.format} file holds {count} images; save each one, or the one that counts, "
@@ -148,9 +167,30 @@ def _choose_single(image: Image.Image) -> None:
         )
 
 
-def _is_whole(image: Image.Image, page: int) -> bool:
-    image.seek(page)
-    return not int(_tag(image, SUBFILE, 0)) & NO_IMAGE
+def _check_size(image: Image.Image) -> None:
+    """Raise DataError for an image that would take gigabytes, before it is decoded."""
+    if image.width * image.height > LARGEST_PIXELS:
+        raise DataError(
+            f"it has {image.width} x {image.height} pixels; at most {LARGEST_PIXELS} are read; save it "
+            "smaller, or cut it into several images"
+        )
+
+
+def _whole_pages(image: Image.Image) -> list[int]:
+    """Pages of a TIFF that are no smaller copies and no masks. Raises DataError for too many pages:
+    Pillow's time grows with the square of their number.
+    """
+    whole: list[int] = []
+    for page in range(MOST_PAGES):
+        try:
+            image.seek(page)
+        except EOFError:
+            return whole
+        if not int(_tag(image, SUBFILE, 0)) & NO_IMAGE:
+            whole.append(page)
+    raise DataError(
+        f"the TIFF file holds {MOST_PAGES} pages or more; save the image that counts alone"
+    )
 
 
 def _tag(image: Image.Image, number: int, default: Any) -> Any:

@@ -6,11 +6,13 @@ Every attack here took gigabytes or minutes, or raised an exception that nobody 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import os
+import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
     JPEG2000,
@@ -35,6 +38,7 @@ from torch import Tensor
 from benchmarks._fuzz_limits import ACCEPTED, MEMORY, REFUSED, outcome
 from fedsurrogate.client_app.datasets.dicom import scan_images
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
+from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.offline.replies import is_message
 from fedsurrogate.common import surrogate_pb2 as pb
@@ -348,6 +352,105 @@ def test_a_dicom_file_that_states_a_huge_image(tmp_path: Path, syntax: UID) -> N
     small = save_dicom(tmp_path / "small.dcm", image(np.zeros((8, 8), np.uint16)))
     open_dicom(small)
     assert outcome(lambda _: open_dicom(file), (DataError,), file.read_bytes()) == REFUSED
+
+
+# Of each, the form and mode of an image whose decoder takes memory by the size that a file states.
+PICTURES = [
+    *(("PNG", mode) for mode in ("1", "L", "P", "RGB", "RGBA", "I;16")),
+    *(("TIFF", mode) for mode in ("1", "L", "RGB", "F")),
+    *(("GIF", "P"), ("BMP", "L"), ("JPEG", "L"), ("JPEG2000", "L"), ("PPM", "1"), ("WEBP", "RGB")),
+]
+
+
+def blank(form: str, mode: str, side: int) -> bytes:
+    packed: dict[str, Any] = {
+        "TIFF": {"compression": "tiff_adobe_deflate"},
+        "WEBP": {"lossless": True, "method": 0, "quality": 0},
+    }.get(form, {})
+    made = io.BytesIO()
+    Image.new(mode, (side, side)).save(made, form, **packed)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(("form", "mode"), PICTURES)
+def test_a_small_image_file_of_a_huge_image_is_refused_before_it_is_decoded(
+    form: str, mode: str
+) -> None:
+    """13,300 x 13,300 pixels in 22 kB took 844 MB, and those of a WebP file 2.7 GB."""
+    large = blank(form, mode, math.isqrt(LARGEST_PIXELS) + 1)
+    assert open_rgb(io.BytesIO(blank(form, mode, 9)), 0).size == (9, 9)
+    with pytest.raises(DataError, match=r"8193 x 8193 pixels; at most .* save it smaller"):
+        open_rgb(io.BytesIO(large), 0)
+    if form != "WEBP":  # Its library sets memory aside, and does not use it.
+        parse = lambda content: open_rgb(io.BytesIO(content), 0)  # noqa: E731
+        assert outcome(parse, (DataError,), large[: 2**20]) == REFUSED
+    if form == "JPEG":  # It is decoded smaller where fewer pixels are needed.
+        assert open_rgb(io.BytesIO(large), 224).width == 1025
+
+
+def pages(kinds: Sequence[int]) -> bytes:
+    """A TIFF with pages of one pixel; each states what it is in SubfileType."""
+    made = [b"II*\0" + struct.pack("<I", 10) + b"\7\0"]
+    for at, kind in enumerate(kinds, 1):
+        tags = [
+            (254, kind),
+            (256, 1),
+            (257, 1),
+            (258, 8),
+            (259, 1),
+            (262, 1),
+            (273, 8),
+            (278, 1),
+            (279, 1),
+        ]
+        following = 10 + at * (6 + 12 * len(tags)) if at < len(kinds) else 0
+        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+        made.append(struct.pack("<H", len(tags)) + entries + struct.pack("<I", following))
+    return b"".join(made)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kinds=st.lists(st.sampled_from([0, 1, 2, 4, 5]), min_size=1, max_size=9))
+def test_the_one_page_of_a_tiff_that_is_no_copy_counts(kinds: list[int]) -> None:
+    whole = [kind for kind in kinds if not kind & 5]
+    if len(whole) > 1:
+        with pytest.raises(DataError, match=f"holds {len(whole)} images"):
+            open_rgb(io.BytesIO(pages(kinds)), 0)
+    else:
+        assert open_rgb(io.BytesIO(pages(kinds)), 0).size == (1, 1)
+
+
+def test_a_tiff_of_many_pages_is_refused_before_all_are_read() -> None:
+    """20,000 took 9 s, and the time grew with the square of their number."""
+    assert open_rgb(io.BytesIO(pages([0, *[1] * 900])), 0).size == (1, 1)
+    parse = lambda content: open_rgb(io.BytesIO(content), 0)  # noqa: E731
+    assert outcome(parse, (DataError,), pages([0, *[1] * 100_000])) == REFUSED
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_no_image_starts_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Pillow hands PostScript to Ghostscript, whatever the file is named."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho >> {tmp_path}/started\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    # What Pillow has found out before counts otherwise.
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n%%EOF\n"
+    (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(UnidentifiedImageError):
+        open_rgb(tmp_path / "x.png" if named else io.BytesIO(content), 0)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("form", sorted({"ICO", "PCX", "TGA", "SGI", "PDF", "EPS", "IM", "MSP"}))
+def test_a_format_without_a_suffix_of_images_is_not_decoded(form: str) -> None:
+    """Rare decoders are the least tested ones."""
+    made = io.BytesIO()
+    Image.new("1" if form == "MSP" else "RGB", (16, 16)).save(made, form)
+    with pytest.raises(UnidentifiedImageError):
+        open_rgb(made, 0)
 
 
 ENTRANCES: dict[str, Callable[[Path], object]] = {

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from benchmarks import audit
-from benchmarks._audit_attacks import of_sums
+from benchmarks._audit_attacks import (
+    by_steps,
+    by_summed_gradients,
+    by_sums,
+    by_total,
+    of_sums,
+)
 from benchmarks._audit_faults import planted
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.settings import FedPFTSettings, Settings
@@ -62,8 +68,34 @@ def test_noise_that_is_used_again_is_found_and_fresh_noise_shows_nothing() -> No
     assert audit.gaussian_bound(found, audit.DELTA, 1 - 1e-5) <= 4.0
 
 
+# Attacks that see all that a record adds; the others miss some records without noise too.
+WHOLE = [
+    name
+    for name, each in audit.MECHANISMS.items()
+    if each.attack in (by_sums, by_total, by_summed_gradients, by_steps)
+]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_with_hardly_any_noise_every_canary_is_found(name: str, seed: int) -> None:
+    """A record that another site has as well is in a sum in any case, so it is no canary: it was
+    taken for the surest one, and hid a planted fault.
+    """
+    mechanism = replace(audit.MECHANISMS[name], count=40)
+    generator = torch.Generator().manual_seed(seed)
+    scores, included = audit.scores_of(mechanism, 90.0, generator)
+    assert len(scores) >= 38
+    assert scores[included].min() > scores[~included].max()
+
+
 @pytest.mark.parametrize(
-    "name", ["secure sums", pytest.param("dp-fedavg, joint noise", marks=pytest.mark.slow)]
+    "name",
+    [
+        "logistic rounds",
+        "secure sums",
+        pytest.param("dp-fedavg, joint noise", marks=pytest.mark.slow),
+    ],
 )
 def test_a_quarter_of_the_noise_in_a_secure_sum_is_found_and_all_of_it_holds(name: str) -> None:
     mechanism = replace(audit.MECHANISMS[name], runs=3)

@@ -39,6 +39,7 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
     )
     assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.payload)
     assert (node.state / f"{entry['disclosure']}.json").read_bytes() == facts.read_bytes()
+    assert content["schema"] == 1
     assert facts.stem == f"{run.digest}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
     assert content["outputs"]["ledger after"]["entries"] == len(gate.ledger.entries())
     assert entry["disclosure"] in page.read_text()

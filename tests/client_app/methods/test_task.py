@@ -14,7 +14,12 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.evaluation import checked_classifier
 from fedsurrogate.client_app.methods.heads.distillation import distil
-from fedsurrogate.client_app.methods.heads.local_head import _votes, local_head, own_head
+from fedsurrogate.client_app.methods.heads.local_head import (
+    _votes,
+    local_head,
+    own_head,
+    student_head,
+)
 from fedsurrogate.client_app.methods.sums import class_moments, released_sums
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -193,6 +198,27 @@ def test_each_record_gets_the_label_that_most_teachers_see(
             seen.append((features @ weight.T + bias).argmax(1))
     counted = torch.nn.functional.one_hot(torch.stack(seen), 3).sum(0)
     assert torch.equal(_votes(asked, features, labels, 3), counted.argmax(1))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
+    teachers=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_student_learns_from_the_votes_and_not_from_the_labels(
+    counts: list[int], teachers: int, seed: int
+) -> None:
+    run = parse_run({"method": "fedkt", "baseline.teachers": teachers, "seed": seed} | QUICK)
+    asked = task(run, counts)
+    sent = unpack_parameters(student_head(asked).payload)
+    features, labels, frame = asked.own_data(CLASSES)
+    votes = _votes(asked, features, labels, 3)
+    assert sent.header == asked.header(CLASSES, frame)
+    assert sent.records == sum(counts)
+    student = train_on_features(features, votes, 3, run.settings.head, seed)
+    for name, wanted in zip(("weight", "bias"), student, strict=True):
+        torch.testing.assert_close(sent.tensors[name], wanted, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["ensemble", "fedbe"])

@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 import fedsurrogate as fs
 from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.model_use.bag_batches import Batch, pooled
+from fedsurrogate.client_app.model_use.held_out import Source, bag_column_of, held_out
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.store import open_model, read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
@@ -154,6 +155,24 @@ def test_without_a_column_each_image_is_a_bag_and_the_command_says_so(
     assert done.code == 0, done.stderr
     assert "each image is one of its own" in done.stdout
     assert len(rows(out)) == len(list(unseen.glob("*.png")))
+
+
+@pytest.mark.parametrize("own", ["part", "who", "", "no such column"])
+def test_a_column_that_a_person_names_counts_and_not_the_sites(
+    home: Path, tmp_path: Path, own: str
+) -> None:
+    unseen = tmp_path / "unseen"
+    bags = write_bags(unseen, 9, 6)
+    node = parse_node_config(_parsed(node_of(home).replace('"part"', f'"{own}"')))
+    model = open_model("in-use", node)
+    patients = len({at // 2 for at in range(6)})
+    for named, count in (("part", len(bags)), ("who", patients)):
+        column = bag_column_of(model, named, node)
+        rows, _ = find_inputs(str(unseen), bag_column=column).in_bags()
+        assert len(rows) == count
+    held = held_out(model, node, Source(folder=str(unseen), bag_column="part"))
+    assert len(held.labels) == len(bags)
+    assert bag_column_of(model, "", node) == own
 
 
 def test_an_evaluation_judges_bags(home: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_a_run_folder_is_used_evaluated_and_adapted_without_settings_of_a_site(
     )
     assert done.code == 0, done.stderr
     facts = json.loads((tmp_path / "e" / "evaluation.json").read_text())
+    assert facts["schema"] == 1
     assert facts["records"] == "the simulation's test records"
     metrics = json.loads((run / "metrics.json").read_text())
     judged = facts["report"]["records"] + facts["calibrated_on"]

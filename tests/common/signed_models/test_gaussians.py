@@ -101,6 +101,39 @@ def test_received_gaussians_fit_together_in_every_part(data: st.DataObject) -> N
             gaussians_of(whole | {name: tensor})
 
 
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+PARTS = ("within", "total")
+TENSORS = (
+    *("means", "mean"),
+    *(f"{part}.{key}" for part in PARTS for key in ("directions", "variances", "rest")),
+)
+
+
+def without_dimension(mean: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Each shape is that of the others, but for a mean of several dimensions."""
+    shapes: dict[str, tuple[int, ...]] = {"mean": mean, "means": (1, 0)}
+    for part in PARTS:
+        shapes |= {f"{part}.directions": (1, 0), f"{part}.variances": (1,), f"{part}.rest": (1,)}
+    return shapes
+
+
+@settings(max_examples=300)
+@given(
+    shapes=st.fixed_dictionaries(dict.fromkeys(TENSORS, SHAPES))
+    | st.sampled_from(((2, 2), (2, 0), (3, 0, 2))).map(without_dimension)
+)
+def test_only_gaussians_of_one_dimension_are_read(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Of any shapes, together: either all fit, and each record gets two scores, or none is read."""
+    tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
+    try:
+        found = Gaussians.of(tensors)
+    except ValueError:
+        return
+    (d,), count = shapes["mean"], shapes["means"][0]
+    assert shapes["means"] == (count, d)
+    assert all(each.shape == (4,) for each in found.scores(torch.zeros(4, d)))
+
+
 def test_with_full_rank_the_score_is_the_mahalanobis_distance() -> None:
     x, y = records()
     found = fit_gaussians(x, y, rank=11)

@@ -81,6 +81,7 @@ def test_exact_counts_give_the_values_that_the_models_have(
     for k in range(3):
         allow(home, k, 'exact-counts = ["values"]\n')
     result = asked(home, nodes, run, 0.0)
+    assert result["schema"] == 1
     true = {each.site: each for each in site_values(SITES, exact_shares(nodes, run).__getitem__)}
     for each in result["sites"]:
         assert each["shapley"] == pytest.approx(true[each["site"]].shapley)

@@ -18,7 +18,7 @@ from fedsurrogate.common.models.risk_sums import hazard_sums, risk_sums, surviva
 from fedsurrogate.common.targets.time import widening_edges
 from fedsurrogate.strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank
+from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
     cells_of,
     pseudo_value_head,
@@ -151,6 +151,24 @@ def test_a_noisy_curve_ends_where_noise_rules_and_never_leaves_its_range() -> No
 def test_the_mean_time_is_the_area_under_the_curve() -> None:
     curve = kaplan_meier(Cells.of(torch.tensor([0.0, 50.0, 0.0, 0.0, 50.0])))
     assert curve.mean_time(torch.tensor([0.0, 1.0, 2.0]).double()) == pytest.approx(1.75)
+
+
+@given(
+    survival=st.lists(st.floats(0, 1), max_size=6).map(lambda steps: sorted(steps, reverse=True)),
+    widths=st.lists(st.floats(0.1, 9), min_size=6, max_size=9),
+)
+def test_the_mean_time_of_a_curve_that_ends_early_is_the_area_up_to_its_end(
+    survival: list[float], widths: list[float]
+) -> None:
+    edges = torch.tensor([0.0, *widths]).double().cumsum(0)
+    values = torch.tensor(survival).double()
+    curve = Curve(values, values, values, values)
+    heights = [1.0, *survival]
+    area = sum(
+        width * (before + after) / 2
+        for width, before, after in zip(widths, heights, heights[1:], strict=False)
+    )
+    assert curve.mean_time(edges) == pytest.approx(area)
 
 
 def test_edges_widen_by_a_constant_ratio() -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
@@ -283,6 +286,20 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
             Site(tmp_path / "n", run(**{"dpcvae.opening": "counts"})).round().payload
         ).tensors
     ) == {COUNTS}
+
+
+@given(scales=st.lists(st.floats(1e-6, 1e6), min_size=RECORDS, max_size=RECORDS))
+@settings(max_examples=20, deadline=None)
+def test_the_first_sums_know_directions_of_records_and_not_their_lengths(
+    scales: list[float],
+) -> None:
+    """Shorter and longer ones than one: each adds a vector of norm one."""
+    part, sums = records(), []
+    for features in (part.features, part.features * torch.tensor(scales)[:, None]):
+        with TemporaryDirectory() as folder:
+            site = Site(Path(folder), run(), LabelledFeatures(features, part.labels))
+            sums.append(unpack_parameters(site.round().payload).tensors[SUMS])
+    torch.testing.assert_close(*sums, rtol=2e-3, atol=1e-2)
 
 
 def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(

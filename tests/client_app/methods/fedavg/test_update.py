@@ -19,7 +19,7 @@ from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
 from fedsurrogate.client_app.methods.dp.dp_sgd import UnitRecords, train_privately
 from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.fedavg import scaffold
-from fedsurrogate.client_app.methods.fedavg.update import weighted_update
+from fedsurrogate.client_app.methods.fedavg.update import update, weighted_update
 from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -386,6 +386,42 @@ def test_with_joint_noise_a_site_that_protects_patients_adds_patients(tmp_path: 
     assert claim.unit == "patient"
     assert found["records"].tolist() == [2]
     assert float(found["gradients"].norm()) <= 2
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedprox"])
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_a_private_update_in_a_sum_has_a_public_weight_whatever_the_site_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, unit: str
+) -> None:
+    """With noise at the site: the weight is a setting, for any number of records, and the update is
+    the one that the site would send alone.
+    """
+    monkeypatch.setattr(
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
+        lambda variance, count: np.full(count, math.isqrt(variance)),
+    )
+    noise = {"fedavg.noise": "site"} if method == "dp-fedavg" else {}
+    config = run(method, **JOINT, **noise, **{"fedavg.sample-rate": 1.0, "secure-sum-records": 700})
+    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+    for count in (1, 7, 120):
+        features, labels = data(count)
+        units = None if unit == "record" else ("p",) * count
+        part = replace(asked.found.train, features=features, labels=labels, units=units)
+        own = replace(asked, found=replace(asked.found, train=part))
+        found, claim = weighted_update(own)
+        alone = unpack_parameters(update(own).payload)
+        planned = config.mechanism_for(unit)
+        assert planned is not None
+        assert claim == planned
+        # A reply does not say the releases of a run.
+        assert alone.claim == replace(planned, releases=None)
+        assert found["records"].tolist() == [700]
+        expected = torch.cat([alone.tensors[name].flatten() for name in sorted(alone.tensors)])
+        # A reply has half precision.
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(
+            found["update"].float() / 700, expected, rtol=2e-3, atol=2e-3 * scale
+        )
 
 
 @pytest.mark.slow
