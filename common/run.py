@@ -212,30 +212,34 @@ class Run:
         The location of the data, the device and the coordinator's own settings are left out, so a
         simulation and a deployment of the same federation have the same digest.
         """
+        return self._digest_with(noise=self.private and self.settings.secure_sum)
+
+    @cached_property
+    def known_as(self) -> tuple[str, ...]:
+        """The run's digest, and the one under which 0.2.0 stored a run of these settings: it had
+        `fedavg.noise` in all digests, and not only where it changes what a site sends.
+        """
+        return self.digest, self._digest_with(noise=True)[:16]
+
+    def _digest_with(self, noise: bool) -> str:
         own = self.settings
-        chosen = {
-            "method": own.method,
-            "seed": own.seed,
-            "classes": own.classes,
-            "backbone": own.backbone,
+        chosen: dict[str, object] = {
+            **{name: getattr(own, name) for name in ("method", "seed", "classes", "backbone")},
             "image-size": own.image_size,
             "budget": (own.epsilon, own.delta),
         }
         for section, keys in self.method.digest.items():
-            chosen[section] = getattr(own, section).model_dump(include=set(keys))
+            left_out = {"noise"} if section == "fedavg" and not noise else set()
+            chosen[section] = getattr(own, section).model_dump(include=set(keys) - left_out)
+        counts = own.counting.kind != "none"
         # Only for such runs: so other runs keep their old digest, and stored surrogates stay
         # comparable.
-        if own.fedpft.seal:
-            chosen["seal"] = True
-        if own.fedpft.bits not in (0, 16):
-            chosen["bits"] = own.fedpft.bits
-        if own.counting.kind != "none" and own.counting.largest_error != 1:
-            chosen["largest-error"] = own.counting.largest_error
-        if self.target is not None:
-            chosen["target"] = self.target.public
-        if self.plan.sent_by_solver:
-            chosen["solver"] = own.head.solver
         unusual = (
+            ("seal", own.fedpft.seal, False),
+            ("bits", own.fedpft.bits or 16, 16),
+            ("largest-error", own.counting.largest_error if counts else 1, 1),
+            ("target", None if self.target is None else self.target.public, None),
+            ("solver", own.head.solver if self.plan.sent_by_solver else None, None),
             ("power", self.power, 1),
             ("bag", own.features.bag, "none"),
             ("ranges", own.features.ranges, ""),

@@ -97,6 +97,23 @@ def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec
         assert set(keys) <= fields
 
 
+@pytest.mark.parametrize("budget", [{}, {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}])
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("spec", [each for each in SPECS.values() if "fedavg" in each.digest])
+def test_the_place_of_noise_is_in_the_digest_where_it_changes_something(
+    spec: Method, secure: bool, budget: dict[str, Any]
+) -> None:
+    asked = {"method": spec.name, "secure-sum": secure, "classes": CLASSES} | budget
+    try:
+        joint, site = (parse_run(asked | {"fedavg.noise": noise}) for noise in ("joint", "site"))
+    except ConfigError:
+        return
+    matters = joint.private and secure
+    assert (joint.digest != site.digest) == matters
+    # 0.2.0 had it in every digest, and runs of it are continued.
+    assert len({*joint.known_as, *site.known_as}) == (2 if matters else 3)
+
+
 def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
     digest = parse_run({"method": "fedpft"}).digest
     assert parse_run({"method": "fedpft", "fedpft.rank": 8}).digest != digest

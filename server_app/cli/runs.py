@@ -161,6 +161,13 @@ def sites(
         for row in rows:
             table.add_row(*_cells(row))
         console.print(table)
+    if any(row.name == f"key {row.key[:8]}" for row in rows) and folder is None:
+        stderr_console().print(
+            "a key without a name: `coordinator sites FOLDER` with the folder of `coordinator certs` "
+            "shows the names",
+            style="yellow",
+            soft_wrap=True,
+        )
     if any(row.health not in ("connected", "key revoked") for row in rows):
         raise typer.Exit(1)
 

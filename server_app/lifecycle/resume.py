@@ -93,10 +93,16 @@ def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> lis
     except (ConfigError, KeyError, TypeError, AttributeError):
         # Of another version; the digest in the checkpoint decides.
         return []
-    if manifest.get("run") != before.digest:
+    if manifest.get("run") not in before.known_as:
         return []
+    # A setting may have been written otherwise and mean the same, as `fedpft.bits = 16` of 0.2.0.
     old, new = (
-        _compared(each.settings.flat(), each.digest_keys, simulated) for each in (before, config)
+        _compared(
+            each.settings.flat(),
+            () if before.digest == config.digest else each.digest_keys,
+            simulated,
+        )
+        for each in (before, config)
     )
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]

@@ -235,7 +235,7 @@ class Training:
             SurrogateError,
         ) as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
-        if (facts.format, facts.run) != (FORMAT, config.digest):
+        if facts.format != FORMAT or facts.run not in config.known_as:
             raise RunError(
                 f"{name} is from a run with other settings ({facts.run[:64]}), not {config.digest}"
             )

@@ -208,6 +208,9 @@ def test_sites_are_listed_by_name_with_what_became_of_them(here: Coordinator) ->
     assert set(rows) == {"0", "1"}
     assert {row["health"] for row in rows.values()} == {"connected"}
     assert found.returncode == 0
+    assert "FOLDER" not in found.stderr
+    nameless = here.call("sites")
+    assert "`coordinator sites FOLDER`" in nameless.stderr
     stop_process(here.running.nodes[1].pid)
 
     def silent() -> bool:

@@ -110,7 +110,7 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
     assert [site.name for site in run.sites] == list(SITES)
     assert run.used == run.invited == len(SITES)
     config = parse_run(run.manifest["config"])
-    assert config.digest == run.manifest["run"], (
+    assert run.manifest["run"] in config.known_as, (
         "the settings of the folder have another digest now"
     )
     # The last site of a chain makes its model.

@@ -5,6 +5,7 @@ requests.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
@@ -31,9 +31,11 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from fedsurrogate.common.flower.v134 import guard_fleet
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.v134_fleet import guard_fleet
 from fedsurrogate.server_app.deployment.fleet_guard import refusal
 from fedsurrogate.server_app.deployment.superlink import table_of_registered
+from tests.attacks.sites.signing import Signer
 from tests.e2e.processes import free_ports
 
 
@@ -80,6 +82,13 @@ class Link:
             )
         )
 
+    def replies(self, question: Message) -> Any:
+        """What the SuperLink has received as replies."""
+        read = self.state.get_message_res
+        # Flower 1.42 wants the run, too.
+        run = {"run_id": self.run} if "run_id" in inspect.signature(read).parameters else {}
+        return read({question.metadata.message_id}, **run)
+
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
@@ -106,14 +115,15 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     def site() -> Site:
         secret = ec.generate_private_key(ec.SECP384R1())
         public = public_key_to_bytes(secret.public_key())
-        signer = NodeAuthClientInterceptor(secret, secret.public_key())
         version = RuntimeVersionClientInterceptor(component_name="flower-supernode")
-        channel = grpc.intercept_channel(grpc.insecure_channel(address), signer, version)
+        channel = grpc.intercept_channel(grpc.insecure_channel(address), Signer(secret), version)
         return Site(public, state.create_node(NOOP_FLWR_AID, "", public, 30.0), FleetStub(channel))
 
     run = state.create_run(
         "a/b", "1", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
     )
+    # From now on, this process may make messages of the run.
+    flower().local_run(run)
     task = state.get_run_info(run_ids=[run])[0].primary_task_id
     assert state.claim_task(task)
     assert state.activate_task(task)
@@ -150,7 +160,7 @@ def test_a_reply_in_the_place_of_another_node_is_refused_and_the_honest_one_arri
         link.push(link.hostile, link.message("forged", link.honest.node, reply_to=question))
     assert not link.state.num_message_res()
     link.push(link.honest, link.message("true", link.honest.node, reply_to=question))
-    (reply,) = link.state.get_message_res({question.metadata.message_id})
+    (reply,) = link.replies(question)
     assert reply.metadata.src_node_id == link.honest.node
 
 

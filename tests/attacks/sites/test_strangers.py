@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor as flowers
@@ -30,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, guard_fleet
+from tests.attacks.sites.signing import Signer
 from tests.e2e.processes import free_ports, until
 
 ROOT = Path(__file__).parents[3]
@@ -104,8 +104,7 @@ def channel_of(server: Server, secret: ec.EllipticCurvePrivateKey | None) -> grp
     channel = grpc.insecure_channel(server.address, unlimited)
     if secret is None:
         return channel
-    signer = NodeAuthClientInterceptor(secret, secret.public_key())
-    return grpc.intercept_channel(channel, signer)
+    return grpc.intercept_channel(channel, Signer(secret))
 
 
 @pytest.mark.parametrize("method", ["PushMessages", "PushObject", "ActivateNode", "RegisterNode"])
@@ -238,7 +237,7 @@ def test_no_metadata_without_a_valid_signature_lets_a_message_in() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_signed_call_of_a_registered_key_alone_is_received(known: bool) -> None:
     headers: list[Any] = []
-    signer = NodeAuthClientInterceptor(SECRET, SECRET.public_key())
+    signer = Signer(SECRET)
     signer.intercept_unary_unary(
         lambda details, request: headers.extend(details.metadata),
         _ClientDetails("/flwr.proto.Fleet/PullMessages", []),

@@ -198,6 +198,25 @@ result = [mask, threading.active_count(), [str(signal.getsignal(each)) for each 
     assert found[3] == []
 
 
+def test_the_end_of_a_child_clears_what_it_made_and_nothing_of_its_parent(
+    tasks: Tasks, tmp_path: Path
+) -> None:
+    """torch alone leaves thousands of objects to clear, whose memory each child would copy."""
+    marker = tmp_path / "cleared"
+    code = f"""
+import pathlib, sys, weakref
+parents = list(weakref.finalize._registry)
+result = [len(parents), sum(each.atexit for each in parents)]
+class Own: pass
+sys.own = Own()
+weakref.finalize(sys.own, pathlib.Path({str(marker)!r}).touch)
+"""
+    number, cleared = tasks.result(code)[0]
+    assert number > 0
+    assert cleared == 0
+    until(marker.exists)
+
+
 @pytest.mark.parametrize(
     "end",
     [
