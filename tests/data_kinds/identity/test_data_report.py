@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,40 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
     assert "Odd in the data" not in warned
     # What is wrong: one example of each fault.
     assert "empty.png (UnidentifiedImageError: cannot identify image file)." in warned
+
+
+BROKEN = {
+    "empty.png": b"",
+    "cut.png": picture(60)[:40],
+    "without an end.png": picture(60)[:-30],
+    "page.jpg": b"<html><body>404</body></html>",
+    "zeros.tif": bytes(2000),
+    "noise.webp": bytes(range(1, 200)),
+    "other.bmp": picture(60)[8:],
+    "start.gif": b"GIF89a",
+}
+
+
+@settings(max_examples=8, deadline=None)
+@given(names=st.sets(st.sampled_from(sorted(BROKEN)), min_size=1))
+def test_broken_images_of_a_simulation_are_counted_with_an_example_and_cost_no_other_record(
+    names: set[str],
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / "data"
+        folders(root, {"a": 8, "b": 8})
+        for name in names:
+            (root / "a" / name).write_bytes(BROKEN[name])
+        where = {"data": "imagefolder", "data-dir": str(root), "output-dir": f"{place}/runs"}
+        more = {"partition": "iid", "head.min-steps": 20}
+        run = simulate_here(2, BACKBONE | where | more, lambda _: None, report=False)
+        (facts,) = json.loads((run / "metrics.json").read_text())["data"]
+        warned = [each for each in warnings_of(read_run(run)) if each.startswith("Left out: ")]
+    count = len(names)
+    assert (facts["read"], facts["used"], facts["lost"]) == (16 + count, 16, count)
+    (reasons,) = warned
+    assert reasons.startswith(f"Left out: {count} images cannot be read")
+    assert any(name in reasons for name in names)
 
 
 def test_what_is_odd_is_read_before_the_result(tmp_path: Path) -> None:
