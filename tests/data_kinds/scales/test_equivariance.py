@@ -53,6 +53,8 @@ for own in ONCE.values():
 # Their answers do not depend on the scale of columns without a frame either, so that features which
 # need none are an oracle. (The ridge of AFL is a share of the columns' mean variance, so it does.)
 EXACT = ("fedpft", "fedpft lowrank", "fedpft gram", "ensemble", "average", "fedcgs")
+# From three sites on a head is bounded, and its bias counts, which a frame changes.
+BOUNDED = ("ensemble", "average")
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def test_methods_that_send_once_answer_alike_in_all_units(name: str, given: Othe
     assert agreement(*found) >= 0.96
     if name in EXACT:
         clean = given.features.float()
-        assert agreement(answers(learned(given, clean, own, False), clean), found[1]) >= 0.97
+        least = 0.9 if name in BOUNDED and given.sites > 2 else 0.97
+        assert agreement(answers(learned(given, clean, own, False), clean), found[1]) >= least
 
 
 @pytest.mark.parametrize(
