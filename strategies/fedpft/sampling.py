@@ -18,6 +18,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.head_training import Batch, shuffled_batches, train_head
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.settings.heads import MANY_COLUMNS
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Surrogate, class_order
 from fedsurrogate.common.wire.validation import check_class_number
@@ -26,9 +27,9 @@ from fedsurrogate.common.wire.validation import check_class_number
 POOL_BYTES = 64 * 2**20
 # Training sweeps over a pool before new samples replace it: sampling costs more than training.
 SWEEPS = 4
-# With fewer columns than these a step costs little, and samples do not run out: so many times the
+# With fewer than MANY_COLUMNS a step costs little, and samples do not run out: so many times the
 # fewest steps are taken, at most.
-MANY_COLUMNS, MORE_STEPS = 500, 4
+MORE_STEPS = 4
 
 
 @dataclass(frozen=True)
