@@ -99,6 +99,8 @@ SITES = {
     "1 of 10": (1, 10),
     "2 of 10": (2, 10),
 }
+# Of methods whose runs are long.
+LONG_SITES = ("1 of 3", "1 of 4", "1 of 5", "1 of 10")
 CLAIMED = 10
 Reply = Parameters | Synthetic
 
@@ -396,7 +398,7 @@ def rows_of(method: str, alpha: str) -> Iterator[tuple[Any, ...]]:
     tried = best if slow else [*best[0].variants(), *best[1:]]
     if method in HEADS:
         tried += [Attacked(name, many[0]) for name, (many, _) in ATTACKS_ON_HEADS.items()]
-    for sites in SITES if not slow else ("1 of 4", "1 of 10"):
+    for sites in SITES if not slow else LONG_SITES:
         yield _row(method, alpha, sites, seeds, tried, len(grid))
     if alpha == ALPHAS[0] and method in WITH_HONEST:
         for sites in ("1 of 4", "1 of 10"):
