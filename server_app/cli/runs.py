@@ -161,7 +161,7 @@ def sites(
         for row in rows:
             table.add_row(*_cells(row))
         console.print(table)
-    if any(row.name == f"key {row.key[:8]}" for row in rows) and folder is None:
+    if folder is None and any(row.key and row.nameless for row in rows):
         stderr_console().print(
             "a key without a name: `coordinator sites FOLDER` with the folder of `coordinator certs` "
             "shows the names",

@@ -44,6 +44,11 @@ class KnownSite:
     last_run: str = ""
     version: str = ""
 
+    @property
+    def nameless(self) -> bool:
+        """Whether its key, or its node, stands for its name. Names of sites have no blanks."""
+        return " " in self.name
+
     def facts(self) -> dict[str, Any]:
         """As a JSON object."""
         times = {"since": self.since, "seen": self.seen}
@@ -123,7 +128,7 @@ def list_sites(
         for name, each in table.items()
         if each.node not in {node.id for node in nodes}
     ]
-    return sorted((*known, *lost), key=lambda site: (" " in site.name, site.name))
+    return sorted((*known, *lost), key=lambda site: (site.nameless, site.name))
 
 
 def _site(node: FlowerNode, name: str | None) -> KnownSite:
