@@ -90,7 +90,7 @@ def test_the_page_shows_what_its_commands_print(
     readme.write_text(readme.read_text() + "\n`nearest-mean`, `fedavgm`\n")
     monkeypatch.setenv("PYTHONPATH", str(copy))
     pairs = [(lines, text) for lines, text in shown_after(PAGE) if text]
-    assert len(pairs) == 2
+    assert len(pairs) == 3
     commands = {
         "coordinator": [sys.executable, "-m", "fedsurrogate.server_app.cli.main"],
         "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts="],
