@@ -23,6 +23,12 @@ SMALLEST_SHARE, ENOUGH = 512.0, 32
 # Range of the median column, from which on squares leave what messages and solvers hold. Features of
 # backbones stay between 2^-7 and 2^7.
 LEAST, MOST = 2.0**-13, 2.0**13
+# Squared norm of the mean record, over the mean squared distance from it. Gradients and sums of squares
+# then see little but the mean. Features of backbones stay below 3.
+FAR_TOGETHER = 8.0
+# Mean squared norm of the features in a frame that only shifts them: a bias, whose feature is 1, then
+# learns about as fast as the weights of the largest directions.
+SQUARED_NORM = 10.0
 # Of these records the ranges are found.
 SAMPLE = 8192
 # A column varies if this share of the records differs from the others, by more than rounding.
@@ -30,7 +36,8 @@ SHARE, ROUNDING = 0.05, 2.0**-20
 
 
 def frame_of(features: Tensor) -> Frame | None:
-    """The mean and the deviation of every column, if any column is odd, or all are tiny or huge.
+    """The mean and the deviation of every column, if any column is odd, or all are tiny or huge; the
+    mean and one scale for all columns, if only their means together are far from zero.
 
     Args:
         features: of the training records, (n, d).
@@ -44,8 +51,11 @@ def frame_of(features: Tensor) -> Frame | None:
         (True, False)
         >>> frame_of(1e-9 * drawn) is None
         False
+        >>> frame_of(drawn + 9.0).scale.unique().numel()
+        1
     """
-    if not (odd_columns(features) or _tiny_or_huge(features)):
+    unequal = bool(odd_columns(features)) or _tiny_or_huge(features)
+    if not (unequal or _far_together(features)):
         return None
     count = len(features)
     total = torch.zeros(features.shape[1], dtype=torch.float64)
@@ -57,6 +67,9 @@ def frame_of(features: Tensor) -> Frame | None:
     for rows in chunks(*features.shape):
         squares += (features[rows].cpu().double() - mean).square().sum(0)
     deviation = (squares / count).sqrt().float().double()
+    if not unequal:
+        one_scale = (deviation.square().sum() / SQUARED_NORM).sqrt().float().double()
+        deviation = torch.full_like(deviation, float(one_scale))
     # Subnormal numbers in single precision stay as they are.
     deviation = torch.where(deviation < SMALLEST, 0.0, deviation)
     return Frame(mean, deviation) if float(mean.abs().max()) <= LARGEST else None
@@ -70,6 +83,14 @@ def _tiny_or_huge(features: Tensor) -> bool:
     least, most = (each.double() for each in few.aminmax(dim=0))
     ranges = (most - least)[most > least]
     return bool(len(ranges)) and not LEAST <= float(ranges.median()) <= MOST
+
+
+def _far_together(features: Tensor) -> bool:
+    few = features[:SAMPLE].cpu().double()
+    if len(few) < 2:
+        return False
+    variance, mean = torch.var_mean(few, dim=0, correction=0)
+    return float(mean.square().sum()) > FAR_TOGETHER * float(variance.sum())
 
 
 def framed(features: Tensor, frame: bytes, folder: Path | None) -> Tensor:

@@ -20,11 +20,16 @@ from tests.client_app.audit.test_release_audit import OPEN, hospital
 RUN: dict[str, Any] = {"backbone": "none", "data": "safetensors", "fedpft.covariance": "spherical"}
 
 
+@pytest.mark.parametrize("earlier", [0, 1, 3])
 def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_address(
-    tmp_path: Path,
+    earlier: int, tmp_path: Path
 ) -> None:
     node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
+    for number in range(earlier):
+        before = open_gate(node, run.settings.data, f"before {number}")
+        other = SurrogateRequest(run, node, site_name(node, 0), f"before {number}")
+        before.let_out(prepare(other, before).release)
     content, facts, page = disclose(run, node)
     gate = open_gate(node, run.settings.data, "1")
     prepared = prepare(

@@ -80,7 +80,12 @@ def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
     node = parse_node_config(
-        {"site": "n", "state-dir": str(folder), "data": "parquet", "data-dir": "d"}
+        {
+            "site": "n",
+            "state-dir": str(folder / "new" / "state"),
+            "data": "parquet",
+            "data-dir": "d",
+        }
     )
     memory = Memory()
     for step in course:

@@ -194,6 +194,7 @@ def test_a_pickled_checkpoint_is_refused_in_one_whole_sentence(
     [
         ("resnet", "is unknown; use 'pixels'"),
         ("torchvision:", "is unknown; use 'pixels'"),
+        ("keras:resnet50", "is unknown; use 'pixels'"),
         ("torchvision:nonsense", "it has .*mobilenet_v2"),
         ("open_clip:ViT-B-32", "MODEL/TAG.*its tags are openai"),
         ("open_clip:nonsense/openai", "models are"),

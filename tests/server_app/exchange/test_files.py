@@ -228,9 +228,11 @@ def test_an_interrupted_exchange_prints_the_command_that_continues_it(
     assert program == "coordinator"
     post.out = Path(typed[typed.index("--out") + 1])
     assert not post.out.exists()
+    (interrupted,) = run_folders(tmp_path / "runs")
     with post.walking(post.answer):
         assert coordinator(monkeypatch, *typed) == 0
-    resumed = run_folders(tmp_path / "runs")[-1]
+    # Both can begin in one second, and then their names are in any order.
+    (resumed,) = {*run_folders(tmp_path / "runs")} - {interrupted}
     assert [each["round"] for each in metrics_of(resumed)["rounds"]] == [1, 2, 3]
 
 
@@ -465,6 +467,9 @@ def test_a_run_needs_a_folder_of_its_own_and_names_for_all_keys(tmp_path: Path) 
     (post.out / "x").touch()
     with pytest.raises(ConfigError, match="is not empty"):
         post.run(PLAIN)
+    (post.out / "x").unlink()
+    with pytest.raises(ConfigError, match="epsilon"):
+        post.run({**PLAIN, "epsilon": -1.0})
     (tmp_path / "keys.toml").write_text(json.dumps({}))
     with pytest.raises(ConfigError, match=r"keys\.toml"):
         post.run(PLAIN)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.strategies.counting.intervals import UNDEFINED, auroc, rate, total
+from fedsurrogate.strategies.counting.intervals import UNDEFINED, auroc, rate, share_of, total
 
 Z = NormalDist().inv_cdf(0.975)
 CELLS = st.lists(st.sampled_from([-3.0, 0.0, 1.0, 6.5, 40.0, 900.0]), min_size=1, max_size=4)
@@ -90,3 +90,22 @@ def test_the_interval_of_an_auroc_has_noise_sampling_and_ties(
     room = Z * math.sqrt(noise + hanley_mcneil(value, positives, negatives)) + min(tied, 0.5)
     wanted = np.clip([value, value - room, value + room], 0, 1).tolist()
     assert [found.value, found.low, found.high] == pytest.approx(wanted, abs=1e-9)
+
+
+@settings(max_examples=200)
+@given(st.floats(-5, 1000), st.floats(-5, 1000), NOISE)
+def test_a_share_of_counted_records_is_undefined_or_just_what_chance_explains(
+    inside: float, records: float, variance: float
+) -> None:
+    found = share_of(inside, records, variance)
+    if records < max(1.0, 3 * math.sqrt(variance)):
+        assert found == UNDEFINED
+        return
+    counted = min(max(inside, 0.0), records)
+    if found != UNDEFINED:
+        for end in (found.low, found.high):
+            assert end is not None
+            spread = records * end * (1 - end) + variance * (1 + end**2)
+            # An end outside of 0 to 1 is cut there, and is within what chance explains.
+            exact = pytest.approx(Z**2 * spread, rel=1e-6, abs=1e-6)
+            assert (counted - end * records) ** 2 == exact or end in (0.0, 1.0)

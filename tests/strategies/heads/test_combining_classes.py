@@ -18,7 +18,9 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.heads.combining import average_head, ensemble, fedbe, fedkt
+from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.public_projection import read_map
 
 CLASSES = ("a", "b", "c", "d")
@@ -181,3 +183,23 @@ def test_a_public_head_alone_gives_its_leading_directions(tmp_path: Path) -> Non
     leading = torch.linalg.svd((head - head.mean(0)).double())[2][:2]
     overlap = (leading @ found.double().T).abs()
     torch.testing.assert_close(overlap, torch.eye(2).double(), rtol=0, atol=2e-3)
+
+
+@settings(max_examples=40)
+@given(sites=SITES, kept=st.sets(st.sampled_from((*CLASSES, "other")), min_size=1))
+def test_a_head_keeps_the_rows_of_named_classes_or_there_is_none(
+    sites: list[tuple[list[str], int]], kept: set[str]
+) -> None:
+    strategy = Heads(parse_run({"method": "average"}), Unrecorded())
+    for sent in updates(sites, 0):
+        found = strategy.restricted(sent, sorted(kept))
+        names = [name for name in sent.header.classes if name in kept]
+        if not names:
+            assert found is None
+            continue
+        assert found is not None
+        assert list(found.header.classes) == names
+        for at, name in enumerate(names):
+            row = sent.header.classes.index(name)
+            assert torch.equal(found.tensors["weight"][at], sent.tensors["weight"][row])
+            assert torch.equal(found.tensors["bias"][at], sent.tensors["bias"][row])
