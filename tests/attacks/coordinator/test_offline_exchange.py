@@ -323,8 +323,13 @@ def test_a_request_is_answered_once(world: World) -> None:
         assert not world.release(0, name, "second.bundle", code=1).exists()
         assert "would spend the budget again" in world.wrong
     assert ledger.read_bytes() == before
-    # A new request with the same settings is a different request.
+    # A new request with the same settings is a different request, whose answer replaces no other.
     world.request("new.json", PRIVATE)
+    first = (world.folder / "h0.bundle").read_bytes()
+    world.release(0, "new.json", code=1)
+    assert "exists" in world.wrong
+    assert (world.folder / "h0.bundle").read_bytes() == first
+    assert ledger.read_bytes() == before
     assert world.release(0, "new.json", "second.bundle").exists()
 
 
