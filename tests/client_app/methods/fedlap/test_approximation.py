@@ -338,11 +338,15 @@ def test_noise_is_added_once_and_divided_by_the_public_size() -> None:
     assert looks.facts()["clip-fraction"] == 0
 
 
-def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_long() -> None:
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_long(
+    calls: int,
+) -> None:
     body, model = body_and_model()
     change = next(draws((), torch.Generator()))
     looks = PrivateGradient(body, real(4), 2.0, 3.0, 1.0, 50)
-    looks(model, change)
+    for _ in range(calls):
+        looks(model, change)
     total, cut = clipped_sum(body, model, real(4), 2.0, change)
     flat = torch.cat([part.value.flatten() for part in total])
     facts = looks.facts()
