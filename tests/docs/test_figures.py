@@ -51,6 +51,7 @@ TABLES = [
     ("docs/methods/fedpft.md", "| mean of columns |", "defaults-own-mean"),
     ("docs/methods/fedpft.md", "| budget and classes alone |", "defaults-private"),
     ("docs/methods/fedpft.md", "| secure sum alone |", "defaults-secure"),
+    ("docs/methods/fedpft.md", "| with more set |", "secure-defaults"),
     ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
     ("docs/methods/fedpft.md", "| calibration |", "calibration"),
     (
