@@ -98,6 +98,7 @@ TABLES = [
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
+    ("docs/privacy/secure-sums.md", "| head, 10 sites, other images | ε", "private-heads"),
     ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
     ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
     ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),
