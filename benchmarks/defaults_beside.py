@@ -11,9 +11,11 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -59,34 +61,47 @@ SECURE_SETS = (
     "PACS, photo and sketch",
     "CIFAR-10, Dirichlet 0.1",
     "CIFAR-10, Dirichlet 0.01",
+    "CIFAR-10, Dirichlet 0.1, 100 sites",
     "CIFAR-10, Dirichlet 0.01, 100 sites",
+    "X-rays",
     "digits",
 )
 BACKBONE: Given = {"features.power": 0.5}
+XRAY_CLASSES = ("normal", "pneumonia")
 XRAYS: Given = {"data": "imagefolder", "data-dir": ".", "backbone": "pixels", "image-size": 28}
 PEER = "scikit-learn LogisticRegression, pooled"
 
 
-def xrays(sites: int, seed: int) -> Federation:
-    """Chest X-rays of 28 x 28 pixels, the same number at every site."""
+def xray_pixels(part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels (n, 784) of chest X-rays, from 0 to 1, and labels (n,)."""
     import numpy as np
 
     archive = np.load(shared("data/pneumonia/pneumonia-28px.npz"))
+    images = torch.from_numpy(archive[f"{part}_images"]).float().flatten(1) / 255
+    return images, torch.from_numpy(archive[f"{part}_labels"]).flatten().long()
 
-    def part(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        images = torch.from_numpy(archive[f"{name}_images"]).float().flatten(1) / 255
-        return images, torch.from_numpy(archive[f"{name}_labels"]).flatten().long()
 
-    features, labels = part("train")
+def xrays(sites: int, seed: int) -> Federation:
+    """Chest X-rays of 28 x 28 pixels, the same number at every site."""
+    features, labels = xray_pixels("train")
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
-    test = LabelledFeatures(*part("test"))
+    test = LabelledFeatures(*xray_pixels("test"))
     return Federation(
         [
-            site(features[rows], labels[rows], test, ("normal", "pneumonia"), "a" * 16)
+            site(features[rows], labels[rows], test, XRAY_CLASSES, "a" * 16)
             for rows in order.chunk(sites)
         ],
         test,
     )
+
+
+def xray_files(folder: str) -> Given:
+    """Settings of the X-rays as files of features, which are written to a folder."""
+    for part in ("train", "test"):
+        x, y = xray_pixels(part)
+        file = Path(folder) / f"xrays-{part}.safetensors"
+        save_file({"x": x, "y": y}, file, {"classes": ",".join(XRAY_CLASSES)})
+    return {"data": "safetensors", "data-dir": folder, "dataset": "xrays", "partition": "iid"}
 
 
 def sets() -> dict[str, tuple[Given, int]]:
@@ -130,7 +145,10 @@ def whole_run(name: str, seed: int, own: Given | None) -> float:
     usual = {key: value for key, value in settings.items() if key != "features.power"}
     classes = ",".join(federation(name, 0, 1.0).classes)
     with tempfile.TemporaryDirectory() as folder:
-        run = usual | (own or {}) | {"classes": classes, "seed": seed, "output-dir": folder}
+        usual = xray_files(folder) if name == "X-rays" else usual
+        run = (
+            usual | (own or {}) | {"classes": classes, "seed": seed, "output-dir": f"{folder}/runs"}
+        )
         ended = read_run(simulate_here(sites, run, lambda event: None, report=False))
         right = ended.number("accuracy", "model")
     assert right is not None

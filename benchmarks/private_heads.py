@@ -2,21 +2,24 @@
 trusts, beside central peers with the same budget and the same public map.
 
 Records are pooled, and the noise is drawn here, as large as in a sum of that many sites when none is
-lost; the sums and the coordinator's steps are the product's. Peers see all records: Opacus with full
-batches on the mapped features, and scikit-learn without privacy as the upper reference.
+lost; the sums and the coordinator's steps are the product's. Peers see all records: DP-FC, and DP-SGD of
+Opacus and, where it is installed, jax_privacy (`_private_peers.py`); scikit-learn without privacy is
+the upper reference.
 
-    python benchmarks/private_heads.py --draws 3 --parts samples
+    python benchmarks/private_heads.py --draws 3 --parts samples --peers DP-FC Opacus jax_privacy
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from benchmarks._private_peers import DELTA, GRIDS, chosen, no_privacy
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared, stored_features
@@ -25,11 +28,11 @@ from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, wi
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.methods.logistic_rounds import BIAS, CENTRE, CONSTANT, PROJECTION, WEIGHT
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
+from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
@@ -39,14 +42,15 @@ from fedsurrogate.strategies.pooling.public_projection import read_map
 from fedsurrogate.strategies.pooling.total import Total
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-DELTA = 1e-5
 TRUSTS = {
     "default trust": {},
     "none colludes, none is lost": {"colluding": 0.0, "dropouts": 0.0},
 }
 CLASSES = tuple(map(str, range(10)))
-# Of the peer: full batches; usual values, not tuned.
-STEPS, RATE, NORM = 40, 4.0, 1.0
+LOGISTIC = {"head.solver": "logistic"}
+CLOSED = {"fedpft.covariance": "gram"}
+Measure = Callable[[float], list[float]]
+Maker = Callable[[Data, Run, int, int], Head]
 
 
 def settings(trust: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -108,13 +112,14 @@ def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
 
 def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:
     """The head of one sum of class statistics."""
-    public, claim = read_map(run), run.mechanism
+    public, claim = read_map(run, data[0].shape[1]), run.mechanism
+    classes = run.settings.classes
     assert claim is not None
     x, y = raised(data[0].float(), run.power).double(), data[1]
-    features = clip(mapped_by(public.centre, public.projection, x), claim.clip)[0]
+    features = clip(mapped_by(public, x), claim.clip)[0]
     generator = torch.Generator().manual_seed(draw)
     noise = {name: sigma * factor(run, sites) for name, (sigma, _) in claim.noise.items()}
-    ones = one_hot(y, len(CLASSES)).double()
+    ones = one_hot(y, len(classes)).double()
     exact = {
         "counts": ones.sum(0),
         "sums": ones.T @ features,
@@ -122,59 +127,15 @@ def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:
     }
     noisy = {name: drawn(value, noise[name], generator) for name, value in exact.items()}
     sums = Sums(noisy["counts"], noisy["sums"], noisy["squares"], noise)
-    header = Header("fedpft", "run", "sum", "f" * 16, CLASSES)
+    header = Header("fedpft", "run", "sum", "f" * 16, classes)
     head, _ = learn_from_sums([SumsSurrogate(header, sums, claim)], "joint", 0)
     return Head(head.header, head.weight, head.bias, head.clip, public.centre, public.projection)
 
 
-def mapped_by(centre: Tensor | None, projection: Tensor | None, rows: Tensor) -> Tensor:
-    assert centre is not None
-    assert projection is not None
-    return (rows - centre.double()) @ projection.double().T
-
-
-def opacus(data: Data, run: Run, epsilon: float, draw: int) -> float:
-    """Accuracy in % of Opacus's DP-SGD on all records, with the same map and full batches."""
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    public = read_map(run)
-    x, test_x = (
-        clip(
-            mapped_by(public.centre, public.projection, raised(rows.float(), run.power).double()),
-            0.0,
-        )[0].float()
-        for rows in (data[0], data[2])
-    )
-    torch.manual_seed(draw)
-    module = GradSampleModule(torch.nn.Linear(x.shape[1], len(CLASSES)))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
-    multiplier = gaussian_noise_multiplier(epsilon, DELTA) * STEPS**0.5
-    steps = DPOptimizer(
-        torch.optim.SGD(module.parameters(), RATE * len(CLASSES), momentum=0.5),
-        noise_multiplier=multiplier,
-        max_grad_norm=NORM,
-        expected_batch_size=len(x),
-        generator=torch.Generator().manual_seed(draw),
-    )
-    for _ in range(STEPS):
-        steps.zero_grad()
-        torch.nn.functional.cross_entropy(module(x), data[1]).backward()
-        steps.step()
-    with torch.no_grad():
-        return 100 * float((module(test_x).argmax(1) == data[3]).double().mean())
-
-
-def upper(data: Data, power: float) -> float:
-    """Accuracy in % of scikit-learn's logistic regression on all records, without privacy."""
-    from sklearn.linear_model import LogisticRegression
-
-    x, test_x = (raised(rows.float(), power).numpy() for rows in (data[0], data[2]))
-    mean, spread = x.mean(0), x.std()
-    model = LogisticRegression(C=0.01, max_iter=200).fit((x - mean) / spread, data[1].numpy())
-    return 100 * float(model.score((test_x - mean) / spread, data[3].numpy()))
+def mapped_by(public: PublicMap, rows: Tensor) -> Tensor:
+    """Features (n, k) by a product of matrices, which is faster than one record at a time."""
+    apart = rows if public.centre is None else rows - public.centre.double()
+    return apart if public.projection is None else apart @ public.projection.double().T
 
 
 def accuracy(head: Head, data: Data, power: float) -> float:
@@ -183,63 +144,109 @@ def accuracy(head: Head, data: Data, power: float) -> float:
     return 100 * float((names[scores.argmax(1)] == data[3]).double().mean())
 
 
-def table(name: str, data: Data, options: Any, rows: list[tuple[Any, ...]]) -> None:
-    """All rows of a data set, written after each."""
+def table(name: str, data: Data, options: Any, file: dict[str, Any]) -> None:
+    """All rows of a data set, written after each; those that the file has are not measured again."""
+    rows, settled = file["rows"], file["settings"]
 
-    def add(row: str, sites: int | str, values: dict[float, list[float]]) -> None:
-        cells = [
-            round(statistics.mean(values[each]), 2) if each in values else None for each in EPSILONS
-        ]
-        rows.append((name, row, sites, *cells))
-        columns = ("data", "row", "sites", *(f"epsilon {each:g}" for each in EPSILONS))
+    def add(row: str, sites: int | str, measure: Measure) -> None:
+        if (name, row, sites) in [each[:3] for each in rows]:
+            return
+        found = [measure(epsilon) for epsilon in options.epsilons]
+        rows.append((name, row, sites, *(round(statistics.mean(each), 2) for each in found)))
+        columns = ("data", "row", "sites", *(f"epsilon {each:g}" for each in options.epsilons))
         title = f"accuracy %, {len(data[1])} records, delta {DELTA:g}, {options.draws} draws"
-        report("private-heads", title, columns, rows, draws=options.draws)
+        report("private-heads", title, columns, rows, draws=options.draws, settings=settled)
 
-    def runs(trust: dict[str, float], epsilon: float, **more: Any) -> Run:
-        return parse_run(
-            settings(trust, epsilon=epsilon, **more) | {"features.records": len(data[1])}
-        )
+    run = run_of(data, {}, 1.0, LOGISTIC)
+    x, test_x = (raised(rows.float(), run.power) for rows in (data[0], data[2]))
+    raw = (x, data[1], test_x, data[3])
+    mapped = mapped_data(run, raw)
+    for sites in options.sites:
+        for trust, given in TRUSTS.items():
+            for what, (make, own) in OURS.items():
+                measure = of_sums(data, make, own, given, sites, options.draws)
+                add(f"{what}, {trust}", sites, measure)
+        for peer in options.peers:
+            add(f"{peer}, central", "-", of_peer(name, peer, mapped, settled, options.draws))
+    ceiling = no_privacy(raw)
+    add("scikit-learn, central, no privacy", "-", lambda epsilon: [ceiling])
 
-    made = {
-        "logistic rounds": (logistic, {"head.solver": "logistic"}),
-        "closed form": (closed_form, {"fedpft.covariance": "gram"}),
-    }
-    for trust, chosen in TRUSTS.items():
-        for sites in options.sites if not chosen else options.sites[:1]:
-            for what, (make, own) in made.items():
-                values = {}
-                for epsilon in EPSILONS:
-                    run = runs(chosen, epsilon, **own)
-                    heads = [make(data, run, sites, draw) for draw in range(options.draws)]
-                    values[epsilon] = [accuracy(head, data, run.power) for head in heads]
-                add(f"{what}, {trust}", sites, values)
-    run = runs({}, 1.0, **{"head.solver": "logistic"})
-    if "opacus" in options.peers:
-        few = (0.5, 1.0, 2.0, 4.0)
-        values = {e: [opacus(data, run, e, draw) for draw in range(options.draws)] for e in few}
-        add("Opacus, central", "-", values)
-    if "sklearn" in options.peers:
-        reached = upper(data, run.power)
-        add("scikit-learn, central, no privacy", "-", {each: [reached] for each in EPSILONS})
+
+def run_of(data: Data, trust: dict[str, float], epsilon: float, own: dict[str, Any]) -> Run:
+    """The run that says in public how many records there are."""
+    records = {"features.records": len(data[1])}
+    return parse_run(settings(trust, epsilon=epsilon, **own) | records)
+
+
+def of_sums(
+    data: Data, make: Maker, own: dict[str, Any], trust: dict[str, float], sites: int, draws: int
+) -> Measure:
+    """From epsilon to the accuracies of draws of our heads."""
+
+    def measure(epsilon: float) -> list[float]:
+        run = run_of(data, trust, epsilon, own)
+        heads = [make(data, run, sites, draw) for draw in range(draws)]
+        return [accuracy(head, data, run.power) for head in heads]
+
+    return measure
+
+
+def of_peer(name: str, peer: str, mapped: Data, settled: dict[str, Any], draws: int) -> Measure:
+    """From epsilon to the accuracies of draws of a peer, whose settings are chosen once."""
+    # Two of them are the same mechanism.
+    tuned = "Opacus" if peer == "jax_privacy" else peer
+
+    def measure(epsilon: float) -> list[float]:
+        what = f"{tuned}, epsilon {epsilon:g}"
+        # The second data set takes the settings that were chosen on the first, as ours were.
+        place = next((each for each in settled if each.endswith(what)), f"{name}, {what}")
+        if place not in settled:
+            settled[place] = chosen(tuned, mapped, epsilon)
+        return [GRIDS[peer][0](mapped, epsilon, draw, **settled[place]) for draw in range(draws)]
+
+    return measure
+
+
+def mapped_data(run: Run, raw: Data) -> Data:
+    """Features of norm one after the public map of a run, and labels.
+
+    Args:
+        run: with the map.
+        raw: features and labels, for training and for testing.
+    """
+    public = read_map(run)
+    x, test_x = (clip(mapped_by(public, rows.double()), 0.0)[0] for rows in (raw[0], raw[2]))
+    return x, raw[1], test_x, raw[3]
+
+
+OURS: dict[str, tuple[Maker, dict[str, Any]]] = {
+    "logistic rounds": (logistic, LOGISTIC),
+    "closed form": (closed_form, CLOSED),
+}
 
 
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--sites", type=int, nargs="+", default=[10, 50])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--parts", nargs="+", default=["samples", "others"])
-    parser.add_argument("--peers", nargs="*", default=["opacus", "sklearn"])
+    parser.add_argument("--peers", nargs="*", default=["DP-FC", "Opacus"], choices=list(GRIDS))
     parser.add_argument("--images", type=int, default=17_000, help="of CIFAR-10, for `others`")
     parser.add_argument("--continue", dest="keep", action="store_true", help="add to the file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [tuple(row) for row in stored("private-heads").get("rows", [])] if options.keep else []
+    before = stored("private-heads") if options.keep else {}
+    file = {
+        "rows": [tuple(row) for row in before.get("rows", [])],
+        "settings": before.get("settings", {}),
+    }
     if "samples" in options.parts:
         (x, y), (test_x, test_y) = (stored_features("cifar10", part) for part in ("train", "test"))
-        table("CIFAR-10", (x.double(), y, test_x.double(), test_y), options, rows)
+        table("CIFAR-10", (x.double(), y, test_x.double(), test_y), options, file)
     if "others" in options.parts:
         x, y, test_x, test_y = cifar(options.images)
-        table("CIFAR-10, other images", (x[:10_000], y[:10_000], test_x, test_y), options, rows)
+        table("CIFAR-10, other images", (x[:10_000], y[:10_000], test_x, test_y), options, file)
 
 
 if __name__ == "__main__":

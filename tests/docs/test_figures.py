@@ -51,6 +51,7 @@ TABLES = [
     ("docs/methods/fedpft.md", "| mean of columns |", "defaults-own-mean"),
     ("docs/methods/fedpft.md", "| budget and classes alone |", "defaults-private"),
     ("docs/methods/fedpft.md", "| secure sum alone |", "defaults-secure"),
+    ("docs/methods/fedpft.md", "| with more set |", "secure-defaults"),
     ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
     ("docs/methods/fedpft.md", "| calibration |", "calibration"),
     (
@@ -97,6 +98,7 @@ TABLES = [
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
+    ("docs/privacy/secure-sums.md", "| head, 10 sites, other images | ε", "private-heads"),
     ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
     ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
     ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),

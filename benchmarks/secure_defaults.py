@@ -1,0 +1,106 @@
+"""A secure sum with epsilon and classes alone, beside what can be set by hand.
+
+Records are pooled, and the noise of all sites is drawn here, as large as in a sum when none is lost.
+Whole runs of the first column: `defaults_beside.py --parts secure`. X-rays have other shares of
+classes for testing than for training, so they have the area under the ROC curve too.
+
+    python benchmarks/secure_defaults.py --draws 3
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.defaults_beside import federation, sets
+from benchmarks.harness.federation import joined
+from benchmarks.harness.options import described
+from benchmarks.harness.results import kept_rows, report
+from benchmarks.harness.samples import shared
+from benchmarks.private_heads import DELTA, accuracy, closed_form
+from benchmarks.secure_sums_head import Data
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.of_run import projected_dimensions
+
+SETS = ("PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1", "X-rays", "digits")
+EPSILONS = (1.0, 2.0, 8.0)
+AREA = "area under the ROC curve"
+COLUMNS = ("data", "of", "epsilon", "dimensions", "nothing set", "half of them", "twice")
+COLUMNS += ("true records", "no projection", "backbone's head", "head, public images")
+
+
+def pooled(name: str) -> Data:
+    """Features and labels of all sites, for training and for testing."""
+    data = federation(name, 0, 1.0)
+    train = joined([site.train for site in data.sites])
+    return train.features.double(), train.labels, data.test.features.double(), data.test.labels
+
+
+def explicit(name: str, data: Data, chosen: int) -> list[dict[str, Any] | None]:
+    """Settings of each column; None where a data set has no such thing.
+
+    Args:
+        name: of the data set.
+        data: of the data set.
+        chosen: dimensions with nothing set.
+    """
+    records, dimension = data[0].shape
+    head = {"features.projection": str(shared("weights/mobilenet_v2-imagenet.safetensors"))}
+    public = {"fedpft.public": str(shared("features/pacs-photo-train.safetensors"))}
+    of_backbone, elsewhere = dimension == 1280, name.startswith("CIFAR")
+    return [
+        {},
+        {"features.dimensions": chosen // 2},
+        {"features.dimensions": 2 * chosen} if 2 * chosen < dimension else None,
+        {"features.records": records},
+        {"features.projection": ""},
+        head if of_backbone else None,
+        head | public if elsewhere else None,
+    ]
+
+
+def measured(data: Data, run: Run, sites: int, draws: int) -> tuple[float, float]:
+    """Mean accuracy in % and, for two classes, area under the ROC curve."""
+    heads = [closed_form(data, run, sites, draw) for draw in range(draws)]
+    area = 0.0
+    if len(run.settings.classes) == 2:
+        scores = [head.scores(data[2].float()) for head in heads]
+        area = statistics.mean(
+            float(roc_auc_score(data[3], each[:, 1] - each[:, 0])) for each in scores
+        )
+    return statistics.mean(accuracy(head, data, run.power) for head in heads), area
+
+
+def main() -> None:
+    parser = described(__doc__)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=SETS, choices=SETS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = kept_rows("secure-defaults", lambda row: row[0] in options.only)
+    for name in options.only:
+        data, sites = pooled(name), sets()[name][1]
+        classes = ",".join(map(str, range(int(data[1].max()) + 1)))
+        for epsilon in EPSILONS:
+            usual = {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+            chosen = projected_dimensions(parse_run(usual), data[0].shape[1])
+            found = [
+                None
+                if own is None
+                else measured(data, parse_run(usual | own), sites, options.draws)
+                for own in explicit(name, data, chosen)
+            ]
+            cells = [None if each is None else round(each[0], 2) for each in found]
+            rows.append((name, "accuracy %", epsilon, chosen, *cells))
+            if name == "X-rays":
+                areas = [None if each is None else round(each[1], 4) for each in found]
+                rows.append((name, AREA, epsilon, chosen, *areas))
+            title = f"A secure sum with nothing set, and with more, {options.draws} draws"
+            report("secure-defaults", title, COLUMNS, rows, draws=options.draws)
+
+
+if __name__ == "__main__":
+    main()
