@@ -85,8 +85,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"fedavg.rounds": 2, "epsilon": 8.0, "delta": 1e-5},
 }
 CLOSED = ("afl", "fedcgs", "fedcof", "gh-ofl")
-# Methods whose runs are short: all numbers of sites, two held-out seeds, several strengths, and honest
-# partitions. The slowest is not measured on data of another spread.
+# Methods whose runs are short: all numbers of sites, several strengths, and honest partitions. The
+# slowest has one held-out seed, and is not measured on data of another spread.
 SHORT, LONGEST = ("average", "fedcgs", "afl", "fedcof", "fedbe", "fedkt"), ("dp-fedavg",)
 WITH_HONEST = (*SHORT, "fedavg")
 ALPHAS, SEARCHED, HELD_OUT, HONEST = ("0.1", "100"), 100, (101, 102), range(200, 208)
@@ -388,7 +388,7 @@ def _like_all(data: Federation, seed: int) -> SiteFeatures:
 def rows_of(method: str, alpha: str) -> Iterator[tuple[Any, ...]]:
     """The rows of a method on data of one spread: the search, and honest sites."""
     slow = method not in SHORT
-    seeds = HELD_OUT[:1] if slow else HELD_OUT
+    seeds = HELD_OUT[:1] if method in LONGEST else HELD_OUT
     grid = grid_of(method)[:: 2 if method in LONGEST else 1]
     bench = Bench(method, alpha, SEARCHED, SEARCHED_WITH)
     best = sorted(grid, key=lambda attack: -bench.loss(attack)[0])[:BEST]
@@ -450,6 +450,29 @@ def _honest_row(method: str, alpha: str, sites: str) -> tuple[Any, ...]:
         *(round(mean(without), 1), round(mean(without), 1), "no attack", reached),
         *(round(mean(lost), 1), round(max(lost), 1), 0, accused, accused, 0),
     )
+
+
+def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The rows of the table in docs/privacy/hostile-hospitals.md.
+
+    Args:
+        rows: of the file, a cell for each of `COLUMNS`.
+    """
+    order, found = list(METHODS), list[str]()
+    for row in sorted(rows, key=lambda row: order.index(row[0])):
+        cells = dict(zip(COLUMNS, row, strict=True))
+        data = cells["data, alpha"]
+        if cells["epsilon"] != "none":
+            data += f", epsilon {float(cells['epsilon']):g}"
+        shown = (
+            *(cells["method"], data, cells["hostile"]),
+            f"{cells['without defence %']:g} / {cells['honest %']:g}",
+            cells["worst attack"],
+            f"{cells['loss']:g} ({cells['worst seed']:g})",
+            f"{cells['found in']}, {cells['accused in']} of {cells['seeds']}",
+        )
+        found.append(f"| {' | '.join(shown)} |")
+    return found
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The figures in the tables of the documents are those that the benchmarks wrote last."""
 
+import itertools
 import json
 import re
 from bisect import bisect_left
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.results import stored
+from benchmarks.searched_attacks_rounds import NAME, page_rows
 from tests.documents import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -178,6 +181,16 @@ def test_figures_in_tables_are_those_of_the_results(page: str, begins: str, name
                         if not is_written(each, names)
                     ]
     assert not wrong, f"{page}: not in {names}"
+
+
+def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
+    """Row by row: whoever reads that nobody was named must be able to rely on it."""
+    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
+    begins = next(
+        number for number, line in enumerate(page) if line.startswith("| method | data, Dirichlet")
+    )
+    shown = list(itertools.takewhile(lambda line: line.startswith("|"), page[begins + 2 :]))
+    assert shown == page_rows(stored(NAME)["rows"])
 
 
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(
