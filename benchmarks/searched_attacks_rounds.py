@@ -452,29 +452,6 @@ def _honest_row(method: str, alpha: str, sites: str) -> tuple[Any, ...]:
     )
 
 
-def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """The rows of the table in docs/privacy/hostile-hospitals.md.
-
-    Args:
-        rows: of the file, a cell for each of `COLUMNS`.
-    """
-    order, found = list(METHODS), list[str]()
-    for row in sorted(rows, key=lambda row: order.index(row[0])):
-        cells = dict(zip(COLUMNS, row, strict=True))
-        data = cells["data, alpha"]
-        if cells["epsilon"] != "none":
-            data += f", epsilon {float(cells['epsilon']):g}"
-        shown = (
-            *(cells["method"], data, cells["hostile"]),
-            f"{cells['without defence %']:g} / {cells['honest %']:g}",
-            cells["worst attack"],
-            f"{cells['loss']:g} ({cells['worst seed']:g})",
-            f"{cells['found in']}, {cells['accused in']} of {cells['seeds']}",
-        )
-        found.append(f"| {' | '.join(shown)} |")
-    return found
-
-
 def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--methods", default=",".join(METHODS))

@@ -23,6 +23,7 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
+from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
@@ -131,6 +132,7 @@ class Processes134(FlowerProcesses):
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
         hurry(start_client_internal)
+        bound_received(start_client_internal, grpc.RpcError)
         keep_no_code()
         pull_again_soon()
         answer_for_ended_tasks()
@@ -152,6 +154,7 @@ class Processes134(FlowerProcesses):
 
         leave_out_telemetry()
         pull_again_soon()
+        bound_task()
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -222,6 +225,12 @@ class Messages134(FlowerMessages):
         """
         if hasattr(grid, "_retry_invoker"):
             outlast(grid._retry_invoker, seconds)
+
+    def limit_replies(self, grid: Grid, largest: int) -> None:
+        """The module of a grid with a connection makes messages of their parts itself."""
+        module = sys.modules[type(grid).__module__]
+        if hasattr(module, "pull_objects"):
+            bound_replies(module, largest)
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A message with an error in place of a content."""
