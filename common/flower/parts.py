@@ -199,7 +199,7 @@ def bound_task() -> None:
     parts.pull_objects = pull_objects
 
 
-def bound_replies(grid: Any, largest: int) -> None:
+def bound_replies(grid: Any, largest: int, forget: Callable[[str], object]) -> None:
     """Let a grid make an error of a reply that is too large, or that cannot be read.
 
     Flower builds it whatever its size; an exception there ends the run, for all sites.
@@ -207,6 +207,8 @@ def bound_replies(grid: Any, largest: int) -> None:
     Args:
         grid: The module of a grid that has a connection.
         largest: bytes of a reply's arrays.
+        forget: lets the SuperLink delete the parts of the message of this id, which it would keep
+            until the run ends.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
@@ -220,7 +222,11 @@ def bound_replies(grid: Any, largest: int) -> None:
             contents = pull(object_ids, limited(pull_object_fn, largest + LARGEST_REST))
             check_contents(contents, largest)
             return {root: _built(build, root, contents)}
+        except ObjectPullError:
+            forget(root)
+            raise
         except SurrogateError as error:
+            forget(root)
             log.error("A reply is left out: %s", error)
             raise ObjectPullError(root, str(error)) from None
 

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
@@ -228,9 +228,21 @@ class Messages134(FlowerMessages):
 
     def limit_replies(self, grid: Grid, largest: int) -> None:
         """The module of a grid with a connection makes messages of their parts itself."""
-        module = sys.modules[type(grid).__module__]
-        if hasattr(module, "pull_objects"):
-            bound_replies(module, largest)
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as Received
+
+        module, own = sys.modules[type(grid).__module__], cast("Any", grid)
+        if not hasattr(module, "pull_objects"):
+            return
+
+        def forget(name: str) -> None:
+            received = Received(node=own.node, run_id=own.run.run_id, message_object_id=name)
+            self.calls(own).ConfirmMessageReceived(received)
+
+        bound_replies(module, largest, forget)
+
+    def calls(self, grid: Any) -> Any:
+        """What makes a grid's calls to its SuperLink."""
+        return grid._stub
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A message with an error in place of a content."""

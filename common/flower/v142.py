@@ -170,6 +170,10 @@ class Messages142(Messages134):
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         return super().local_run(run_id)
 
+    def calls(self, grid: Any) -> Any:
+        """Over HTTP."""
+        return grid._runtime_client
+
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Flower itself repeats calls for ever."""
         import httpx

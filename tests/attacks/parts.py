@@ -40,12 +40,14 @@ class Parts:
         self.announced.metadata.message_id = tree.object_id
         return replace(self, tree=tree)
 
-    def with_body(self, kind: str, body: bytes) -> Parts:
-        """Another body for its first part of this kind; the ids of those above follow."""
+    def with_body(self, kind: str, body: bytes, below: list[str] | None = None) -> Parts:
+        """Another body for its first part of this kind, and other parts below it; the ids of those
+        above follow.
+        """
         contents = dict(self.contents)
         name = next(each for each, content in contents.items() if _head(content)[0] == kind)
         content = contents.pop(name)
-        renamed = {name: part(kind, _head(content)[1], body)}
+        renamed = {name: part(kind, _head(content)[1] if below is None else below, body)}
         while renamed:
             old, new = renamed.popitem()
             contents[identity := hashlib.sha256(new).hexdigest()] = new
@@ -97,6 +99,18 @@ def with_repeated_piece(message: Parts, times: int) -> Parts:
     size = len(next(each for each in contents.values() if _head(each)[0] == "ArrayChunk"))
     body = stated | {"arraychunk_ids": [0] * times, "shape": [size * times]}
     return message.with_body("Array", json.dumps(body).encode())
+
+
+def with_pieces(message: Parts, count: int, size: int) -> Parts:
+    """An array of so many pieces, all of this size, and different."""
+    pieces = [
+        part("ArrayChunk", [], secrets.token_bytes(8) + bytes(size - 8)) for _ in range(count)
+    ]
+    named = {hashlib.sha256(piece).hexdigest(): piece for piece in pieces}
+    stated = {"dtype": "uint8", "shape": [count * size], "stype": "x"}
+    body = json.dumps(stated | {"arraychunk_ids": list(range(count))}).encode()
+    whole = replace(message, contents=message.contents | named)
+    return whole.with_body("Array", body, list(named))
 
 
 def doubling_tree(depth: int) -> ObjectTree:

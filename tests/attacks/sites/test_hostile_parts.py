@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.parts import Parts, wide_tree, with_repeated_piece
+from tests.attacks.parts import Parts, wide_tree, with_pieces, with_repeated_piece
 from tests.attacks.sites.hostile_node import HostileNode
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import events, federation, newest
@@ -37,6 +37,7 @@ HOSTILE: dict[str, Callable[[Parts], Parts]] = {
     "no-json": lambda parts: parts.with_body("Array", b"\xff"),
     "elsewhere": of_another_message,
     "no-record": lambda parts: parts.with_body("RecordDict", b"{}"),
+    "large": lambda parts: with_pieces(parts, 3, 15 * MIB),
     "wide": lambda parts: parts.with_tree(wide_tree(30_000)),
 }
 
@@ -48,7 +49,7 @@ def test_the_run_goes_on_with_the_others_and_names_each(tmp_path: Path) -> None:
         nodes = [HostileNode(running.fleet, name, forge) for name, forge in HOSTILE.items()]
         status = running.run(
             f'classes="{CLASSES}" epsilon=1.0 delta=1e-5 fedpft.covariance="spherical" '
-            f"head.min-steps=50 head.epochs=1 sites={len(honest) + len(nodes)} quorum=0.2 "
+            f"head.min-steps=50 head.epochs=1 max-payload-mib=1 sites={len(honest) + len(nodes)} quorum=0.2 "
             f'deadline=60.0 output-dir="{output}"',
             tmp_path,
         )

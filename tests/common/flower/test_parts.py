@@ -150,7 +150,8 @@ def replies(sent: list[Parts], largest: int) -> list[Any]:
     grid = SimpleNamespace(
         pull_objects=pull_objects, inflate_object_from_contents=inflate_object_from_contents
     )
-    bound_replies(grid, largest)
+    forgotten: list[str] = []
+    bound_replies(grid, largest, forgotten.append)
     found: list[Any] = []
     for each in sent:
         names = [tree.object_id for tree in iterate_object_tree(each.tree)]
@@ -160,6 +161,10 @@ def replies(sent: list[Parts], largest: int) -> list[Any]:
             found.append(error)
         else:
             found.append(grid.inflate_object_from_contents(each.root, pulled))
+    refused = [
+        each.root for each, reply in zip(sent, found, strict=True) if not isinstance(reply, Message)
+    ]
+    assert forgotten == refused, "the SuperLink keeps no reply that nobody reads"
     return found
 
 
