@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import datetime
+import io
 import json
 import struct
+import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
+from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
 from fedsurrogate.common.models.model_quality import (
     ModelQuality,
@@ -72,7 +75,7 @@ from tests.pins import messages as pins
 
 def parsers() -> list[Parser]:
     """All of them."""
-    return [*_wire(), *_sums(), *signed_files(), *model_files(), *_texts(), *_folders()]
+    return [*_wire(), *_sums(), *signed_files(), *model_files(), *_texts(), *_folders(), *_flower()]
 
 
 def _wire() -> Iterator[Parser]:
@@ -363,4 +366,26 @@ def _folders() -> Iterator[Parser]:
         (),
         [event + b"\n" + event + b"\n"],
         of_text,
+    )
+
+
+def _flower() -> Iterator[Parser]:
+    """Parts of Flower's messages, and packed apps, of which a site reads the settings."""
+    size = 2**16
+    piece, above = bytes(size), f"{ARRAY} {'0' * 64} ".encode()
+    contents = {"0" * 64: f"{PIECE}  {size}".encode() + b"\0" + piece}
+
+    def part(content: bytes) -> None:
+        stated = above + str(len(content)).encode() + b"\0" + content
+        check_contents(contents | {"array": stated}, 8 * size)
+
+    array = {"dtype": "uint8", "shape": [2 * size], "stype": "x", "arraychunk_ids": [0, 0]}
+    yield Parser(
+        "an array of pieces", part, (SurrogateError,), [json.dumps(array).encode()], of_json
+    )
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pyproject.toml", "[tool.flwr.app]\n" * 100)
+    yield Parser(
+        "settings of a packed app", settings_only, (SurrogateError,), [packed.getvalue()], of_bytes
     )

@@ -29,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         _wait_for_ray(config, context.run_id)
     flower().pull_soon()
     flower().outlast_interruptions(grid, config.settings.deadline)
+    flower().limit_replies(grid, config.settings.max_payload_mib * 2**20)
     from fedsurrogate.server_app.federate import federate
     from fedsurrogate.strategies.base.registered import Registered
 

@@ -74,12 +74,14 @@ class FleetRequest:
         node: Id of the node that the request is of, which has the key `signed_by`; None where the
             request has none.
         senders: Ids of the nodes that its messages name as their senders.
+        fault: What is wrong with the parts that its messages are said to have; empty: nothing.
     """
 
     signed_by: bytes
     key: bytes | None = None
     node: int | None = None
     senders: tuple[int, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,15 @@ class FlowerMessages(Protocol):
         Args:
             grid: Of a run; nothing changes for one that has no connection, as in a simulation.
             seconds: How long one call may be repeated. Then it raises RunError.
+        """
+
+    def limit_replies(self, grid: Grid, largest: int) -> None:
+        """Make an error of a reply that is too large, or that cannot be read, in place of an
+        exception that ends the run.
+
+        Args:
+            grid: Of a run; nothing changes for one that has no connection, as in a simulation.
+            largest: Bytes of a reply's payload.
         """
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:

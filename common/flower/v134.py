@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
@@ -23,6 +23,7 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
+from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
@@ -131,6 +132,7 @@ class Processes134(FlowerProcesses):
             start_client_internal._make_fleet_connection_retry_invoker, note
         )
         hurry(start_client_internal)
+        bound_received(start_client_internal, grpc.RpcError)
         keep_no_code()
         pull_again_soon()
         answer_for_ended_tasks()
@@ -152,6 +154,7 @@ class Processes134(FlowerProcesses):
 
         leave_out_telemetry()
         pull_again_soon()
+        bound_task()
         install_loader(task, load)
         guard_task(task, guard, lambda to, text: Messages134().failed_reply(to, "crashed", text))
         flwr_clientapp()
@@ -222,6 +225,24 @@ class Messages134(FlowerMessages):
         """
         if hasattr(grid, "_retry_invoker"):
             outlast(grid._retry_invoker, seconds)
+
+    def limit_replies(self, grid: Grid, largest: int) -> None:
+        """The module of a grid with a connection makes messages of their parts itself."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as Received
+
+        module, own = sys.modules[type(grid).__module__], cast("Any", grid)
+        if not hasattr(module, "pull_objects"):
+            return
+
+        def forget(name: str) -> None:
+            received = Received(node=own.node, run_id=own.run.run_id, message_object_id=name)
+            self.calls(own).ConfirmMessageReceived(received)
+
+        bound_replies(module, largest, forget)
+
+    def calls(self, grid: Any) -> Any:
+        """What makes a grid's calls to its SuperLink."""
+        return grid._stub
 
     def failed_reply(self, message: Message, failure: Failure, reason: str) -> Message:
         """A message with an error in place of a content."""

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.common.flower.parts import LARGEST_PART, check_tree
 
 if TYPE_CHECKING:
     import grpc
     from flwr.app import Message
     from flwr.proto.message_pb2 import ObjectTree
 
-LARGEST_MESSAGE = 2**24
+LARGEST_MESSAGE = LARGEST_PART
 """Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
 beside a payload has at most 4 MiB."""
 LIMITS = (
@@ -182,5 +184,15 @@ def fleet_request(request: Any, key: bytes) -> FleetRequest:
         return FleetRequest(key, key=request.public_key)
     if isinstance(request, fleet_pb2.PushMessagesRequest):
         senders = tuple(message.metadata.src_node_id for message in request.messages_list)
-        return FleetRequest(key, node=request.node.node_id, senders=senders)
+        return FleetRequest(key, None, request.node.node_id, senders, _fault(request))
     return FleetRequest(key)
+
+
+def _fault(request: Any) -> str:
+    """What is wrong with the parts that messages are said to have."""
+    try:
+        for tree in request.message_object_trees:
+            check_tree(tree)
+    except SurrogateError as error:
+        return str(error)
+    return ""

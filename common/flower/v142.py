@@ -19,6 +19,7 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
+from fedsurrogate.common.flower.parts import bound_received, bound_task
 from fedsurrogate.common.flower.v134 import (
     Messages134,
     Processes134,
@@ -122,6 +123,7 @@ class Processes142(Processes134):
         signer.intercept = intercept
         refuse_other_tasks(start_client_internal)
         hurry(start_client_internal)
+        bound_received(start_client_internal, httpx.HTTPError)
         keep_no_code()
         pull_again_soon()
         answer_for_ended_tasks()
@@ -145,6 +147,7 @@ class Processes142(Processes134):
         reach_unix_sockets()
         leave_out_telemetry()
         pull_again_soon()
+        bound_task()
         install_loader(task, load)
         guard_task(
             task,
@@ -166,6 +169,10 @@ class Messages142(Messages134):
         TaskIdentity.task_id, TaskIdentity.run_id = 1, run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
         return super().local_run(run_id)
+
+    def calls(self, grid: Any) -> Any:
+        """Over HTTP."""
+        return grid._runtime_client
 
     def outlast_interruptions(self, grid: Grid, seconds: float) -> None:
         """Flower itself repeats calls for ever."""

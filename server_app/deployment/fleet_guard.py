@@ -6,7 +6,7 @@ check the sender of the message inside (`PushMessages`), or the key to be activa
 (`ActivateNode`). So a registered site could activate another site's node and learn its node id. It
 could then reply as that site, or send it requests as if it were the coordinator.
 
-Nor does Flower know that a key is valid for some time only.
+Nor does Flower know that a key is valid for some time only, or limit how many parts a message has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def refusal(request: FleetRequest) -> str:
         return "Another node's public key"
     if any(sender != request.node for sender in request.senders):
         return "A message whose sender is another node"
-    return ""
+    return request.fault
 
 
 class Validity:

@@ -104,7 +104,9 @@ class Collection:
             over = time.monotonic() >= self._end
             names = self._askable()
             for reply in self._grid.pull_messages(names) if names else ():
-                self.unanswered.pop(reply.metadata.reply_to_message_id, None)
+                # What a reply says of itself is not what the SuperLink has checked.
+                if self.unanswered.pop(reply.metadata.reply_to_message_id, None) is None:
+                    continue
                 self._pace.worked()
                 yield reply
             if over or not self.unanswered:

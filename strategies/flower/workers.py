@@ -8,7 +8,7 @@ from __future__ import annotations
 MEANINGS = {
     1: "the site's app could not be loaded",
     2: "the site's app failed",
-    3: "the site's connection was lost before its reply was complete",
+    3: "the site's reply is not complete, as after a lost connection, or cannot be read",
     4: "the site's reply no longer exists",
     5: "the site's SuperNode was stopped, or its connection was lost",
     8: "the site's app was ended, or did not respond for a minute",

@@ -39,6 +39,8 @@ READERS = {
     *("pq.ParquetFile", "pq.read_table", "csv.reader", "csv.DictReader", "read_csv"),
     *("struct.unpack", "load_pem_x509_certificate", "load_der_x509_certificate"),
     *("load_pem_private_key", "load_ssh_private_key", "load_ssh_public_key", "ZipFile"),
+    # Graphs: only those that this program has just written are read.
+    *("jit.load", "export.load", "onnx.load", "InferenceSession"),
     *("bytes_to_public_key", "tarfile.open", "unpack_archive", "pickle.loads", "yaml.safe_load"),
 }
 READING_MODULES = ("safetensors.torch", "fedsurrogate.common.wire.surrogate_proto")

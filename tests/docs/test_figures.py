@@ -1,14 +1,17 @@
 """The figures in the tables of the documents are those that the benchmarks wrote last."""
 
+import itertools
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
+from benchmarks.harness.results import stored
+from benchmarks.searched_attacks_rounds import COLUMNS, METHODS, NAME
 from tests.documents import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -180,6 +183,35 @@ def test_figures_in_tables_are_those_of_the_results(page: str, begins: str, name
                         if not is_written(each, names)
                     ]
     assert not wrong, f"{page}: not in {names}"
+
+
+def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of the page's table for rows of the file, which have a cell for each of `COLUMNS`."""
+    order, found = list(METHODS), list[str]()
+    for row in sorted(rows, key=lambda row: order.index(row[0])):
+        cells = dict(zip(COLUMNS, row, strict=True))
+        data = cells["data, alpha"]
+        if cells["epsilon"] != "none":
+            data += f", epsilon {float(cells['epsilon']):g}"
+        shown = (
+            *(cells["method"], data, cells["hostile"]),
+            f"{cells['without defence %']:g} / {cells['honest %']:g}",
+            cells["worst attack"],
+            f"{cells['loss']:g} ({cells['worst seed']:g})",
+            f"{cells['found in']}, {cells['accused in']} of {cells['seeds']}",
+        )
+        found.append(f"| {' | '.join(shown)} |")
+    return found
+
+
+def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
+    """Row by row: whoever reads that nobody was named must be able to rely on it."""
+    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
+    begins = next(
+        number for number, line in enumerate(page) if line.startswith("| method | data, Dirichlet")
+    )
+    shown = list(itertools.takewhile(lambda line: line.startswith("|"), page[begins + 2 :]))
+    assert shown == page_rows(stored(NAME)["rows"])
 
 
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(

@@ -9,7 +9,9 @@ from functools import cache
 
 import pytest
 
-from benchmarks.searched_attacks_rounds import Attacked, Bench, grid_of
+from benchmarks.harness.results import stored
+from benchmarks.searched_attacks_rounds import METHODS, NAME, SITES, Attacked, Bench, grid_of
+from fedsurrogate.common.run import parse_run
 
 # Before heads were bounded feature by feature, the first four cost 45 to 75 points.
 ON_HEADS = [
@@ -75,3 +77,15 @@ def test_honest_sites_with_few_classes_are_not_accused_and_lose_little(
     found = own.result(None)
     assert not found.suspects
     assert found.accuracy >= own.result(None, defence="none").accuracy - 5.0
+
+
+def test_each_method_that_the_search_has_spoiled_warns_before_the_start() -> None:
+    """By the stored figures: more than 20 points lost. FedLAP did not warn from four sites on."""
+    columns, rows = stored(NAME)["columns"], stored(NAME)["rows"]
+    name, hostile, loss = (columns.index(each) for each in ("method", "hostile", "loss"))
+    spoiled = {(row[name], SITES[row[hostile]][1]) for row in rows if row[loss] > 20}
+    assert {"fedavg", "fedlap", "scaffold"} <= {method for method, _ in spoiled}
+    for method, sites in spoiled:
+        run = parse_run({"method": method, "classes": "a,b"} | METHODS[method])
+        assert run.gaps(sites), method
+        assert sites <= 3 or any("one hostile site" in gap for gap in run.gaps(sites)), method

@@ -169,6 +169,40 @@ def test_a_longer_wait_takes_what_arrives_in_it(
 
 
 @dataclass
+class Claims(Replies):
+    """A grid whose replies name the messages that they answer themselves."""
+
+    claims: dict[int, str] = field(default_factory=dict)
+
+    def pull_messages(self, names: Iterable[str]) -> list[Any]:
+        new = [int(name[1:]) for name in names if int(name[1:]) not in self.pulled]
+        self.pulled.update(new)
+        return [
+            SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=self.claims[node]))
+            for node in new
+        ]
+
+
+@settings(max_examples=60, suppress_health_check=SAME_CLOCK)
+@given(
+    claims=st.dictionaries(
+        st.integers(1, 5), st.sampled_from(["m1", "m2", "m3", "m9", "of an earlier round", ""])
+    )
+)
+def test_no_reply_counts_that_names_a_message_which_waits_for_none(
+    clock: Clock, claims: dict[int, str]
+) -> None:
+    """The run took it up, found no site for it, and ended."""
+    clock.now = 0.0
+    grid = Claims(clock, dict.fromkeys(claims, Node()), claims=claims)
+    waiting = Collection(grid, map(message, claims), 5.0)  # type: ignore[arg-type]
+    taken = [reply.metadata.reply_to_message_id for reply in waiting]
+    assert len(taken) == len(set(taken))
+    assert set(taken) == {f"m{node}" for node in claims} & set(claims.values())
+    assert set(waiting.unanswered) == {f"m{node}" for node in claims} - set(taken)
+
+
+@dataclass
 class Events:
     """A recorder that keeps events."""
 
