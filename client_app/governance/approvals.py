@@ -73,6 +73,10 @@ def after(rounds: int) -> int:
 
     Args:
         rounds: of training that a run has; zero where its method has none, and one answer.
+
+    Example:
+        >>> [after(rounds) for rounds in (0, 1, 20)]
+        [2, 2, 21]
     """
     return max(1, rounds) + 1
 
