@@ -149,7 +149,8 @@ def test_in_a_private_chain_a_site_with_other_labels_is_left_out_and_named(tmp_p
     ("flat", "count", "warned"),
     [
         ({"method": "fedavg"}, 3, ("3 sites", "updates and heads")),
-        ({"method": "fedlap"}, 2, ("2 sites",)),
+        ({"method": "fedlap"}, 2, ("2 sites", "synthetic images")),
+        ({"method": "fedlap"}, 4, ("synthetic images",)),
         ({"method": "fedpft"}, 3, ("3 sites",)),
         ({"method": "fedpft"}, 4, ()),
         ({"method": "afl"}, 3, ("3 sites",)),
