@@ -86,6 +86,7 @@ def _tiny_or_huge(features: Tensor) -> bool:
 
 
 def _far_together(features: Tensor) -> bool:
+    """Whether the mean of all columns is far from zero, beside what the records differ by."""
     few = features[:SAMPLE].cpu().double()
     if len(few) < 2:
         return False
