@@ -302,8 +302,8 @@ def main() -> None:
         }
         for title, work in ((title, of_image(name)) for title, name in MODELS.items())
     ]
-    content = {"device": "NVIDIA H100 80GB HBM3", "limits": vars(MEASURED), "rows": rows + works}
-    content["limits"].pop("images", None)
+    limits = {name: value for name, value in vars(MEASURED).items() if name != "images"}
+    content = {"device": "NVIDIA H100 80GB HBM3", "limits": limits, "rows": rows + works}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
     for row in rows + works:
         print(row)

@@ -283,7 +283,7 @@ def traced(work: Callable[[], Any], device: str) -> dict[str, Any]:
     """
     if not device.startswith("cuda"):
         return {}
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
     try:

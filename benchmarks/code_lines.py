@@ -38,8 +38,9 @@ def lines_of(source: str) -> Counter[str]:
     """
     docstrings = set[int]()
     for node in ast.walk(ast.parse(source)):
-        holds = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if holds and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     code, comments = set[int](), set[int]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -91,7 +91,7 @@ def steps(settings: dict[str, Any], dimension: int) -> dict[str, Callable[[], No
     def opacus_per_record() -> None:
         sampled.zero_grad(set_to_none=True)
         sampled(x, labels).sum().backward()
-        each: list[Tensor] = [p.grad_sample for p in per_record.modules.parameters()]  # type: ignore[misc]
+        each: list[Tensor] = [p.grad_sample for p in per_record.modules.parameters()]  # type: ignore[attr-defined]
         norms = torch.stack([part.flatten(1).norm(dim=1) for part in each]).norm(dim=0)
         factors = (CLIP / norms).clamp_max(1.0)
         noisy(per_record, [torch.einsum("n,n...->...", factors, part) for part in each])

@@ -151,8 +151,10 @@ def falling(power: float) -> AbstractContextManager[Any]:
     """
     usual = FedLAPSettings.rate
 
-    def rate(settings: FedLAPSettings, round: int) -> float:
-        return usual(settings, round) if settings.cosine else settings.learning_rate / round**power
+    def rate(settings: FedLAPSettings, round: int, rounds: int) -> float:
+        if settings.cosine:
+            return usual(settings, round, rounds)
+        return settings.learning_rate / round**power
 
     return patch.object(FedLAPSettings, "rate", rate)
 

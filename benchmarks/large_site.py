@@ -116,14 +116,14 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     from fedsurrogate.common.wire.records import from_record, to_record
 
     torch.set_num_threads(1)
-    load = uncharged.load_site
+    load = uncharged.load_site  # type: ignore[attr-defined]
 
     def loaded(*given: Any) -> Any:
         own = load(*given)
         print("loaded", flush=True)
         return own
 
-    uncharged.load_site = loaded
+    uncharged.load_site = loaded  # type: ignore[attr-defined]
     places = {
         "data-dir": str(data),
         "cache-dir": str(state / "cache"),

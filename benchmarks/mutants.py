@@ -369,8 +369,8 @@ def table(tried: Sequence[Tried], drawn: int, packages: Sequence[str]) -> float:
     """Print the score of each package and the survivors; return the whole score."""
     counts = counted(tried, packages)
     print(f"\n{'package':28} {'killed':>7} {'survived':>9}")
-    for package, each in counts.items():
-        print(f"{package:28} {each['killed']:7} {each['survived']:9}")
+    for package, count in counts.items():
+        print(f"{package:28} {count['killed']:7} {count['survived']:9}")
     for each in tried:
         if each.status in ("survived", "error"):
             mutant = each.mutant

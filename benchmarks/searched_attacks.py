@@ -287,17 +287,17 @@ def row_of(place: str, count: int, hostile: int, epsilon: str, components: str) 
     grid = [Lie(*each) for each in itertools.product(DIRECTIONS, steps, COUNTS)]
     best = federation(SEARCHED).worst(grid, "auto")[:BEST]
     lies = [more for _, lie, _ in best for more in variants(lie, several)]
-    own = [federation(seed) for seed in seeds]
-    found = [each.worst(lies, "auto")[0] for each in own]
+    held_out = [federation(seed) for seed in seeds]
+    found = [each.worst(lies, "auto")[0] for each in held_out]
     top = max(range(len(found)), key=lambda index: found[index][0])
     loss, lie, _ = found[top]
     names = {f"z{index}" for index in range(hostile)}
     named = sum(names <= suspects for _, _, suspects in found)
     accused = sum(any(name[0] == "h" for name in suspects) for _, _, suspects in found)
-    losses = (round(own[top].loss(lie, "none")[0], 1), round(loss, 1))
+    losses = (round(held_out[top].loss(lie, "none")[0], 1), round(loss, 1))
     means = (round(mean(each[0] for each in found), 1), str(lie), named, accused)
     tried = len(grid) + len(seeds) * len(set(lies))
-    return (*head, round(mean(each.alone for each in own), 1), *losses, *means, tried)
+    return (*head, round(mean(each.alone for each in held_out), 1), *losses, *means, tried)
 
 
 def main() -> None:

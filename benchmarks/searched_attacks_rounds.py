@@ -217,18 +217,17 @@ class Result:
 
 
 class Bench:
-    """The sites of one partition under one method."""
+    """Sites under one method.
 
-    def __init__(self, method: str, alpha: str, seed: int, sites: str) -> None:
-        self.hostile, count = SITES[sites]
-        self.data = federation(alpha, seed, count)
-        if method in CLOSED:
-            # To lie about every class, a hostile site needs records of each.
-            self.data.sites[: self.hostile] = [
-                _like_all(self.data, index) for index in range(self.hostile)
-            ]
-        settings = {"method": method, "seed": seed, "deadline": 60.0} | METHODS[method]
-        self.run = parse_run(self.data.named(settings))
+    Args:
+        data: of all sites.
+        settings: of the run.
+        hostile: how many of the sites, the first ones, may be hostile.
+    """
+
+    def __init__(self, data: Federation, settings: Mapping[str, Any], hostile: int) -> None:
+        self.data, self.hostile = data, hostile
+        self.run = parse_run(data.named(dict(settings)))
 
     @cached_property
     def rest(self) -> float:
@@ -326,6 +325,17 @@ class Bench:
         return forged + honest
 
 
+def bench_of(method: str, alpha: str, seed: int, sites: str) -> Bench:
+    """The digits at sites by a Dirichlet distribution."""
+    hostile, count = SITES[sites]
+    data = federation(alpha, seed, count)
+    if method in CLOSED:
+        # To lie about every class, a hostile site needs records of each.
+        data.sites[:hostile] = [_like_all(data, index) for index in range(hostile)]
+    settings = {"method": method, "seed": seed, "deadline": 60.0} | METHODS[method]
+    return Bench(data, settings, hostile)
+
+
 def vector(reply: Reply) -> Tensor:
     """All numbers of a reply."""
     return flat(reply.tensors) if isinstance(reply, Parameters) else flat({"": reply.values})
@@ -390,7 +400,7 @@ def rows_of(method: str, alpha: str) -> Iterator[tuple[Any, ...]]:
     slow = method not in SHORT
     seeds = HELD_OUT[:1] if method in LONGEST else HELD_OUT
     grid = grid_of(method)[:: 2 if method in LONGEST else 1]
-    bench = Bench(method, alpha, SEARCHED, SEARCHED_WITH)
+    bench = bench_of(method, alpha, SEARCHED, SEARCHED_WITH)
     best = sorted(grid, key=lambda attack: -bench.loss(attack)[0])[:BEST]
     # In the long ones, the worst of the grid as it is.
     tried = best if slow else [*best[0].variants(), *best[1:]]
@@ -412,7 +422,7 @@ def _row(
     before: int,
 ) -> tuple[Any, ...]:
     """The worst of some attacks with these sites."""
-    benches = [Bench(method, alpha, seed, sites) for seed in seeds]
+    benches = [bench_of(method, alpha, seed, sites) for seed in seeds]
     under = {attack: [bench.loss(attack) for bench in benches] for attack in tried}
     worst = max(tried, key=lambda attack: mean(loss for loss, _ in under[attack]))
     plain = [bench.result(None) for bench in benches]
@@ -439,7 +449,7 @@ def _row(
 
 def _honest_row(method: str, alpha: str, sites: str) -> tuple[Any, ...]:
     """What the default defence costs where no site is hostile."""
-    benches = [Bench(method, alpha, seed, sites) for seed in HONEST]
+    benches = [bench_of(method, alpha, seed, sites) for seed in HONEST]
     found = [bench.result(None) for bench in benches]
     without = [bench.result(None, defence="none").accuracy for bench in benches]
     lost = [plain - each.accuracy for plain, each in zip(without, found, strict=True)]

@@ -267,7 +267,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
 
     before = stored("secure-sums-hostile") if again else {}
     real, rows = (
-        module.mask,
+        module.mask,  # type: ignore[attr-defined]
         [tuple(row) for row in before.get("rows", []) if row[0] not in forgotten],
     )
     calls = before.get("calls", [before["machine"]] if before else [])
@@ -307,7 +307,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
                             values[:classes] = np.roll(values[:classes], 1)
                     return real(state, delivered, rules, values)
 
-                module.mask = lie
+                module.mask = lie  # type: ignore[attr-defined]
                 try:
                     right = accuracy(Path(folder), sites, 0, settings)
                 except FedSurrogateError as error:
@@ -315,7 +315,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
                 rows.append((name, liars, how, right))
                 title = "sites of ten that add false numbers to a secure sum; one run each"
                 report("secure-sums-hostile", title, columns, rows, calls=[*calls, machine()])
-    module.mask = real
+    module.mask = real  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -343,7 +343,7 @@ def main() -> None:
     collection.POLL_SECONDS = 0.05
     # A simulation reads its files for every message. Here all sites and rounds share what was read
     # once.
-    partition.load_all = lru_cache(2)(partition.load_all)
+    partition.load_all = lru_cache(2)(partition.load_all)  # type: ignore[attr-defined]
     if "cost" in options.parts:
         cost()
     if "hostile" in options.parts:

@@ -85,7 +85,10 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
     made = PublicMap(unpack_projection(pack(directions[:count].float())), centre)
     source = "the given file" if file else f"the head of {own.backbone}"
     if not file and not is_head:
-        source = "random ones, because no head with so many classes was found for the backbone"
+        source = (
+            f"random ones, because no head with so many classes was found for {own.backbone}; for "
+            "features in files, `backbone` and `weights-path` name what made them"
+        )
     return made, f"{count:,} of {directions.shape[1]:,} directions: {source}"
 
 
