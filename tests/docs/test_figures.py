@@ -214,6 +214,36 @@ def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
     assert shown == page_rows(stored(NAME)["rows"])
 
 
+@pytest.mark.parametrize(
+    ("hostile", "head"), [(True, "| data | hostile"), (False, "| data | sites")]
+)
+def test_the_tables_of_the_search_on_mixtures_are_those_of_the_file(
+    hostile: bool, head: str
+) -> None:
+    result = stored("searched-attacks")
+    expected = []
+    for row in result["rows"]:
+        cells = dict(zip(result["columns"], row, strict=True))
+        losses = f"{cells['worst loss']:g}", f"{cells['mean loss']:g}"
+        several = ", ten components" if cells["components"] == "10" else ""
+        shown: tuple[object, ...] = (
+            *(cells["data"], f"{cells['sites']}{several}", cells["seeds"], *losses),
+            cells["accused"],
+        )
+        if hostile:
+            shown = (
+                *(cells["data"], f"{cells['hostile']} of {cells['sites']}", cells["epsilon"]),
+                *(cells["components"], f"{cells['same lie, none']:g}"),
+                *(f"{losses[0]} ({losses[1]})", cells["lie"]),
+                f"{cells['named']}, {cells['accused']} of {cells['seeds']}",
+            )
+        if bool(cells["hostile"]) == hostile:
+            expected.append(f"| {' | '.join(map(str, shown))} |")
+    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
+    begins = next(number for number, line in enumerate(page) if line.startswith(head))
+    assert list(itertools.takewhile(lambda line: line[0:1] == "|", page[begins + 2 :])) == expected
+
+
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
