@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fedsurrogate.strategies.flower.workers import MEANINGS
 from tests.e2e.hospitals import Hospital
 from tests.e2e.processes import federation, until
 from tests.faults.conftest import Scene
@@ -67,9 +68,8 @@ def test_a_reply_that_was_broken_off_is_paid_for_once_and_used_or_its_site_is_na
     # If a receipt is lost, Flower does not send the data again, and waits three minutes for the
     # receipt.
     if scene.result(run)["sites"]["used"] < 2:
-        assert list(scene.reported("rejected").values())[-1].endswith(
-            "reply was complete (Flower error code 3)"
-        )
+        why = list(scene.reported("rejected").values())[-1]
+        assert why == f"{MEANINGS[3]} (Flower error code 3)"
     assert scene.charged() == {name: count + 1 for name, count in before.items()}
     assert scene.result(scene.submit())["sites"]["used"] == 2
 
