@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -44,9 +45,12 @@ from fedsurrogate.common.secure_sum.keys import (
     quoted,
 )
 from fedsurrogate.common.secure_sum.masks import keystream, own_mask, pair_masks
+from fedsurrogate.common.secure_sum.member import signed_list
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.secure_sum.shamir import combine, split
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.shares import check_dealt, deal, open_share, recover
+from fedsurrogate.common.secure_sum.unmasking import check_revealed
+from fedsurrogate.common.secure_sum.words import pack_words, unpack_words, words
 from fedsurrogate.common.security import sealing
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
 from fedsurrogate.common.surrogate_pb2 import Sealed
@@ -229,6 +233,93 @@ def test_a_key_list_has_each_site_and_each_key_once_and_the_pinned_ones(
     listed = [*members[:at], Member(**changed, signature=signature), *members[at + 1 :]]
     with pytest.raises(SealError, match=reason):
         check_members(listed, bound)
+
+
+@few
+@given(st.integers(2, 5), st.data())
+def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of_their_site(
+    sites: int, data: st.DataObject
+) -> None:
+    names = data.draw(st.permutations([f"s{at}" for at in range(sites)]))
+    secrets = {name: Secrets.fresh() for name in names}
+    members = {name: Member(name, b"", b"", raw(own.sharing), b"") for name, own in secrets.items()}
+    digest, threshold = data.draw(DIGESTS), data.draw(st.integers(1, sites))
+    site = names[0]
+    dealt = deal(site, secrets[site], members, threshold, digest)
+    check_dealt(dealt)
+    assert (dealt.site, dealt.digest, set(dealt.content)) == (site, digest, set(names))
+    for kind in ("blind", "masking"):
+        secret = getattr(secrets[site], kind)
+        parts = (digest, secret, f"{kind} secret".encode(), site.encode(), site.encode())
+        assert dealt.checks[kind] == hashlib.sha256(b"\0".join(parts)).digest()
+    opened: dict[str, dict[str, bytes]] = {}
+    for reader in names:
+        ends = b"".join(sorted((raw(secrets[site].sharing), raw(secrets[reader].sharing))))
+        label = b"fedsurrogate secure sum shares" + digest + site.encode() + b"\0" + reader.encode()
+        key = hkdf(exchanged(secrets[site].sharing, raw(secrets[reader].sharing)), label + ends)
+        both = ChaCha20Poly1305(key).decrypt(bytes(12), dealt.content[reader], digest)
+        opened[reader] = open_share(dealt, reader, secrets[reader].sharing, members, digest)
+        assert opened[reader] == {"blind": both[:17], "masking": both[17:]}
+        for kind, share in opened[reader].items():
+            parts = (digest, share, kind.encode(), site.encode(), reader.encode())
+            assert dealt.digests[reader][kind] == hashlib.sha256(b"\0".join(parts)).digest()
+            revealed = {"blind": {}, "masking": {}} | {kind: {site: share}}
+            check_revealed(reader, revealed, {site: dealt}, [site] if kind == "blind" else [])
+            other = {"blind": {}, "masking": {}} | {kind: {site: bytes(17)}}
+            for wrong in (other, {"blind": {}, "masking": {}}):
+                with pytest.raises(SurrogateError):
+                    check_revealed(reader, wrong, {site: dealt}, [site] if kind == "blind" else [])
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True))
+    for kind in ("blind", "masking"):
+        own = {reader: opened[reader][kind] for reader in chosen}
+        if len(own) < threshold:
+            with pytest.raises(SurrogateError, match=f"{len(own)} shares of site"):
+                recover(dealt, kind, own, sorted(names), threshold)
+            continue
+        assert recover(dealt, kind, own, sorted(names), threshold) == getattr(secrets[site], kind)
+        # A share too many is not looked at, and one that counts must fit.
+        first = min(own)
+        with pytest.raises(SurrogateError, match="do not fit together"):
+            recover(dealt, kind, own | {first: bytes(17)}, sorted(names), threshold)
+
+
+@pytest.mark.parametrize("change", ["", "content", "digest", "check", "none", "long"])
+def test_shares_and_digests_have_their_lengths(change: str) -> None:
+    own = Secrets.fresh()
+    members = {name: Member(name, b"", b"", raw(own.sharing), b"") for name in ("a", "b")}
+    dealt = deal("a", own, members, 2, bytes(32))
+    changed = {
+        "": dealt,
+        "content": replace(dealt, content=dealt.content | {"b": dealt.content["b"][:-1]}),
+        "long": replace(dealt, content={name: each + b"0" for name, each in dealt.content.items()}),
+        "digest": replace(
+            dealt, digests=dealt.digests | {"b": {"blind": bytes(31), "masking": bytes(32)}}
+        ),
+        "check": replace(dealt, checks={"blind": bytes(32), "masking": bytes(33)}),
+        "none": replace(dealt, content={}),
+    }[change]
+    if not change:
+        check_dealt(changed)
+        assert {len(each) for each in changed.content.values()} == {2 * 17 + 16}
+        return
+    with pytest.raises(SurrogateError, match="of the wrong length"):
+        check_dealt(changed)
+
+
+@few
+@given(st.lists(st.text(max_size=3), max_size=4), DIGESTS, st.lists(st.integers(-(2**40), 2**40)))
+def test_lists_and_numbers_have_these_bytes(
+    names: list[str], digest: bytes, values: list[int]
+) -> None:
+    content = digest
+    for name in names:
+        content += len(name.encode()).to_bytes(4, "big") + name.encode()
+    assert signed_list(digest, names) == content
+    found = words(np.array(values, dtype=np.int64))
+    assert found.tolist() == [each % 2**32 for each in values]
+    packed = pack_words(found)
+    assert packed == b"".join((each % 2**32).to_bytes(4, "little") for each in values)
+    assert unpack_words(packed).tolist() == found.tolist()
 
 
 @given(st.integers(0, 14))
