@@ -51,7 +51,6 @@ def test_only_ends_that_cannot_be_seen_are_taken_off(text: str) -> None:
         (np.ma.masked, None), ("", None), (" \u200b", None), ("NaN", None), ("NaT", None), (b"", None),
         (Decimal("NaN"), None),
     ],
-    ids=repr,
 )  # fmt: skip
 def test_a_value_has_this_name(value: Any, name: str | None) -> None:
     assert name_of(value) == name
@@ -65,7 +64,6 @@ def test_a_value_has_this_name(value: Any, name: str | None) -> None:
         1j, math.inf, -math.inf, np.float32(math.inf), Decimal("Infinity"), b"\xff", [], ["a"], {"a": 1}, object(), len,
         np.timedelta64(3, "s"), np.datetime64("2026-01-01"), 10**5000,
     ],
-    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_a_value_of_another_type_has_no_name(value: Any) -> None:
     with pytest.raises(TypeError, match=r"a value of type|not UTF-8"):

@@ -167,7 +167,6 @@ def test_people_compare_32_digits_in_groups_of_four(fingerprint: str, typed: int
         ({"action": "unregister"}, True), ({"expires": "20260331"}, False), ({"expires": "2026-02-30"}, False),
         ({"expires": ""}, False), ({"expires": None}, False), ({"expires": "2026-W14-2"}, False),
     ],
-    ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_a_proposal_has_values_that_are_allowed(change: dict[str, Any], fits: bool) -> None:
     if fits:

@@ -408,3 +408,23 @@ def test_risks_at_the_limits_are_in_the_middle_third(spread: float) -> None:
     scores = torch.tensor([[-beyond], [-cut], [cut], [beyond]], dtype=torch.float64)
     added = made.judged({"spread": spread}, ("risk",), scores, torch.tensor([[0.5, 1.0]] * 4))
     assert added[:, 0].sum(2).argmax(1).tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"value": 1e200}, {"value": -1e200}, {"records": 1e-320}, {"squared": -1.0}, {"absolute": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sums_without_a_metric_leave_the_number_of_records(sums: dict[str, float | None]) -> None:
+    """A square that overflows, a root of less than zero, and a sum that is not there."""
+    usual = {"records": 2.0, "absolute": 1.0, "squared": 1.0, "value": 4.0, "energy": 9.0}
+    whole = {
+        f"number.0.x.{name}": each for name, each in (usual | sums).items() if each is not None
+    }
+    found = metrics_of(whole)["x"]
+    records = sums.get("records", 2.0)
+    assert found["records"] == records
+    if records == 2.0:
+        assert found == {"records": 2.0}
