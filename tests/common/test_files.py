@@ -245,3 +245,27 @@ def test_a_file_under_work_is_its_owners_and_a_library_finds_it_empty(tmp_path: 
         assert temporary.parent == tmp_path
         assert not (tmp_path / "x").exists()
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o644
+
+
+def test_whoever_says_nothing_gets_a_file_that_outlives_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[bool] = []
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        flush(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    staged = files.stage_file(tmp_path / "x", b"1")
+    assert flushed == [False]
+    files.put_in_place(staged, tmp_path / "x")
+    assert flushed == [False, True]
+    with files.replacing(tmp_path / "y", mode=0o600) as temporary:
+        temporary.write_bytes(b"1")
+    assert flushed == [False, True] * 2
+    files.replace_file(tmp_path / "z", b"1")
+    assert flushed == [False, True] * 3
+    files.create_file(tmp_path / "new", b"1")
+    assert flushed == [*[False, True] * 3, False]
