@@ -64,6 +64,7 @@ def test_a_value_has_this_name(value: Any, name: str | None) -> None:
         1j, math.inf, -math.inf, np.float32(math.inf), Decimal("Infinity"), b"\xff", [], ["a"], {"a": 1}, object(), len,
         np.timedelta64(3, "s"), np.datetime64("2026-01-01"), 10**5000,
     ],
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_a_value_of_another_type_has_no_name(value: Any) -> None:
     with pytest.raises(TypeError, match=r"a value of type|not UTF-8"):
