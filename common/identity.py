@@ -127,7 +127,10 @@ def name_of(value: object, names: Iterable[str] = ()) -> str | None:
             number = int(value)  # type: ignore[arg-type]
             return str(number) if value == number else str(value)
         except (ArithmeticError, ValueError):
-            pass  # Infinity, or more digits than Python writes.
+            # Its text would not be written, either.
+            raise TypeError(
+                f"a value of type {type(value).__name__}: infinity, or more digits than Python writes"
+            ) from None
     raise TypeError(f"a value of type {type(value).__name__}: {str(value)[:40]}")
 
 

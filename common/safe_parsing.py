@@ -29,6 +29,11 @@ _WIRE = {
 }
 
 
+def canonical(message: Message) -> bytes:
+    """The bytes of a message: the same message always gives the same bytes."""
+    return message.SerializeToString(deterministic=True)
+
+
 def read_message(message: Message, payload: bytes, name: str) -> None:
     """Fill a message from bytes.
 

@@ -16,6 +16,7 @@ from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.schema import check_fields
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_claim,
     pack_header,
@@ -39,7 +40,7 @@ def pack_counts(counts: Counts) -> bytes:
         message.tables.add(
             name=name, shape=list(table.shape), data=table.numpy().astype("<i4").tobytes()
         )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_counts(payload: bytes) -> Counts:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogate_pb2 import Bundle as SignedFile
@@ -153,15 +153,13 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
     payload = content.pop("payload")
     manifest = json.dumps(content | {"has-payload": payload is not None}, sort_keys=True).encode()
     signature = sign(signed_part(manifest, payload or b""), private, purpose)
-    return SignedFile(
-        manifest=manifest, payload=payload or b"", signature=signature
-    ).SerializeToString(deterministic=True)
+    return canonical(SignedFile(manifest=manifest, payload=payload or b"", signature=signature))
 
 
 def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
     message = SignedFile()
     read_message(message, content, "message file")
-    if message.SerializeToString(deterministic=True) != content:
+    if canonical(message) != content:
         # The digest of a request is of its bytes: others with the same signature must not be
         # answered in its place.
         raise SurrogateError("bytes in another order or form than those that were signed")

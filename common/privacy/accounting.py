@@ -265,7 +265,12 @@ def calibrate(
         high = _smallest_below(loose, epsilon, 0.1, 1e4, 1.0) if loose(1e4) <= epsilon else 1.0
         while tight(high) > epsilon and high < 1e6:
             high *= 2
-        return _smallest_below(tight, epsilon, high / 2, high, 0.98 * high)
+        while True:
+            found = _smallest_below(tight, epsilon, high / 2, high, 0.98 * high)
+            if found > 1.002 * high / 2:
+                return found
+            # Where little is left, the looser bound asks for more than twice the noise.
+            high = found
     return _smallest(lambda noise: tight(noise) <= epsilon, 1e-3, 1e6)
 
 

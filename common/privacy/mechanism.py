@@ -141,13 +141,13 @@ class Mechanism:
         """Epsilon, at this delta, of the releases of the first rounds."""
         return _spent(self._releases.until(rounds), self.delta)
 
-    def epsilon_of_part(self, share: float) -> float:
-        """Epsilon, at this delta, of all releases if only this share of the variance of their noise
+    def epsilon_of_part(self, parts: int) -> float:
+        """Epsilon, at this delta, of all releases if of so many equal parts of their noise only one
         counts.
         """
         # Gaussian mechanisms compose as one whose squared inverse multiplier is the sum of theirs.
         precision = sum(event.count / event.noise_multiplier**2 for event in self.events)
-        return gaussian_epsilon(1 / math.sqrt(precision * share), self.delta)
+        return gaussian_epsilon(1 / math.sqrt(precision * parts), self.delta)
 
     @property
     def _releases(self) -> Releases:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.surrogate_pb2 import Sealed
 
 # A private key is a seed. A public key is the X25519 key followed by the Ed25519 key.
@@ -70,7 +70,7 @@ def seal(content: bytes, private: bytes, readers: Mapping[str, bytes], context: 
         )
         sealed.readers.append(Sealed.Reader(name=name, nonce=wrap_nonce, key=wrapped))
     sealed.signature = _halves(private)[1].sign(_signed(context, sealed))
-    return sealed.SerializeToString(deterministic=True)
+    return canonical(sealed)
 
 
 def open_sealed(payload: bytes, name: str, private: bytes, sender: bytes, context: bytes) -> bytes:
@@ -177,7 +177,7 @@ def _signed(context: bytes, sealed: Sealed) -> bytes:
     unsigned = Sealed()
     unsigned.CopyFrom(sealed)
     unsigned.ClearField("signature")
-    return _named(context, unsigned.SerializeToString(deterministic=True))
+    return _named(context, canonical(unsigned))
 
 
 def _named(purpose: bytes, content: bytes) -> bytes:

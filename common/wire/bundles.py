@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
@@ -72,7 +72,7 @@ def pack_bundle(
     message = BundleMessage(
         manifest=text, payload=payload, signature=sign(signed_part(text, payload), private, PURPOSE)
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -> Bundle:
@@ -90,7 +90,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
     message = BundleMessage()
     try:
         read_message(message, content, "bundle")
-        if message.SerializeToString(deterministic=True) != content:
+        if canonical(message) != content:
             raise ValueError("it has more content than a bundle, or is not in canonical form")
         if len(message.manifest) > LARGEST_MANIFEST:
             raise ValueError("its manifest is too large")

@@ -13,7 +13,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.synthetic import Synthetic
 from fedsurrogate.common.targets.answers import checked_target
@@ -131,7 +131,7 @@ def pack_classifier(model: Classifier) -> bytes:
                 tensors=tensors,
             )
             message.network.CopyFrom(network)
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_classifier(payload: bytes, most: int = MOST_NUMBERS) -> Classifier:
@@ -205,7 +205,7 @@ def pack_parameters(parameters: Parameters) -> bytes:
         tensors=_pack_tensors(parameters.tensors),
         claim=pack_claim(parameters.claim),
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_parameters(payload: bytes, most: int = MOST_NUMBERS) -> Parameters:
@@ -236,7 +236,7 @@ def pack_synthetic(synthetic: Synthetic) -> bytes:
         radius=synthetic.radius,
         claim=pack_claim(synthetic.claim),
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_synthetic(payload: bytes) -> Synthetic:
@@ -320,7 +320,7 @@ def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
 
 def pack_relay(surrogates: list[bytes]) -> bytes:
     """The relay of a chain: surrogates in their canonical bytes."""
-    return pb.Relay(surrogates=surrogates).SerializeToString(deterministic=True)
+    return canonical(pb.Relay(surrogates=surrogates))
 
 
 def unpack_relay(payload: bytes) -> list[bytes]:

@@ -29,11 +29,11 @@ def in_parts(name: str, whole: Tensor, parts: int) -> dict[str, Tensor]:
         >>> float(abs(joined("third", parts, 3) - number)) < 1e-9
         True
     """
-    rest, found = whole.detach().double(), {}
+    rest, found = whole.double(), {}
     for each in names_of_parts(name, parts):
         part = unpack(pack(rest), each, tuple(rest.shape))
         found[each] = part
-        rest = rest - part.double()
+        rest = rest - part
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.limits import LARGEST_COUNT
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
@@ -62,7 +62,7 @@ def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
         message.sums.CopyFrom(pack_sums(surrogate.sums))
     else:
         message.mixtures.CopyFrom(_pack_mixtures(surrogate.mixtures, bits))
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def _pack_mixtures(mixtures: Mixtures, bits: int) -> pb.Mixtures:
@@ -136,7 +136,7 @@ def pack_question(centre: Tensor | None) -> bytes | None:
     Returns:
         Canonical bytes; None without a centre.
     """
-    return None if centre is None else pack_centre(centre).SerializeToString(deterministic=True)
+    return None if centre is None else canonical(pack_centre(centre))
 
 
 def unpack_question(payload: bytes | None) -> Tensor | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.secure_sum.keys import Member, Secrets
 from fedsurrogate.common.secure_sum.member import PHASES, SumState
 from fedsurrogate.common.secure_sum.shares import Dealt
@@ -33,7 +33,7 @@ Revealed = dict[str, dict[str, bytes]]
 
 def pack_member(member: Member) -> bytes:
     """One site's keys."""
-    return _member(member).SerializeToString(deterministic=True)
+    return canonical(_member(member))
 
 
 def unpack_member(payload: bytes) -> Member:
@@ -50,9 +50,7 @@ def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
         members: the entries.
         public: digest of the public map.
     """
-    return pb.SumMembers(members=map(_member, members), map=public).SerializeToString(
-        deterministic=True
-    )
+    return canonical(pb.SumMembers(members=map(_member, members), map=public))
 
 
 def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
@@ -64,7 +62,7 @@ def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
 
 def pack_dealt(dealt: Dealt) -> bytes:
     """The shares that a site deals to all others."""
-    return _dealt(dealt, dealt.content).SerializeToString(deterministic=True)
+    return canonical(_dealt(dealt, dealt.content))
 
 
 def unpack_dealt(payload: bytes) -> Dealt:
@@ -83,7 +81,7 @@ def pack_delivery(dealt: Iterable[Dealt], reader: str, public: bytes = b"") -> b
         public: bytes of `pack_map`.
     """
     message = pb.SumDelivery(dealt=[_dealt(each, [reader]) for each in dealt], map=public)
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
@@ -110,7 +108,7 @@ def pack_map(public: PublicMap) -> bytes:
         message.projection.CopyFrom(pack(public.projection))
     if public.centre is not None:
         message.centre.CopyFrom(pack_centre(public.centre))
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_map(payload: bytes) -> PublicMap:
@@ -139,7 +137,7 @@ def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> byte
     message = pb.MaskedSum(
         header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim)
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism | None]:
@@ -182,7 +180,7 @@ def pack_total(
         numbers=pack_words(numbers),
         claim=pack_claim(claim),
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechanism | None]:
@@ -212,9 +210,7 @@ def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = No
     signed = [
         pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())
     ]
-    return pb.SumList(summed=sorted(summed), signatures=signed).SerializeToString(
-        deterministic=True
-    )
+    return canonical(pb.SumList(summed=sorted(summed), signatures=signed))
 
 
 def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes]]:
@@ -233,7 +229,7 @@ def pack_revealed(revealed: Mapping[str, Mapping[str, bytes]], spare: bytes = b"
     """
     message = _revealed(revealed["blind"], revealed["masking"])
     message.spare = spare
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_spare(payload: bytes) -> bytes:
@@ -270,7 +266,7 @@ def pack_state(state: SumState) -> bytes:
         map=state.public,
         spare=state.spare,
     )
-    return message.SerializeToString(deterministic=True)
+    return canonical(message)
 
 
 def unpack_state(payload: bytes) -> SumState:

@@ -12,7 +12,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.safe_parsing import read_message
+from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -85,9 +85,9 @@ def unpack_centre(centre: pb.Centre) -> Tensor:
     Raises:
         SurrogateError: for one that is empty, of another rank, or not finite.
     """
-    shape = tuple(centre.mean.shape[:2])
+    shape = tuple(centre.mean.shape)
     if len(shape) != 1 or not shape[0]:
-        raise SurrogateError(f"a public centre of shape {shape}; (d,) is expected")
+        raise SurrogateError(f"a public centre of shape {shape[:4]}; (d,) is expected")
     mean = unpack(centre.mean, "public centre", shape)
     if not mean.isfinite().all():
         raise SurrogateError("the public centre holds a number that is not finite")
@@ -98,7 +98,7 @@ def centre_digest(mean: Tensor | None) -> str:
     """The digest of a centre in a claim; empty without a centre."""
     if mean is None:
         return ""
-    return hashlib.sha256(pack_centre(mean).SerializeToString(deterministic=True)).hexdigest()[:16]
+    return hashlib.sha256(canonical(pack_centre(mean))).hexdigest()[:16]
 
 
 def pack_claim(claim: Mechanism | None) -> pb.Claim | None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedsurrogate.common.command_line import SafeConsole
 from fedsurrogate.common.escapes import (
+    as_utf8,
     csv_rows,
     csv_text,
     for_csv,
@@ -134,3 +135,47 @@ def test_the_lines_of_a_message_stay_lines() -> None:
     shown.file = out
     shown.print("one\ntwo [a-z]", soft_wrap=True)
     assert out.getvalue() == "one\ntwo [a-z]\n"
+
+
+@given(st.text(max_size=6), st.text(max_size=6))
+def test_texts_of_file_names_are_utf8_and_different_ones_stay_different(
+    one: str, other: str
+) -> None:
+    for text in (one, other):
+        assert as_utf8(text).encode().decode() == as_utf8(text)
+    assert (as_utf8(one) == as_utf8(other)) == (one == other)
+
+
+@given(
+    st.text(st.sampled_from("a\\ud9e8\udce9\udc80"), max_size=8),
+    st.text(st.sampled_from("a\\ud9e8\udce9\udc80"), max_size=8),
+)
+def test_no_name_of_a_file_is_taken_for_the_escape_of_another(one: str, other: str) -> None:
+    assert as_utf8(one).encode().decode() == as_utf8(one)
+    assert (as_utf8(one) == as_utf8(other)) == (one == other)
+    if "\\" not in one and one.isascii():
+        assert as_utf8(one) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""), (" a ", "a"), ("\n# a\n", "\\# a"), ("x-ray", "x-ray"), ("-a-", "\\-a\\-"), ("a,b'c", "a,b'c"),
+        ("1. a", "1\\. a"), ("a_b*c", "a\\_b\\*c"), ("a\tb", "a b"), ("\u202ea", "\ufffda"),
+    ],
+)  # fmt: skip
+def test_markdown_escapes_punctuation_and_takes_blanks_off_the_ends(text: str, shown: str) -> None:
+    assert for_markdown(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ((1, 2.5, None, True), "1,2.5,,True"), ((1 / 3,), "0.3333333333"), ((12345678901234.0,), "1.23456789e+13"),
+        (("a,b",), '"a,b"'), (('a"b',), '"a""b"'), (('a";b',), '"a"";b"'), (("a\rb",), '"a\rb"'), (("a;=b",), "\"a;'=b\""),
+        (("'a",), "''a"), (("\uff1da",), "'\uff1da"), (("a=b",), "a=b"), ((b"=1",), "b'=1'"),
+    ],
+)  # fmt: skip
+def test_a_row_has_this_line(row: tuple[object, ...], line: str) -> None:
+    assert csv_text([row]) == line + "\n"
+    assert csv_text([row, row], ending="\r\n") == (line + "\r\n") * 2

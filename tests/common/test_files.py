@@ -195,3 +195,77 @@ def test_two_processes_agree_on_a_secret(tmp_path: Path, monkeypatch: pytest.Mon
 
 def broken_by_another() -> None:
     raise FileExistsError
+
+
+@given(st.integers(0, 3), st.booleans(), st.booleans())
+def test_the_names_of_new_folders_are_on_the_disk_too(
+    depth: int, durable: bool, there: bool
+) -> None:
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patched:
+        parts = [Path(place).joinpath(*"abc"[: at + 1]) for at in range(depth)]
+        folder = parts[-1] if parts else Path(place)
+        if there:
+            folder.mkdir(parents=True, exist_ok=True)
+        flushed: list[Path] = []
+        patched.setattr(files, "_flush", flushed.append)
+        files.replace_file(folder / "x", "1", durable=durable)
+        new = [] if there or not durable else [each.parent for each in parts]
+        assert sorted(flushed) == sorted(new)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_what_a_site_makes_is_for_its_own_account(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with files.owner_only():
+            (tmp_path / "folder").mkdir()
+            (tmp_path / "file").write_text("")
+        assert os.umask(umask) == umask
+        with pytest.raises(OSError, match="missing"), files.owner_only():
+            (tmp_path / "missing").read_text()
+        assert os.umask(umask) == umask
+        files.replace_file(tmp_path / "usual", b"1")
+        files.create_file(tmp_path / "new", b"1")
+        assert len(files.kept_secret(tmp_path / "secret", 9)) == 9
+        secret = files.kept_secret(tmp_path / "secret", 5)
+        assert (len(secret), secret) == (9, (tmp_path / "secret").read_bytes())
+        files.create_file(tmp_path / "shown", b"1", mode=files.READABLE)
+    finally:
+        os.umask(before)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert modes == {
+        "folder": 0o700, "file": 0o600, "usual": 0o600, "new": 0o600, "secret": 0o600, "shown": 0o666 & ~umask,
+    }  # fmt: skip
+
+
+def test_a_file_under_work_is_its_owners_and_a_library_finds_it_empty(tmp_path: Path) -> None:
+    with files.replacing(tmp_path / "x", mode=0o644, durable=False) as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        assert temporary.read_bytes() == b""
+        assert temporary.parent == tmp_path
+        assert not (tmp_path / "x").exists()
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o644
+
+
+def test_whoever_says_nothing_gets_a_file_that_outlives_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[bool] = []
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        flush(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    staged = files.stage_file(tmp_path / "x", b"1")
+    assert flushed == [False]
+    files.put_in_place(staged, tmp_path / "x")
+    assert flushed == [False, True]
+    with files.replacing(tmp_path / "y", mode=0o600) as temporary:
+        temporary.write_bytes(b"1")
+    assert flushed == [False, True] * 2
+    files.replace_file(tmp_path / "z", b"1")
+    assert flushed == [False, True] * 3
+    files.create_file(tmp_path / "new", b"1")
+    assert flushed == [*[False, True] * 3, False]

@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fedsurrogate.common import safe_parsing
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.safe_parsing import MOST_FIELDS, read_message
+from fedsurrogate.common.safe_parsing import MOST_FIELDS, canonical, read_message
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
@@ -230,3 +234,113 @@ def test_values_beside_a_payload_take_so_many_bytes_and_not_one_more() -> None:
             check_form(to_record(None, info | {"b": True}))
         with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
             check_form(to_record(None, {f"{key}+": value for key, value in info.items()}))
+
+
+HALVES = st.builds(
+    lambda shape, data, scale, logarithm: pb.Halves(
+        shape=shape, data=data, scale=scale, logarithm=logarithm
+    ),
+    st.lists(st.integers(0, 2**32 - 1), max_size=3),
+    st.binary(max_size=5),
+    st.sampled_from([0.0, 1.5]),
+    st.booleans(),
+)
+TENSORS = st.builds(
+    lambda name, values, kept, shape: pb.Tensor(name=name, values=values, kept=kept, shape=shape),
+    st.text(max_size=3),
+    HALVES,
+    st.binary(max_size=3),
+    st.lists(st.integers(0, 2**32 - 1), max_size=2),
+)
+MESSAGES = st.builds(
+    lambda classes, number, tensors, labels: (
+        pb.Parameters(
+            header=pb.Header(schema=1, classes=classes),
+            round=number,
+            records=number,
+            tensors=tensors,
+        )
+        if tensors
+        else pb.Synthetic(
+            header=pb.Header(classes=classes), labels=labels, radius=0.5, round=number
+        )
+    ),
+    st.lists(st.text(max_size=3), max_size=3),
+    st.integers(0, 2**31),
+    st.lists(TENSORS, max_size=3),
+    st.lists(st.integers(0, 2**20), max_size=4),
+)
+
+
+def fields_and_packed(message: Any) -> tuple[int, int]:
+    """Fields on the wire, and bytes of packed numbers, from the message itself."""
+    fields = packed = 0
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in value if field.is_repeated else [value]:
+                inner = fields_and_packed(each)
+                fields, packed = fields + 1 + inner[0], packed + inner[1]
+        elif field.is_repeated and not isinstance(value[0], str | bytes):
+            fields += 1
+            packed += sum(max(1, -(-each.bit_length() // 7)) for each in value)
+        else:
+            fields += len(value) if field.is_repeated else 1
+    return fields, packed
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, st.integers(-1, 0), st.sampled_from(["MOST_FIELDS", "MOST_PACKED"]))
+def test_every_field_and_every_packed_byte_is_counted_once(
+    message: Any, spare: int, limit: str
+) -> None:
+    content = canonical(message)
+    fields, packed = fields_and_packed(message)
+    most = {"MOST_FIELDS": fields, "MOST_PACKED": packed}[limit] + spare
+    found = type(message)()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safe_parsing, limit, most)
+        # Where there is nothing of a kind, nothing is looked at.
+        if spare == 0 or (limit == "MOST_PACKED" and not fields):
+            read_message(found, content, "message")
+            assert found == message
+        elif fields:
+            with pytest.raises(SurrogateError, match="would become a message of more than"):
+                read_message(found, content, "message")
+    assert (safe_parsing.MOST_FIELDS, safe_parsing.MOST_PACKED) == (131_072, 2_097_152)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, st.data())
+def test_a_message_that_is_cut_or_changed_is_refused_or_another_message(
+    message: Any, data: st.DataObject
+) -> None:
+    """And whatever is read is what the library reads."""
+    content = canonical(message)
+    at = data.draw(st.integers(0, max(0, len(content) - 1)))
+    changed = content[:at] + data.draw(st.binary(max_size=3)) + content[at + 1 :]
+    for other in (content[:at], changed):
+        found = type(message)()
+        try:
+            read_message(found, other, "message")
+        except SurrogateError:
+            continue
+        assert found == type(message).FromString(other)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (b"\x00", 0), (b"\x7f", 127), (b"\x80\x01", 128), (b"\x80\x00", 0), (b"\xff" * 9 + b"\x01", None),
+        (b"\x80" * 9 + b"\x00", 0), (b"\x80" * 10 + b"\x00", "long"), (b"\x80", "cut"), (b"", "cut"),
+    ],
+)  # fmt: skip
+def test_a_number_has_64_bits_at_most(number: bytes, value: object) -> None:
+    """As the round of an update, which has 32 bits, and stands last."""
+    found = pb.Parameters()
+    field = pb.Parameters.DESCRIPTOR.fields_by_name["round"].number << 3
+    if isinstance(value, str):
+        with pytest.raises(SurrogateError, match="not a valid update"):
+            read_message(found, bytes([field]) + number, "update")
+        return
+    read_message(found, bytes([field]) + number, "update")
+    assert found.round == (value if value is not None else 2**32 - 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import (
@@ -176,3 +177,38 @@ def test_theorem_4_1_moves_by_what_its_claim_is_reckoned_with(n: int) -> None:
         worst = {name: max(worst[name], moved[name]) for name in moved}
     for name, bound in (("mean", 2 / n), ("covariance", 4 / n), ("together", 2 * 5**0.5 / n)):
         assert 0.95 * bound * (n - 1) / n < worst[name] <= bound * (1 + 1e-9), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sigma=st.floats(1e-3, 1e3),
+    bound=st.sampled_from([0.5, 1.0, 3.0]),
+    rounding=st.none() | st.floats(0, 2),
+    pairs=st.booleans(),
+)
+def test_the_variance_in_steps_covers_sigma_roundings_and_discreteness(
+    sigma: float, bound: float, rounding: float | None, pairs: bool
+) -> None:
+    total = IntegerSum.of(torch.zeros(4), bound)
+    twice = torch.tensor([False, True, True, False]) if pairs else None
+    drawn: list[tuple[int, int]] = []
+
+    def draw(variance: int, count: int) -> Tensor:
+        drawn.append((variance, count))
+        return torch.ones(count, dtype=torch.int64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gaussian_mechanism, "_drawn", draw)
+        own = BoundedSum("a", total, bound, twice)
+        noisy = own.noisy(sigma) if rounding is None else own.noisy(sigma, rounding)
+    steps = sigma / total.step * (1 + (rounding or 0.0) / bound)
+    parts = [(1, 2), (2, 2)] if pairs else [(1, 4)]
+    assert [count for _, count in drawn] == [count for _, count in parts]
+    for (variance, _), (of, _) in zip(drawn, parts, strict=True):
+        assert variance == pytest.approx(steps**2 / of + 32, rel=3e-8, abs=1.0)
+        assert variance >= steps**2 / of * (1 + 1e-8)
+    scale = math.sqrt(2) if pairs else 1.0
+    assert noisy.value.tolist() == pytest.approx(
+        [total.step, scale * total.step, scale * total.step, total.step]
+    )
+    assert (noisy.name, noisy.sigma, noisy.sensitivity) == ("a", sigma, bound)
