@@ -27,9 +27,7 @@ RESULTS = st.lists(RATES, min_size=3, max_size=3).map(
 NO_DATA = NearestRecords(0.5, 0.1, 0.0, ())
 
 
-def audit(
-    results: list[AttackResult], excess: list[Excess | None], **more: Any
-) -> ReleaseAudit:
+def audit(results: list[AttackResult], excess: list[Excess | None], **more: Any) -> ReleaseAudit:
     names = ["first", "second"][: len(results)]
     found = dict(zip(names, results, strict=True))
     made = ReleaseAudit(
@@ -56,7 +54,9 @@ def audit(
 
 EXCESSES = st.one_of(
     st.none(),
-    st.sampled_from([-0.1, 0.0, 1e-9, 0.2]).map(lambda low: Excess(low + 0.1, low, 0.5, 0.75, 0.125)),
+    st.sampled_from([-0.1, 0.0, 1e-9, 0.2]).map(
+        lambda low: Excess(low + 0.1, low, 0.5, 0.75, 0.125)
+    ),
 )
 
 
@@ -129,9 +129,7 @@ def test_a_policys_limit_is_compared_with_the_far_end_of_each_attack(
             "method = 'fedpft' sends no means, so their distance from records is unknown; " + limit
         )
     if not expected and nearest is not None and least > 0.5:
-        expected = (
-            f"the means are nearer to the records used than to others (0.50 of the distance); {limit}"
-        )
+        expected = f"the means are nearer to the records used than to others (0.50 of the distance); {limit}"
     policy = Policy(largest_attack_auc=most, smallest_nearest_ratio=least)
     assert limit_broken(found, policy) == expected
 

@@ -289,7 +289,9 @@ def test_only_public_data_have_no_limits_without_a_policy(tmp_path: Path, data: 
     assert policy_of(node.model_copy(update={"policy": file})) == Policy(smallest_class=3)
 
 
-@given(contents=st.lists(st.sampled_from(["", "smallest-class = 3", "without-dp = true"]), max_size=6))
+@given(
+    contents=st.lists(st.sampled_from(["", "smallest-class = 3", "without-dp = true"]), max_size=6)
+)
 @settings(max_examples=30, deadline=None)
 def test_a_log_names_each_policy_once_when_it_comes_into_force(contents: list[str]) -> None:
     with TemporaryDirectory() as name, site_log() as lines:
