@@ -143,7 +143,7 @@ def test_a_key_of_the_coordinator_that_is_none_is_named(tmp_path: Path, text: st
     (tmp_path / "file").write_text("not a key")
     named = text if text.startswith("~") else f"{tmp_path}/{text}"
     node = NodeConfig(site="north").model_copy(update={"coordinator_key": named})
-    with pytest.raises(ConfigError, match="^coordinator-key = "):
+    with pytest.raises(ConfigError, match=r"^coordinator-key = "):
         coordinator_key(node)
 
 
@@ -194,7 +194,7 @@ def test_a_file_of_the_next_round_that_cannot_be_written(
     good, bad = tmp_path / "kept" / "good", tmp_path / "file" / "bad"
     keep = {bad: b"b", good: b"g"} if first else {good: b"g", bad: b"b"}
     if must:
-        with pytest.raises(LedgerError, match="bad cannot be written .*the next round needs it"):
+        with pytest.raises(LedgerError, match=r"bad cannot be written .*the next round needs it"):
             requests._staged(keep, must)
         assert not [each for each in tmp_path.rglob("*") if each.is_file() and each.name != "file"]
         return
@@ -207,7 +207,7 @@ def test_a_charged_file_that_cannot_be_put_in_place_is_named(tmp_path: Path) -> 
     temporary, file = tmp_path / "temporary", tmp_path / "file"
     temporary.write_text("new")
     (file / "full").mkdir(parents=True)
-    with pytest.raises(LedgerError, match="file cannot be written .*does not leave"):
+    with pytest.raises(LedgerError, match=r"file cannot be written .*does not leave"):
         release._put(temporary, file)
 
 
@@ -215,7 +215,7 @@ def test_a_witness_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     seen = Witness(tmp_path / "file", "a" * 16, tmp_path / "state")
     for work in (lambda: seen.begin(1, "b" * 64), lambda: seen.record_answer("c" * 16)):
-        with pytest.raises(LedgerError, match="(cannot be written|cannot be read)"):
+        with pytest.raises(LedgerError, match=r"(cannot be written|cannot be read)"):
             work()
     (tmp_path / "folder").mkdir()
     seen = Witness(tmp_path / "folder", "a" * 16, tmp_path / "state")
@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_read_is_named_and_a_received_one_only_logged(
     content = file.read_bytes()
     file.unlink()
     file.mkdir()
-    with pytest.raises(StateError, match="cannot be read .*add it again"):
+    with pytest.raises(StateError, match=r"cannot be read .*add it again"):
         models.read_kept(node, name)
     assert models._manifest_of(node, name) == b""
     file.rmdir()
@@ -326,7 +326,7 @@ def test_a_data_report_that_cannot_be_written_decides_nothing(
 
 def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
     node = blocked(tmp_path)
-    with pytest.raises(StateError, match="cannot be written .*see state-dir"):
+    with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
         store.create(node, Policy(), "0" * 32, sum_state())
     with pytest.raises(StateError, match="state of a secure sum cannot be written"):
         store.write(node, "0" * 32, sum_state())

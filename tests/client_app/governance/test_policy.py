@@ -172,16 +172,14 @@ def test_a_path_that_is_none_is_no_policy(file: str) -> None:
 # By key the smallest and the largest value that a policy may have; None where a key has no largest.
 # Where the smallest is itself too small, it stands with the next number.
 TINY = 5e-324
+WHOLE = (
+    "most-classes", "longest-class-name", "largest-image-size", "largest-dimension", "largest-width",
+    "most-components", "largest-rank", "most-synthetic", "most-numbers", "most-rounds", "most-steps",
+    "most-passes", "requests-per-run", "requests-per-hour", "extractions-per-day", "smallest-class",
+    "smallest-cell",
+)  # fmt: skip
 BOUNDS: dict[str, tuple[float, float | None]] = {
-    **dict.fromkeys(
-        (
-            "most-classes longest-class-name largest-image-size largest-dimension largest-width "
-            "most-components largest-rank most-synthetic most-numbers most-rounds most-steps "
-            "most-passes requests-per-run requests-per-hour extractions-per-day smallest-class "
-            "smallest-cell"
-        ).split(),
-        (1, None),
-    ),
+    **dict.fromkeys(WHOLE, (1, None)),
     **dict.fromkeys(("most-seconds", "cache-mib", "kept-mib"), (TINY, None)),
     **dict.fromkeys(("epsilon-per-run", "epsilon-total"), (TINY, 1e6)),
     "delta": (TINY, 0.01),
@@ -216,7 +214,7 @@ def test_each_number_of_a_policy_is_taken_up_to_its_bounds_and_not_beyond() -> N
             further = value + beyond if whole else math.nextafter(value, beyond * math.inf)
             with pytest.raises(ConfigError, match=f"^{key} = "):
                 parse_settings(Policy, {key: further} | small)
-    with pytest.raises(ConfigError, match="^approvers = ''"):
+    with pytest.raises(ConfigError, match=r"^approvers = ''"):
         parse_settings(Policy, {"approvers": ""})
 
 
@@ -227,7 +225,7 @@ def test_each_number_of_a_policy_is_taken_up_to_its_bounds_and_not_beyond() -> N
 def test_the_delta_of_all_runs_is_above_that_of_one(delta: float, total: float) -> None:
     chosen = {"delta": delta, "delta-total": total * delta}
     if 0 < total * delta <= delta:
-        with pytest.raises(ConfigError, match="delta-total = .*: must be above delta = "):
+        with pytest.raises(ConfigError, match=r"delta-total = .*: must be above delta = "):
             parse_settings(Policy, chosen)
     else:
         assert parse_settings(Policy, chosen).delta_total == total * delta
