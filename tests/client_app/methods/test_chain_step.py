@@ -73,7 +73,7 @@ def test_only_the_head_of_an_open_chain_can_be_asked_for_later(tmp_path: Path, k
     else:
         with pytest.raises(DataError, match="no head of this run"):
             kept_head(asked.state)
-    assert (b"x" == made.payload) == (kind != "sealed")
+    assert (made.payload == b"x") == (kind != "sealed")
 
 
 def test_a_sealed_relay_is_read_by_its_readers_in_its_place_of_the_chain(tmp_path: Path) -> None:
