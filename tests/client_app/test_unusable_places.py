@@ -325,8 +325,16 @@ def test_a_data_report_that_cannot_be_written_decides_nothing(
 
 
 def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    node = blocked(tmp_path)
-    with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
+    """A file in the place of a folder does not mean that a sum has begun."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sums").write_text("")
+    other = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
+    for node in (blocked(tmp_path), other):
+        with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
+            store.create(node, Policy(), "0" * 32, sum_state())
+        with pytest.raises(StateError, match="state of a secure sum cannot be written"):
+            store.write(node, "0" * 32, sum_state())
+    node = NodeConfig(site="north", state_dir=str(tmp_path / "third"))
+    store.create(node, Policy(), "0" * 32, sum_state())
+    with pytest.raises(StateError, match="it does not begin a second time"):
         store.create(node, Policy(), "0" * 32, sum_state())
-    with pytest.raises(StateError, match="state of a secure sum cannot be written"):
-        store.write(node, "0" * 32, sum_state())
