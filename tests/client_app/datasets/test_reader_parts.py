@@ -400,3 +400,32 @@ def test_remarks_on_classes_and_patients(
                 "1 pairs or more of patient IDs differ only by case, blanks or zeros in front"
             )
     assert oddities(labels, names, is_train, owners, others) == expected
+
+
+@pytest.mark.parametrize("name", ["x", "y", "who", "slide"])
+@pytest.mark.parametrize("kind", [*FLOATS, torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_each_tensor_of_features_is_of_its_type(tmp_path: Path, name: str, kind: Any) -> None:
+    content = {
+        "x": torch.ones(3, 4),
+        **{each: torch.arange(3) % 2 for each in ("y", "who", "slide")},
+    }
+    content[name] = content[name].to(kind)
+    save_file(content, tmp_path / "own.safetensors")
+    left = LeftOut(bags="slide")
+    if kind in FLOATS if name == "x" else kind in (torch.int64, torch.uint8):
+        assert len(read_safetensors(tmp_path, "own", "who", left).labels) == 3
+    else:
+        with pytest.raises(DataError, match=f"^{name} in .*own.safetensors' is "):
+            read_safetensors(tmp_path, "own", "who", left)
+
+
+@pytest.mark.parametrize(("width", "own"), [(4, "a"), (5, "a"), (4, "b"), (5, "b")])
+def test_two_files_are_features_of_one_backbone(tmp_path: Path, width: int, own: str) -> None:
+    for part, side, name in (("train", 4, "a"), ("test", width, own)):
+        content = {"x": torch.ones(3, side), "y": torch.arange(3)}
+        save_file(content, tmp_path / f"own-{part}.safetensors", {"fingerprint": name})
+    if (width, own) == (4, "a"):
+        assert len(read_safetensors(tmp_path, "own").labels) == 6
+    else:
+        with pytest.raises(DataError, match="hold features of different backbones"):
+            read_safetensors(tmp_path, "own")
