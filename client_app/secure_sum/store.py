@@ -56,11 +56,12 @@ def create(node: NodeConfig, policy: Policy, name: str, state: SumState) -> None
             stream.write(pack_state(state))
             stream.flush()
             os.fsync(stream.fileno())
-    except FileExistsError:
-        raise StateError(
-            f"the secure sum {name!r} has begun at this site; it does not begin a second time"
-        ) from None
     except OSError as error:
+        # A file in the place of the folder exists as well.
+        if isinstance(error, FileExistsError) and file.exists():
+            raise StateError(
+                f"the secure sum {name!r} has begun at this site; it does not begin a second time"
+            ) from None
         raise StateError(
             f"{file} cannot be written ({error}); see state-dir in the node-config"
         ) from None

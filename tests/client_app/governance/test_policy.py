@@ -1,13 +1,61 @@
 """A policy file: missing settings have safe defaults, and a mistake is reported, never guessed at."""
 
+import hashlib
+import logging
+import math
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy, load_policy
+from fedsurrogate.client_app.governance.policy import (
+    DEFAULT,
+    DIGEST_FILE,
+    PUBLIC_DATA,
+    Policy,
+    digest_of_policy,
+    load_policy,
+    note_policy,
+    policy_of,
+)
+from fedsurrogate.client_app.governance.work_limits import WorkLimits
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.settings import DataKind
+from fedsurrogate.common.settings.flat import parse_settings
 from tests.grid import ROOT
+
+
+class Lines(logging.Handler):
+    """What a log gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one line."""
+        self.lines.append(record.getMessage())
+
+
+@contextmanager
+def site_log() -> Iterator[list[str]]:
+    """The lines of the site's log."""
+    log, handler = logging.getLogger("fedsurrogate.site"), Lines()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield handler.lines
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def written(folder: Path, text: str, encoding: str = "utf-8") -> str:
@@ -119,3 +167,155 @@ def test_a_policy_that_cannot_be_read_is_no_policy(tmp_path: Path, name: str) ->
 def test_a_path_that_is_none_is_no_policy(file: str) -> None:
     with pytest.raises(PolicyError, match="nothing leaves without it"):
         load_policy(file)
+
+
+# By key the smallest and the largest value that a policy may have; None where a key has no largest.
+# Where the smallest is itself too small, it stands with the next number.
+TINY = 5e-324
+WHOLE = (
+    "most-classes", "longest-class-name", "largest-image-size", "largest-dimension", "largest-width",
+    "most-components", "largest-rank", "most-synthetic", "most-numbers", "most-rounds", "most-steps",
+    "most-passes", "requests-per-run", "requests-per-hour", "extractions-per-day", "smallest-class",
+    "smallest-cell",
+)  # fmt: skip
+BOUNDS: dict[str, tuple[float, float | None]] = {
+    **dict.fromkeys(WHOLE, (1, None)),
+    **dict.fromkeys(("most-seconds", "cache-mib", "kept-mib"), (TINY, None)),
+    **dict.fromkeys(("epsilon-per-run", "epsilon-total"), (TINY, 1e6)),
+    "delta": (TINY, 0.01),
+    "delta-total": (0.0, 0.1),
+    "smallest-site": (0, None),
+    "largest-payload-mib": (TINY, 4096.0),
+    "smallest-sum": (2, None),
+    "smallest-colluding": (0.0, math.nextafter(1.0, 0.0)),
+    "local-epsilon": (0.0, 1e6),
+    "require-approval": (0, 20),
+    "largest-attack-auc": (0.5, 1.0),
+    "smallest-nearest-ratio": (0.0, 1.0),
+}
+
+
+def test_each_number_of_a_policy_is_taken_up_to_its_bounds_and_not_beyond() -> None:
+    numbers = {
+        name.replace("_", "-")
+        for name, field in Policy.model_fields.items()
+        if field.annotation in (int, float)
+    }
+    assert numbers == BOUNDS.keys()
+    for key, (least, most) in BOUNDS.items():
+        name = key.replace("-", "_")
+        whole = Policy.model_fields[name].annotation is int
+        small = {"delta-total": 0.0} if key == "delta" else {}
+        for value, beyond in ((least, -1), (most, 1)):
+            if value is None:
+                assert parse_settings(Policy, {key: 10**15 if whole else 1e15})
+                continue
+            assert getattr(parse_settings(Policy, {key: value} | small), name) == value
+            further = value + beyond if whole else math.nextafter(value, beyond * math.inf)
+            with pytest.raises(ConfigError, match=f"^{key} = "):
+                parse_settings(Policy, {key: further} | small)
+    with pytest.raises(ConfigError, match=r"^approvers = ''"):
+        parse_settings(Policy, {"approvers": ""})
+
+
+@given(
+    delta=st.floats(1e-9, 0.01),
+    total=st.sampled_from([0.0, 0.5, 1.0, 1 + 1e-9, 2.0]),
+)
+def test_the_delta_of_all_runs_is_above_that_of_one(delta: float, total: float) -> None:
+    chosen = {"delta": delta, "delta-total": total * delta}
+    if 0 < total * delta <= delta:
+        with pytest.raises(ConfigError, match=r"delta-total = .*: must be above delta = "):
+            parse_settings(Policy, chosen)
+    else:
+        assert parse_settings(Policy, chosen).delta_total == total * delta
+
+
+def test_public_data_have_no_limits_but_those_of_an_exact_count() -> None:
+    """Whatever a run of a simulation asks for; what shows single values stays as it is elsewhere."""
+    given_ = PUBLIC_DATA.model_dump()
+    assert {name for name, value in given_.items() if value == getattr(DEFAULT, name)} == {
+        "methods", "backbones", "delta_total", "largest_payload_mib", "require_seal",
+        "require_secure_sum", "local_epsilon", "require_approval", "approvers", "require_officer",
+        "smallest_site", "largest_attack_auc", "smallest_nearest_ratio",
+    }  # fmt: skip
+    for name, field in WorkLimits.model_fields.items():
+        assert given_[name] == (math.inf if field.annotation is float else 10**12)
+    assert {name: given_[name] for name in given_.keys() - WorkLimits.model_fields.keys()} == (
+        DEFAULT.model_dump(exclude=set(WorkLimits.model_fields))
+        | {
+            "mechanisms": ("*",),
+            "without_dp": True,
+            "smallest_sum": 2,
+            "smallest_colluding": 0.0,
+            "epsilon_per_run": 1e6,
+            "epsilon_total": 1e6,
+            "delta": 0.01,
+            "smallest_class": 1,
+            "exact_counts": ("evaluation", "survey"),
+            "exact_sums_at_models": True,
+            "smallest_cell": 1,
+            "show_evaluation": True,
+        }
+    )
+
+
+@given(
+    auc=st.sampled_from([0.5, 0.99, 1.0]),
+    ratio=st.sampled_from([0.0, 1e-9, 1.0]),
+    without=st.booleans(),
+)
+def test_a_policy_says_what_it_limits(auc: float, ratio: float, without: bool) -> None:
+    policy = Policy(
+        largest_attack_auc=auc,
+        smallest_nearest_ratio=ratio,
+        without_dp=without,
+        epsilon_per_run=0.5,
+        epsilon_total=12.0,
+    )
+    assert policy.limits_attacks == ((auc, ratio) != (1.0, 0.0))
+    assert policy.in_words == "epsilon 0.5 a run, 12 in all; " + (
+        "also without privacy" if without else "nothing leaves without privacy"
+    )
+
+
+@pytest.mark.parametrize("data", ["", *get_args(DataKind)])
+def test_only_public_data_have_no_limits_without_a_policy(tmp_path: Path, data: Any) -> None:
+    node = NodeConfig(data=data)
+    assert policy_of(node) == (PUBLIC_DATA if data in ("", "digits") else DEFAULT)
+    file = written(tmp_path, "smallest-class = 3")
+    assert policy_of(node.model_copy(update={"policy": file})) == Policy(smallest_class=3)
+
+
+@given(
+    contents=st.lists(st.sampled_from(["", "smallest-class = 3", "without-dp = true"]), max_size=6)
+)
+@settings(max_examples=30, deadline=None)
+def test_a_log_names_each_policy_once_when_it_comes_into_force(contents: list[str]) -> None:
+    with TemporaryDirectory() as name, site_log() as lines:
+        folder = Path(name)
+        node = NodeConfig(policy=str(folder / "policy.toml"), state_dir=str(folder))
+        note_policy(node.model_copy(update={"policy": ""}), DEFAULT)
+        assert digest_of_policy(node) == ""
+        expected, before = [], None
+        for text in contents:
+            policy = load_policy(written(folder, text))
+            note_policy(node, policy)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            assert digest_of_policy(node) == digest
+            if text != before:
+                expected.append(
+                    f"policy {node.policy} is in force from now on (sha256 {digest[:16]}): "
+                    f"{policy.in_words}"
+                )
+            before = text
+        assert lines == expected
+
+
+def test_a_policy_whose_digest_cannot_be_computed_or_kept_stops_nothing(tmp_path: Path) -> None:
+    for policy in (str(tmp_path), f"{tmp_path}/nul\0", "~no-such-user/policy.toml"):
+        assert digest_of_policy(NodeConfig(policy=policy)) == ""
+    (tmp_path / DIGEST_FILE).mkdir()
+    node = NodeConfig(policy=written(tmp_path, ""), state_dir=str(tmp_path))
+    note_policy(node, DEFAULT)
+    assert (tmp_path / DIGEST_FILE).is_dir()

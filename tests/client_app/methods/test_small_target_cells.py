@@ -1,0 +1,117 @@
+"""Which exact counts of a target may leave, cell by cell; and which models answer a run's target."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.methods.target_counts import count_cells, large_cells, large_topics
+from fedsurrogate.client_app.methods.target_evaluation import NOT_ITS_MEANING, of_target
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+
+QUESTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+def counted(sizes: list[int]) -> Any:
+    """A target that is counted with so many cells in each question; a value is its cell."""
+    questions = [SimpleNamespace(cells=range(size)) for size in sizes]
+    rows = [(at, cell) for at, size in enumerate(sizes) for cell in range(size)]
+    return SimpleNamespace(questions=questions, rows=rows, cells=lambda values: values.long())
+
+
+@given(sizes=QUESTIONS, data=st.data(), least=st.integers(0, 4))
+def test_a_small_cell_leaves_out_itself_and_of_several_questions_its_question(
+    sizes: list[int], data: st.DataObject, least: int
+) -> None:
+    cells = data.draw(st.lists(st.integers(0, 5), min_size=sum(sizes), max_size=sum(sizes)))
+    expected, start = [], 0
+    for size in sizes:
+        own = cells[start : start + size]
+        small = [0 < count < least for count in own]
+        out = [any(small)] * size if len(sizes) > 1 else small
+        expected += [0 if hidden else count for hidden, count in zip(out, own, strict=True)]
+        start += size
+    assert large_cells(counted(sizes), torch.tensor(cells), least).tolist() == expected
+
+
+@given(sizes=QUESTIONS, data=st.data(), records=st.integers(0, 9))
+def test_each_record_is_counted_in_its_cell_of_each_question(
+    sizes: list[int], data: st.DataObject, records: int
+) -> None:
+    rows = [[data.draw(st.integers(0, size - 1)) for size in sizes] for _ in range(records)]
+    used = [data.draw(st.booleans()) for _ in range(records)]
+    values = torch.tensor(rows, dtype=torch.float64).reshape(records, len(sizes))
+    found = count_cells(counted(sizes), values, torch.tensor(used).double())
+    expected = [
+        sum(row[at] == cell for row, counts in zip(rows, used, strict=True) if counts)
+        for at, size in enumerate(sizes)
+        for cell in range(size)
+    ]
+    assert found.value.flatten().tolist() == expected
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1), st.booleans()), max_size=12),
+    least=st.integers(0, 4),
+)
+def test_a_topic_needs_enough_of_each_kind_that_is_there(
+    rows: list[tuple[int, int, bool]], least: int
+) -> None:
+    how: Any = SimpleNamespace(kinds=lambda values: values.long())
+    values = torch.tensor([row[:2] for row in rows], dtype=torch.float64).reshape(len(rows), 2)
+    good = torch.tensor([row[2] for row in rows], dtype=torch.bool)
+    expected = []
+    for topic in range(2):
+        kinds = [row[topic] for row in rows if row[2]]
+        sizes = [kinds.count(0), kinds.count(1)]
+        expected.append(any(sizes) and all(size == 0 or size >= least for size in sizes))
+    assert large_topics(how, values, good, least).tolist() == expected
+
+
+RUN = parse_run(
+    {"method": "afl", "target": "number", "value-columns": "age", "target-range": "0,99"}
+)
+assert RUN.target is not None
+PUBLIC: dict[str, Any] = json.loads(json.dumps(RUN.target.public))
+
+
+def answers(facts: dict[str, Any]) -> Head:
+    header = Header("afl", "r", "coordinator", "f", ("age",))
+    text = json.dumps(facts) if facts else ""
+    return Head(header, torch.ones(1, 2), torch.zeros(1), target=text)
+
+
+@pytest.mark.parametrize("key", [*PUBLIC, "further"])
+@pytest.mark.parametrize("change", ["other", "gone"])
+def test_a_model_answers_the_target_only_if_it_means_the_same(key: str, change: str) -> None:
+    """How it was learned, and what else it carries, may be another."""
+    facts = {name: value for name, value in PUBLIC.items() if name != key}
+    if change == "other":
+        facts[key] = "another"
+    own = key in PUBLIC and key not in NOT_ITS_MEANING
+    if own:
+        with pytest.raises(SurrogateError, match="a model of another target than"):
+            of_target(answers(facts), RUN.target)
+    else:
+        assert of_target(answers(facts), RUN.target).header.classes == ("age",)
+    assert {"name", "columns"} <= PUBLIC.keys()
+    assert {"sets", "code", "moments", "head", "steps", "names"} == NOT_ITS_MEANING
+
+
+def test_a_model_of_classes_answers_no_target() -> None:
+    head = answers(PUBLIC)
+    assert of_target(head, RUN.target) is head
+    with pytest.raises(SurrogateError, match="a model of another target"):
+        of_target(answers({}), RUN.target)
+    for model, target in ((head, None), (Ensemble((head, head)), RUN.target)):
+        with pytest.raises(SurrogateError, match="answers no target of this run"):
+            of_target(model, target)

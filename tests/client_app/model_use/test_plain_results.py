@@ -1,0 +1,137 @@
+"""Results of a site's evaluation and adaptation are numbers of Python, which any file can hold; and
+what nobody chooses is as documented: the same draws each time, by the seed 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedsurrogate.client_app.audit.membership import Trials, answers, success
+from fedsurrogate.client_app.model_use.adaptation import adapt
+from fedsurrogate.client_app.model_use.adapted_scores import adapt_target
+from fedsurrogate.client_app.model_use.calibration import (
+    abstain_limit,
+    fit_temperature,
+    threshold_at,
+    threshold_for,
+)
+from fedsurrogate.client_app.model_use.promise import check_promise, clopper_pearson
+from fedsurrogate.client_app.model_use.target_metrics import resampling
+from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
+from fedsurrogate.client_app.model_use.target_metrics.numbers import (
+    Predictions,
+    agreement,
+    agreement_of_raters,
+    number_measures,
+    ordinal_measures,
+)
+from fedsurrogate.client_app.model_use.target_metrics.times import (
+    Observed,
+    Survival,
+    compare_thirds,
+    landmark_calibration,
+    mean_time,
+    time_measures,
+)
+from fedsurrogate.common.signed_models.gaussians import fit_gaussians
+from tests.client_app.model_use import test_adaptation as of_classes
+from tests.client_app.model_use import test_adapted_scores as of_scores
+from tests.plain import plain
+
+RECORDS = 60
+DRAWN = np.random.default_rng(0)
+TRUE = DRAWN.normal(size=RECORDS)
+PREDICTED = TRUE + DRAWN.normal(size=RECORDS)
+NUMBERS = Predictions(TRUE, PREDICTED, PREDICTED - 1, PREDICTED + 1)
+RANKS = DRAWN.integers(0, 4, (2, RECORDS))
+CHANCE = DRAWN.random((RECORDS, 2))
+TRUTH = (DRAWN.random((RECORDS, 2)) < CHANCE).astype(float)
+TIMES = Observed(DRAWN.integers(1, 9, RECORDS).astype(float), DRAWN.random(RECORDS) < 0.6, TRUE)
+GRID = np.array([2.0, 4.0])
+SURVIVAL = Survival(GRID, np.stack([0.9 - 0.3 * CHANCE[:, 0], 0.5 - 0.3 * CHANCE[:, 0]], 1))
+MEMBERS = np.stack([TRUTH[:, 0] > 0, TRUTH[:, 0] == 0] * 4)
+
+
+def features() -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(RECORDS) % 3
+    drawn = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
+    return drawn + 2 * torch.eye(3, 4)[labels], labels
+
+
+def promise() -> Any:
+    x, y = features()
+    gaussians = fit_gaussians(x, y)
+    head = of_classes.Head(
+        of_classes.Header("fedpft", "", "", "f", ("a", "b", "c")),
+        gaussians.means,
+        -gaussians.means.square().sum(1) / 2,
+    )
+    return check_promise(head, gaussians, x, y)
+
+
+# By name: what takes a seed, and other results.
+SEEDED: dict[str, Callable[..., Any]] = {
+    "numbers": partial(number_measures, NUMBERS, draws=20),
+    "ranks": partial(ordinal_measures, RANKS[0], RANKS[1], draws=20),
+    "times": partial(time_measures, TIMES, 8.0, SURVIVAL, draws=20),
+    "thirds": partial(compare_thirds, TIMES, 8.0, draws=20),
+    "samples": partial(
+        resampling.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
+    ),
+    "attack": partial(success, TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS),
+    "versions": lambda **more: (
+        adapt_target(
+            of_scores.head("labels"),
+            of_scores.records("labels", lambda scores, x: scores, 60),
+            **more,
+        ).judged
+    ),
+    "versions for classes": lambda **more: (
+        adapt(
+            of_classes.shared_head(), of_classes.held(60, 1, 0.5), of_classes.SETTINGS, **more
+        ).judged
+    ),
+}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "labels": lambda: label_report(TRUTH, CHANCE, ["a", "b"], draws=20),
+    "labels of patients": lambda: label_report(
+        TRUTH, CHANCE, ["a", "b"], [f"p{index // 2}" for index in range(RECORDS)], draws=20
+    ),
+    "agreement": lambda: agreement(TRUE, PREDICTED),
+    "raters": lambda: agreement_of_raters(np.stack([TRUE, PREDICTED], 1)),
+    "landmark": lambda: landmark_calibration(TIMES, CHANCE[:, 0], 4.0),
+    "mean time": lambda: mean_time(np.minimum(TIMES.times, 8.0), TIMES.events, 8.0),
+    "promise": promise,
+    "limits": lambda: clopper_pearson(3, 9),
+    "temperature": lambda: fit_temperature(torch.tensor(CHANCE), torch.tensor(TRUTH[:, 0]).long()),
+    "sensitivity": lambda: threshold_for(CHANCE[:, 0], TRUTH[:, 0] == 1, 0.9),
+    "specificity": lambda: threshold_at(CHANCE[:, 0], TRUTH[:, 0] == 1, 0.9),
+    "abstain": lambda: abstain_limit(torch.tensor(TRUE), 0.1),
+    "answers": lambda: answers(Trials(TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS)),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_result_is_plain_and_its_draws_are_those_of_the_seed_0(name: str) -> None:
+    work = SEEDED[name]
+    found = work()
+    assert plain(found)
+    assert found == work(seed=0)
+    assert found not in (work(seed=1), work(seed=2))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_result_is_plain(name: str) -> None:
+    found = OTHERS[name]()
+    assert found is not None
+    assert plain(found)
+
+
+def test_five_groups_are_compared_at_a_landmark_if_nobody_chooses() -> None:
+    assert len(landmark_calibration(TIMES, CHANCE[:, 0], 4.0)) == 5

@@ -1,0 +1,340 @@
+"""A place that cannot be read or written, other than one that is missing: each file of a site's own
+state is then refused by one kind of error that names it, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsurrogate.client_app import requests
+from fedsurrogate.client_app.audit import output
+from fedsurrogate.client_app.datasets.data_log import log_once
+from fedsurrogate.client_app.features.cache import read_entry
+from fedsurrogate.client_app.features.shards import ShardWriter
+from fedsurrogate.client_app.governance import release
+from fedsurrogate.client_app.governance.approvals import Decision, decide, decisions
+from fedsurrogate.client_app.governance.held import check_room, hold, why_held
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.methods.fedlap.approximation import _last
+from fedsurrogate.client_app.methods.heads.distillation import _classes
+from fedsurrogate.client_app.model_use import store as models
+from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline import replies
+from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
+from fedsurrogate.client_app.secure_sum import same_sites, store
+from fedsurrogate.common.data_report import DataReport
+from fedsurrogate.common.errors import (
+    ConfigError,
+    FedSurrogateError,
+    LedgerError,
+    PolicyError,
+    SealError,
+    StateError,
+    StorageError,
+    SurrogateError,
+)
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.member import SumState, begin
+from fedsurrogate.common.security.sealing import new_key
+from tests.attacks.test_damaged_files import KEPT, Kept
+from tests.common.signed_models.test_signed_model import model
+
+# Of a kept file these are not used, and no error: there is none, or another one takes their place.
+SILENT = ("own Gaussians", "name of Gaussians", "adapted model")
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if name not in SILENT])
+def test_a_folder_in_the_place_of_a_file_is_refused_as_a_damaged_file(
+    tmp_path: Path, name: str
+) -> None:
+    kept: Kept = KEPT[name](tmp_path)
+    kept.file.unlink()
+    kept.file.mkdir()
+    with pytest.raises(kept.refuses):
+        kept.read()
+
+
+def blocked(folder: Path) -> NodeConfig:
+    """A site whose state folder is a file."""
+    (folder / "state").write_text("")
+    return NodeConfig(site="north", state_dir=str(folder / "state"))
+
+
+def sum_state() -> SumState:
+    return begin("north", new_key(), b"c" * 32)[0]
+
+
+WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError], str]] = {
+    "decision": (
+        lambda node: decide(node.state, "a" * 64, Decision("refused", "Eve", "", "2026-01-01")),
+        ConfigError,
+        "decisions.json cannot be written",
+    ),
+    "decisions": (lambda node: decisions(node.state), ConfigError, "decisions.json cannot be read"),
+    "room": (check_room, LedgerError, "could not be written"),
+    "ledger": (
+        lambda node: Ledger(node.state, "a" * 16).open(),
+        LedgerError,
+        "cannot be locked",
+    ),
+    "key": (lambda node: private_key(node, "north"), SealError, "north.key' cannot be used"),
+    "sites of a sum": (
+        lambda node: same_sites.why_changed(node, {}, {}),
+        StateError,
+        "cannot be read or written",
+    ),
+    "read a sum": (
+        lambda node: store.read(parse_run({}), node, "0" * 32, "north"),
+        StateError,
+        "has no state of the secure sum",
+    ),
+    "log": (requests._open_log, StorageError, "state-dir"),
+    "seed of an audit": (output._seed, PolicyError, "cannot be used"),
+    "reply": (
+        lambda node: replies._put(node.state / "reply", b""),
+        StateError,
+        "reply' cannot be written",
+    ),
+    "request": (
+        lambda node: replies.is_message(node.state / "request"),
+        ConfigError,
+        "request cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    work, kind, words = WRITES[name]
+    with pytest.raises(kind, match=words):
+        work(blocked(tmp_path))
+
+
+def test_a_failure_that_cannot_be_held_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = blocked(tmp_path)
+    with caplog.at_level("DEBUG", "fedsurrogate.site"):
+        hold(node, "a defect")
+    assert "THE RECORDS STAY IN USE" in caplog.text
+    caplog.clear()
+    node = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
+    with caplog.at_level("DEBUG", "fedsurrogate.site"):
+        hold(node, "a defect")
+    assert "Private runs use no record from now on" in caplog.text
+    assert "UTC: a defect; nothing explains this failure" in why_held(node)
+
+
+@pytest.mark.parametrize("text", ["folder", "nul\0", "~no-such-user/key", "file"])
+def test_a_key_of_the_coordinator_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("not a key")
+    named = text if text.startswith("~") else f"{tmp_path}/{text}"
+    node = NodeConfig(site="north").model_copy(update={"coordinator_key": named})
+    with pytest.raises(ConfigError, match=r"^coordinator-key = "):
+        coordinator_key(node)
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "[1]", "null", "[" * 10**5, '{"a": "zz"}'])
+def test_keys_of_other_sites_that_cannot_be_read(text: str) -> None:
+    node = NodeConfig(site="north")
+    if text == '{"a": "zz"}':
+        assert received_keys(node, text) == {}
+        assert received_keys(node, json.dumps({"a": "00" * 64, "b": 7})) == {"a": bytes(64)}
+        text = json.dumps({"a": "zz" * 64})
+    with pytest.raises(SealError, match="keys of other sites in the request cannot be read"):
+        received_keys(node, text)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "3", "{}", "[1]", '[""]', '["a", 2]', "[" * 10**5])
+def test_classes_in_a_request_that_are_none(text: str | None) -> None:
+    with pytest.raises(SurrogateError, match="without the classes of the run"):
+        _classes({} if text is None else {"classes": text})
+    assert _classes({"classes": '["a", "b"]'}) == ("a", "b")
+
+
+def test_a_begun_image_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
+    file, values = tmp_path / "synthetic-1.safetensors", torch.arange(6.0).reshape(2, 3)
+    save_file({"values": values}, file, {"classes": "a\nb"})
+    found = _last(file, ("a", "b"))
+    assert found is not None
+    assert torch.equal(found, values)
+    assert _last(file, ("b", "a")) is None
+    save_file({"other": values}, file, {"classes": "a\nb"})
+    assert _last(file, ("a", "b")) is None
+    save_file({"values": values}, file)
+    assert _last(file, ("a", "b")) is None
+    file.write_bytes(b"no tensors")
+    assert _last(file, ("a", "b")) is None
+    file.unlink()
+    assert _last(file, ("a", "b")) is None
+    file.mkdir()
+    assert _last(file, ("a", "b")) is None
+
+
+@pytest.mark.parametrize("must", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_of_the_next_round_that_cannot_be_written(
+    tmp_path: Path, must: bool, first: bool
+) -> None:
+    """Nothing is charged where it is needed; otherwise the other files are there."""
+    (tmp_path / "file").write_text("")
+    good, bad = tmp_path / "kept" / "good", tmp_path / "file" / "bad"
+    keep = {bad: b"b", good: b"g"} if first else {good: b"g", bad: b"b"}
+    if must:
+        with pytest.raises(LedgerError, match=r"bad cannot be written .*the next round needs it"):
+            requests._staged(keep, must)
+        assert not [each for each in tmp_path.rglob("*") if each.is_file() and each.name != "file"]
+        return
+    staged = requests._staged(keep, must)
+    assert [*staged] == [good]
+    assert staged[good].read_bytes() == b"g"
+
+
+def test_a_charged_file_that_cannot_be_put_in_place_is_named(tmp_path: Path) -> None:
+    temporary, file = tmp_path / "temporary", tmp_path / "file"
+    temporary.write_text("new")
+    (file / "full").mkdir(parents=True)
+    with pytest.raises(LedgerError, match=r"file cannot be written .*does not leave"):
+        release._put(temporary, file)
+
+
+def test_a_witness_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    seen = Witness(tmp_path / "file", "a" * 16, tmp_path / "state")
+    for work in (lambda: seen.begin(1, "b" * 64), lambda: seen.record_answer("c" * 16)):
+        with pytest.raises(LedgerError, match=r"(cannot be written|cannot be read)"):
+            work()
+    (tmp_path / "folder").mkdir()
+    seen = Witness(tmp_path / "folder", "a" * 16, tmp_path / "state")
+    seen.begin(1, "b" * 64)
+    seen._answers.mkdir()
+    with pytest.raises(LedgerError, match="the answered requests, cannot be read"):
+        seen.answered()
+    seen._answers.rmdir()
+    seen._answers.write_bytes(b"\xff")
+    with pytest.raises(LedgerError, match="the answered requests, cannot be read"):
+        seen.answered()
+    # One file that cannot be read hides no other.
+    (tmp_path / "folder" / f"{'d' * 16}.witness").mkdir()
+    other = Witness(tmp_path / "folder", "e" * 16, tmp_path / "state")
+    other.begin(1, "b" * 64)
+    assert [each.secret for each in seen._others()] == [other.read().secret]  # type: ignore[union-attr]
+
+
+def test_a_model_that_cannot_be_read_is_named_and_a_received_one_only_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = NodeConfig(site="north", state_dir=str(tmp_path))
+    name = models.keep_model(node, model(), "run")
+    file = models.models_folder(node) / f"{name}{models.SUFFIX}"
+    content = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StateError, match=r"cannot be read .*add it again"):
+        models.read_kept(node, name)
+    assert models._manifest_of(node, name) == b""
+    file.rmdir()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(SealError, match="was changed after it was kept"):
+        models.read_kept(node, name)
+    assert models._manifest_of(node, name) == b""
+    error: Exception
+    for error in (
+        OSError(errno.ENOSPC, "full"),
+        SealError("s"),
+        StateError("s"),
+        ConfigError("c"),
+        SurrogateError("d"),
+    ):
+
+        def fails(*_: Any, error: Exception = error) -> str:
+            raise error
+
+        monkeypatch.setattr(models, "keep_model", fails)
+        caplog.clear()
+        models.keep_received(node, model(), True, 1000.0)
+        assert "is not kept" in caplog.text
+        assert str(error) in caplog.text
+        monkeypatch.setattr(models, "read_kept", fails)
+        if not isinstance(error, OSError | ConfigError):
+            assert models._manifest_of(node, name) == b""
+
+
+def test_a_calibration_that_is_a_folder_is_damaged_and_none_is_the_default(tmp_path: Path) -> None:
+    node, shared = NodeConfig(site="north", state_dir=str(tmp_path)), model()
+    assert read_calibration(node, shared) == read_calibration(None, shared)
+    calibration_file(node, shared.manifest.name).mkdir(parents=True)
+    with pytest.raises(StateError, match=r"cannot be read \(IsADirectoryError\)"):
+        read_calibration(node, shared)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", '{"x.npy": "0"}', "{", "folder", "gone"])
+def test_an_entry_of_the_cache_that_is_damaged_is_computed_again(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("x.npy", "ok.npy"):
+        (tmp_path / name).write_bytes(b"")
+    file = tmp_path / "digests.json"
+    if content == "folder":
+        file.mkdir()
+    elif content != "gone":
+        file.write_text(content)
+    assert read_entry(tmp_path, 3) is None
+    assert ("are damaged" in caplog.text) == (content != "gone")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"3\n", b'{"count": 3}\n', b"\xff\xfe"])
+def test_damaged_notes_of_shards_begin_anew(tmp_path: Path, damage: bytes) -> None:
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    (folder / "shards.jsonl").write_bytes(damage)
+    found = ShardWriter.resumed(folder, 3)
+    assert not found._complete
+
+
+def test_a_data_report_that_cannot_be_written_decides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = DataReport("own", 3)
+    nodes = [blocked(tmp_path), NodeConfig(site="north", state_dir=str(tmp_path / "other"))]
+    for node in nodes:
+        caplog.clear()
+        with caplog.at_level("INFO", "fedsurrogate.site"):
+            log_once(report, node)
+        assert report.lines()[0] in caplog.text
+    (file,) = (tmp_path / "other").glob("data-report-*.json")
+    file.write_bytes(b"\xff")
+    log_once(report, nodes[1])
+    (content,) = (tmp_path / "other").glob("data-report-*.json")
+    assert content.read_bytes() in (b"\xff", json.dumps(report.facts(), indent=1).encode())
+    caplog.clear()
+    log_once(replace(report, odd=("odd",)), nodes[1])
+
+
+def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A file in the place of a folder does not mean that a sum has begun."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sums").write_text("")
+    other = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
+    for node in (blocked(tmp_path), other):
+        with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
+            store.create(node, Policy(), "0" * 32, sum_state())
+        with pytest.raises(StateError, match="state of a secure sum cannot be written"):
+            store.write(node, "0" * 32, sum_state())
+    node = NodeConfig(site="north", state_dir=str(tmp_path / "third"))
+    store.create(node, Policy(), "0" * 32, sum_state())
+    with pytest.raises(StateError, match="it does not begin a second time"):
+        store.create(node, Policy(), "0" * 32, sum_state())
