@@ -119,7 +119,7 @@ def test_the_discriminant(
     if chosen is None:
         restricted = diagonal or not sampled or alike
         chosen = 0.01 if restricted else chosen_with_accuracy(given_)[0]
-        if not restricted and _unequal_scales(torch.from_numpy(within.diagonal())) is not None:
+        if not restricted and _unequal_scales(torch.tensor(within.diagonal())) is not None:
             return
     assert found.shrinkage == chosen
     shrunk = (1 - chosen) * within + chosen * variance * np.eye(D)
@@ -239,7 +239,7 @@ def test_a_small_column_has_its_own_unit_where_that_is_expected_to_be_better(
         torch.tensor([40.0, 90.0, 20.0]).double(), torch.from_numpy(means), torch.from_numpy(within)
     )
     shrinkage, accuracy = chosen_with_accuracy(given_)
-    found, unit = lda(given_), _unequal_scales(torch.from_numpy(within.diagonal()))
+    found, unit = lda(given_), _unequal_scales(torch.tensor(within.diagonal()))
     if unit is not None:
         other, better = chosen_with_accuracy(given_.divided(unit))
         if better > accuracy + 0.005:
