@@ -191,3 +191,30 @@ def test_the_estimated_accuracies_are_those_on_new_records(
         accuracy = float(((x @ head.weight.T + head.bias).argmax(1) == labels).double().mean())
         assert estimate == pytest.approx(accuracy, abs=0.04), value
     assert sorted(set(SHRINKAGES)) == list(SHRINKAGES)
+
+
+@pytest.mark.parametrize(
+    ("d", "columns", "whole", "projected", "values"),
+    [
+        # Twelve products with the columns and ten probes, in half of the dimensions.
+        (288, 2, False, True, 144),
+        (287, 2, False, True, 287),
+        (312, 3, False, True, 156),
+        (288, 2, True, True, 288),
+        (288, 2, False, False, 288),
+    ],
+)
+def test_a_covariance_is_projected_where_it_is_asked_for_and_large(
+    d: int, columns: int, whole: bool, projected: bool, values: int
+) -> None:
+    draw = torch.Generator().manual_seed(d)
+    matrix = (torch.rand(d, generator=draw).double() + 0.5).diag()
+    right = torch.randn(d, columns, generator=draw, dtype=torch.float64)
+    reduced = Tridiagonal.of(matrix, right, whole=whole, projected=projected)
+    assert len(reduced.values) == values
+    assert reduced.sum_of(torch.ones(values).double()) == pytest.approx(d)
+    assert reduced.sum_of(reduced.values) == pytest.approx(float(matrix.trace()), rel=1e-5)
+    solution = reduced.solved(0.8, 0.3)
+    ours = float((reduced.columns * solution).sum())
+    theirs = torch.linalg.solve(0.8 * matrix + 0.3 * torch.eye(d).double(), right)
+    assert ours == pytest.approx(float((right * theirs).sum()), rel=1e-4)

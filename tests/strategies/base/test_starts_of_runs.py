@@ -1,0 +1,285 @@
+"""What every strategy of the registry does before the first request: how long it waits, what it records,
+what it refuses, and that nothing happens where nothing was asked; and the order of a chain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.wire.records import Info
+from fedsurrogate.strategies import strategy_of
+from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.base.reported import (
+    DOWNSTREAM,
+    DOWNSTREAM_LIMITS,
+    downstream_in,
+    numbers_in,
+    seconds_in,
+    share_in,
+    whole_number,
+)
+from fedsurrogate.strategies.fedpft.chain import FedPFTChain
+from tests.strategies.base.test_courses_of_a_run import Kept
+
+SECURE: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "dropouts": 0.0}
+# Each method as it is by default, and strategies that other settings choose.
+RUNS: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
+    "chain": {"fedpft.topology": "chain"},
+    "secure sum": SECURE | {"method": "afl"},
+    "secure rounds": SECURE | {"method": "fedavg"},
+    "numbers": {"method": "fedpft", "target": "number", "target-range": "0,9"},
+    "times": {"method": "fedpft", "target": "time", "horizon": 3.0},
+}
+
+
+BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
+
+
+class AskedError(Exception):
+    """The strategy has looked for sites."""
+
+
+class NoGrid:
+    """A grid that says that it was asked."""
+
+    def get_node_ids(self) -> list[int]:
+        raise AskedError
+
+
+def made(flat: dict[str, Any]) -> Federation:
+    private = flat.get("method") in ("psg", "dp-fedavg", "dp-fedprox")
+    run = parse_run(flat | {"deadline": 17.0} | (BUDGET if private else {}))
+    return strategy_of(run.plan)(run, Kept())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_waits_as_long_as_it_is_called_with_or_the_settings_say(name: str) -> None:
+    for deadline, wanted in ((None, 17.0), (0.0, 17.0), (7.0, 7.0), (0.5, 0.5)):
+        strategy = made(RUNS[name])
+        assert strategy.deadline == 17.0
+        with pytest.raises(AskedError):
+            strategy.run(NoGrid(), *([] if deadline is None else [deadline]))  # type: ignore[arg-type]
+        assert strategy.deadline == wanted
+        own = strategy.config.settings
+        shown = strategy.config.method.shown
+        section = getattr(own, shown).model_dump() if shown else {}
+        kept = strategy.recorder
+        assert isinstance(kept, Kept)
+        first = kept.events[0]
+        assert first["event"] == "configured"
+        assert first["method"] == own.method
+        if len(first) > 2:
+            assert first == {"event": "configured", "method": own.method} | section
+    for timeout, wanted in ((None, 17.0), (3.0, 3.0)):
+        strategy = made(RUNS[name])
+        with pytest.raises(AskedError):
+            strategy.start(NoGrid(), timeout=timeout)  # type: ignore[arg-type]
+        assert strategy.deadline == wanted
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_where_nothing_was_asked_nothing_is_late_and_no_model_is_sent(name: str) -> None:
+    strategy, nothing = made(RUNS[name]), ConfigRecord()
+    assert strategy.receive_late(0.0) is False
+    if strategy.config.plan.kind in ("chain", "rounds", "alone") and "secure" not in name:
+        assert strategy.aggregate_train(1, []) == (None, None)
+    if strategy.config.plan.kind != "alone":
+        assert strategy.configure_evaluate(1, ArrayRecord(), nothing, NoGrid()) == []  # type: ignore[arg-type]
+    assert strategy.aggregate_evaluate(1, []) is None
+    some = ConfigRecord({"rate": 0.1})
+    for part in ("train", "evaluate"):
+        with pytest.raises(ConfigError, match="rate"):
+            getattr(strategy, f"configure_{part}")(1, ArrayRecord(), some, NoGrid())
+        with pytest.raises(ConfigError, match="rate"):
+            strategy.start(NoGrid(), **{f"{part}_config": some})  # type: ignore[arg-type]
+    kept = strategy.recorder
+    assert isinstance(kept, Kept)
+    assert kept.events == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rounds_and_seconds_are_refused_just_beyond_their_limits(name: str) -> None:
+    strategy = made(RUNS[name])
+    run = strategy.config
+    for number, refused in ((-1, True), (0, True), (1, False)):
+        if refused:
+            with pytest.raises(ConfigError, match=f"num_rounds = {number}: must be at least 1"):
+                strategy.start(NoGrid(), num_rounds=number)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(AskedError):
+                strategy.start(NoGrid(), num_rounds=number)  # type: ignore[arg-type]
+            assert strategy.last_round == number
+    with pytest.raises(ConfigError, match="timeout = 0: must be above 0 seconds"):
+        strategy.start(NoGrid(), timeout=0.0)  # type: ignore[arg-type]
+    if run.plan.kind != "rounds":
+        return
+    most, training = run.planned_rounds, run.plan.training
+    with pytest.raises(AskedError):
+        made(RUNS[name]).start(NoGrid(), num_rounds=most)  # type: ignore[arg-type]
+    setting = "" if training.rounds else f"{training.section}.rounds"
+    most_of = f"{setting} = {most}" if setting else f"{most}"
+    with pytest.raises(ConfigError) as caught:
+        made(RUNS[name]).start(NoGrid(), num_rounds=most + 1)  # type: ignore[arg-type]
+    wanted = f"num_rounds = {most + 1}: at most {most_of}, which the sites also use"
+    wanted += f"; set {setting}" if setting else ""
+    assert str(caught.value) == wanted
+
+
+few = settings(max_examples=60, deadline=None)
+
+
+@few
+@given(
+    st.lists(st.sampled_from(["s1", "s2", "s3", "s10", "s20"]), min_size=1, unique=True),
+    st.lists(st.sampled_from(["s1", "s2", "s3", "s10", "other"]), max_size=5, unique=True),
+    st.sets(st.sampled_from(["s1", "s2", "s3"])),
+    st.integers(0, 99),
+)
+def test_a_chain_goes_in_the_order_of_the_settings_or_of_the_seed(
+    there: list[str], named: list[str], away: set[str], seed: int
+) -> None:
+    """`away` did connect, but does not fit together with the others."""
+    config = parse_run({"fedpft.topology": "chain", "fedpft.order": ",".join(named), "seed": seed})
+    recorder = Kept()
+    chain = FedPFTChain(config, recorder)
+    chain.outcome.sites = {node: Site(name) for node, name in enumerate(there)}
+    group = Group(nodes={name: node for node, name in enumerate(there) if name not in away})
+    fitting = sorted(group.nodes, key=lambda name: int(name[1:]))
+    if not named:
+        random.Random(seed).shuffle(fitting)
+        assert chain._order(group) == fitting
+        assert recorder.events == []
+        return
+    if not set(named) & set(there):
+        with pytest.raises(RunError) as caught:
+            chain._order(group)
+        assert str(caught.value) == (
+            "fedpft.order names none of the connected sites; use these names: "
+            + ", ".join(sorted(there))
+        )
+        return
+    assert chain._order(group) == named
+    left = [name for name in fitting if name not in named]
+    assert recorder.events == [
+        {"event": "left-out", "site": name, "reason": "not in fedpft.order"} for name in left
+    ]
+    reasons = {site.name: site.reason for site in chain.outcome.sites.values()}
+    assert [name for name in fitting if reasons[name] == "not in fedpft.order"] == left
+
+
+@few
+@given(
+    relay=st.binary(max_size=3),
+    done=st.integers(0, 3),
+    fault=st.sampled_from(["", "", "run", "text", "form", "missing"]),
+)
+def test_a_resumed_chain_goes_on_with_its_relay_or_says_what_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, relay: bytes, done: int, fault: str
+) -> None:
+    folder = tmp_path_factory.mktemp("chain")
+    config = parse_run({"fedpft.topology": "chain", "resume": str(folder)})
+    names = ["a", "b", "c", "d"]
+    walk = Walk(names, names[:done], run="other" if fault == "run" else config.digest)
+    walk.relay = b64encode(relay).decode()
+    text = {"text": "{", "form": '{"x": 1}'}.get(fault, json.dumps(vars(walk)))
+    if fault != "missing":
+        (Path(folder) / STATE).write_text(text)
+    recorder = Kept()
+    chain: Chain = FedPFTChain(config, recorder)
+    chain.outcome.sites = {node: Site(name) for node, name in enumerate(names)}
+    group = Group(nodes={name: node for node, name in enumerate(names) if name != "a"})
+    if fault:
+        with pytest.raises(RunError) as caught:
+            chain._begin(group)
+        start = f"resume = {str(folder)!r}"
+        assert (
+            str(caught.value)
+            == {
+                "run": f"{start} is of a run with other settings",
+                "text": f"{start}: {STATE} is damaged (JSONDecodeError)",
+                "form": f"{start}: {STATE} is damaged (TypeError)",
+                "missing": f"{start}: {STATE} cannot be read (FileNotFoundError); name the folder of "
+                "an earlier run",
+            }[fault]
+        )
+        return
+    found, current = chain._begin(group)
+    assert current == (relay or None)
+    assert found.done == names[:done]
+    assert recorder.events[0] == {"event": "resumed", "hops": done}
+    fates = {site.name: (site.fate, site.reason) for site in chain.outcome.sites.values()}
+    for name in names[:done]:
+        assert (fates[name] == ("used", "")) == (name in group.nodes)
+    if not done:
+        assert found.skipped == ["a"]
+
+
+@pytest.mark.parametrize("name", sorted(DOWNSTREAM_LIMITS))
+def test_scores_of_a_generator_count_up_to_their_limit(name: str) -> None:
+    limit = 4.0 if name in ("sliced", "sinkhorn") else 1.0
+    for value, counts in (
+        (0.0, True), (limit, True), (math.nextafter(limit, 9), False), (math.nextafter(0, -1), False),
+        (math.nan, False), (1, False), ("0.5", False),
+    ):  # fmt: skip
+        found = downstream_in({DOWNSTREAM + name: value, "sent": 0.5})
+        assert found == ({name: value} if counts else {})
+
+
+def test_reported_numbers_count_at_their_limits_and_not_beyond() -> None:
+    for value, wanted in ((0, 0), (2**40 - 1, 2**40 - 1), (2**40, 0), (-1, 0), (3.0, 0), ("3", 0)):
+        assert whole_number({"n": value}, "n") == wanted
+    assert whole_number({}, "n") == 0
+    for number, share, seconds in (
+        (0.0, 0.0, 0.0),
+        (1.0, 1.0, 1.0),
+        (math.nextafter(1, 2), None, math.nextafter(1, 2)),
+        (math.nextafter(0, -1), None, None),
+        (math.inf, None, None),
+        (math.nan, None, None),
+        (1, None, None),
+    ):
+        info: Info = {"x": number, "x-seconds": number}
+        assert share_in(info, "x") == share
+        assert seconds_in(info, "x") == seconds
+    assert share_in({}, "x") is None
+    assert seconds_in({"x": 1.0}, "x") is None
+    for listed, counts in (([1, 2.5], True), ([], True), ([1, math.inf], False), ([1, "2"], False)):
+        assert numbers_in({"x": listed}, "x") == (listed if counts else [])  # type: ignore[dict-item]
+    assert numbers_in({"x": 3}, "x") == numbers_in({}, "x") == []
+
+
+@few
+@given(
+    st.dictionaries(
+        st.integers(1, 9),
+        st.tuples(st.sampled_from(["used", "rejected", "dropped"]), st.sampled_from(["", "why"])),
+    ),
+    st.sets(st.integers(1, 9)),
+)
+def test_an_outcome_counts_fates_and_says_why_the_others_are_not_used(
+    sites: dict[int, tuple[Any, str]], fitting: set[int]
+) -> None:
+    outcome = Outcome({node: Site(f"s{node}", *each) for node, each in sites.items()})
+    for fate in ("used", "rejected", "dropped"):
+        assert outcome.count(fate) == [own for own, _ in sites.values()].count(fate)
+    assert outcome.reasons == [why for fate, why in sites.values() if fate != "used"]
+    assert outcome.reasons_besides(fitting) == [
+        why for node, (fate, why) in sites.items() if fate != "used" and node not in fitting
+    ]
+    assert outcome.units == frozenset()

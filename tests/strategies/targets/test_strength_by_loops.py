@@ -1,0 +1,267 @@
+"""The strength of ridges and the weights under noise, by their formulas in plain loops over
+generated covariances, outcomes and noise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fedsurrogate.strategies.targets.number import interval, number_head
+from fedsurrogate.strategies.targets.strength import (
+    Directions,
+    Outcomes,
+    cross_validated,
+    expected,
+    of_least_error,
+)
+from tests.coded import noisy, number_sums
+
+Array = NDArray[np.float64]
+D = 4
+few = settings(max_examples=40, deadline=None)
+SEEDS = st.integers(0, 9999)
+# Ridges in mean variances; powers and explained shares among which priors are averaged.
+GRID = [10 ** (-8 + at / 6) for at in range(61)]
+POWERS = [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]
+EXPLAINED = [math.exp(-6 + at / 10) for at in range(81)]
+
+
+def problem(
+    seed: int, outputs: int, records: float, noise: float = 0.0, least: float = 0.0
+) -> tuple[Directions, Outcomes, Array, Array]:
+    """A covariance with its values and vectors, and outcomes that it explains in part."""
+    draw = np.random.default_rng(seed)
+    vectors, _ = np.linalg.qr(draw.normal(size=(D, D)))
+    values = np.sort(draw.uniform(0.05, 3, D))
+    # Some outcomes vary less than the features explain.
+    cross = draw.normal(size=(outputs, D)) * draw.choice([0.1, 0.6], (outputs, 1))
+    cross = cross @ (vectors * values @ vectors.T)
+    variance = draw.uniform(0.2, 1.5, outputs)
+    directions = Directions(
+        torch.from_numpy(values),
+        torch.from_numpy(vectors),
+        torch.from_numpy(values * draw.uniform(0.5, 1, D)),
+        least,
+    )
+    outcomes = Outcomes(
+        torch.from_numpy(cross),
+        torch.from_numpy(variance),
+        torch.full((outputs,), records, dtype=torch.float64) + torch.arange(outputs),
+        noise * (1 + torch.arange(outputs).double()),
+    )
+    return directions, outcomes, values, vectors
+
+
+def ridges(values: Array, rotated: Array) -> list[tuple[float, float, float, float]]:
+    """Of each ridge its strength, the covariance of outcome and prediction, the variance of the
+    prediction, and the degrees of freedom with one for the intercept.
+    """
+    found = []
+    for part in GRID:
+        strength = part * values.mean()
+        fit = sum(c * c / (v + strength) for c, v in zip(rotated, values, strict=True))
+        spread = sum(c * c * v / (v + strength) ** 2 for c, v in zip(rotated, values, strict=True))
+        found.append((strength, fit, spread, 1 + sum(v / (v + strength) for v in values)))
+    return found
+
+
+@few
+@given(
+    SEEDS,
+    st.integers(1, 3),
+    st.sampled_from([4.0, 7.0, 60.0]),
+    st.sampled_from([1.0, 1 + 1e-9]),
+    st.sampled_from([1.0, 1.4]),
+    st.sampled_from([0.0, 0.02, 2.0, 1e6]),
+)
+def test_the_strength_has_the_smallest_generalised_error_that_is_allowed(
+    seed: int, outputs: int, records: float, largest: float, caution: float, least: float
+) -> None:
+    directions, outcomes, values, vectors = problem(seed, outputs, records, least=least)
+    found = cross_validated(directions, outcomes, largest, caution)
+    for row in range(outputs):
+        n, variance = records + row, float(outcomes.variance[row])
+        own = outcomes.cross[row].numpy()
+        best = None
+        compared = ridges(values, own @ vectors)
+        for at, (strength, fit, spread, freedom) in enumerate(compared):
+            residual, share = max(variance - 2 * fit + spread, 0.0), freedom / n
+            fits = caution * share < 0.99 and fit < largest * variance and strength >= least
+            error, judged = (
+                residual / max(1 - each, 0.01) ** 2 for each in (share, caution * share)
+            )
+            if fits and (best is None or judged < best[0]):
+                best = (judged, strength, error)
+            if best is None and at == len(compared) - 1:
+                best = (judged, strength, error)
+        assert best is not None
+        assert float(found.strength[row]) == pytest.approx(best[1])
+        assert float(found.error[row]) == pytest.approx(best[2], rel=1e-6, abs=1e-12)
+        ridged = vectors * (values + best[1]) @ vectors.T
+        np.testing.assert_allclose(found.weight[row], np.linalg.solve(ridged, own), rtol=1e-6)
+    assert found.cross is outcomes.cross
+    assert found.doubt.tolist() == [0.0] * outputs
+
+
+@few
+@given(
+    SEEDS,
+    st.integers(1, 3),
+    st.sampled_from([4.0, 9.0, 60.0]),
+    st.sampled_from([4.0, 30.0, 400.0]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_the_strength_for_other_records_has_the_smallest_expected_error(
+    seed: int, outputs: int, records: float, whole: float, least: float
+) -> None:
+    directions, outcomes, values, vectors = problem(seed, outputs, records, least=least)
+    found = of_least_error(directions, outcomes, whole)
+    for row in range(outputs):
+        n, variance = records + row, float(outcomes.variance[row])
+        compared = ridges(values, outcomes.cross[row].numpy() @ vectors)
+        allowed = [
+            freedom < 0.99 * n and fit < variance and strength >= least
+            for strength, fit, _, freedom in compared
+        ]
+        allowed[-1] = allowed[-1] or not any(allowed)
+        residual, best = variance, -1
+        for _ in range(3):
+            errors = [
+                variance
+                - 2 * (fit - residual * freedom / n)
+                + spread / max(1 - freedom / whole, 0.01)
+                if fits
+                else math.inf
+                for (_, fit, spread, freedom), fits in zip(compared, allowed, strict=True)
+            ]
+            best = int(np.argmin(errors))
+            residual = min(max(errors[best], 0.05 * variance), variance)
+        assert float(found.strength[row]) == pytest.approx(compared[best][0])
+        assert float(found.error[row]) == pytest.approx(residual)
+        ridged = vectors * (values + compared[best][0]) @ vectors.T
+        wanted = np.linalg.solve(ridged, outcomes.cross[row].numpy())
+        np.testing.assert_allclose(found.weight[row], wanted, rtol=1e-6)
+    assert found.cross is outcomes.cross
+    assert found.doubt.tolist() == [0.0] * outputs
+
+
+@few
+@given(SEEDS, st.integers(1, 2), st.sampled_from([5.0, 80.0]), st.sampled_from([0.01, 0.2, 2.0]))
+def test_weights_under_noise_are_means_over_powers_and_scales(
+    seed: int, outputs: int, records: float, noise: float
+) -> None:
+    directions, outcomes, values, vectors = problem(seed, outputs, records, noise)
+    found = expected(directions, outcomes)
+    measured = directions.measured.numpy()
+    judged = measured + 0.5 * (values - measured)
+    for row in range(outputs):
+        own, variance = outcomes.cross[row].numpy() @ vectors, float(outcomes.variance[row])
+        residual, square = variance, float(outcomes.noise[row]) ** 2
+        for _ in range(3):
+            chance = values * residual / (records + row) + square
+            logs, shares = [], []
+            for power in POWERS:
+                for share in EXPLAINED:
+                    scale = share / (values ** (power + 1)).sum()
+                    whole = variance * scale * values ** (power + 2) + chance
+                    logs.append(-0.5 * float((np.log(whole) + own**2 / whole).sum()))
+                    shares.append(1 - chance / whole)
+            likely = np.exp(np.array(logs) - max(logs))
+            likely /= likely.sum()
+            table = np.stack(shares)
+            kept = likely @ table
+            cross, weight = kept * own, kept * own / values
+            explained = float((2 * weight * cross - judged * weight**2).sum())
+            residual = max(variance - explained, 0.05 * variance)
+        apart = likely @ (table - kept) ** 2 * own**2
+        assert float(found.error[row]) == pytest.approx(residual, rel=1e-6)
+        assert float(found.doubt[row]) == pytest.approx(
+            float(((kept * square + apart) / values).sum()), rel=1e-6
+        )
+        np.testing.assert_allclose(found.weight[row], vectors @ weight, rtol=1e-6, atol=1e-10)
+        np.testing.assert_allclose(found.cross[row], vectors @ cross, rtol=1e-6, atol=1e-10)
+    assert found.strength.isnan().all()
+
+
+@few
+@given(SEEDS, st.sampled_from([0.02, 0.4]), st.sampled_from([[-1.0, 1.0], [10.0, 90.0]]))
+def test_a_noisy_head_of_numbers_is_that_of_its_outcomes(
+    seed: int, scale: float, ends: list[float]
+) -> None:
+    """Its deviation has the noise of the variance in it, by the first derivatives."""
+    draw = torch.Generator().manual_seed(seed)
+    n, half, middle = 300, (ends[1] - ends[0]) / 2, sum(ends) / 2
+    x = torch.randn(n, D, generator=draw, dtype=torch.float64) / 2
+    y = (x[:, :2] + 0.3 * torch.randn(n, 2, generator=draw).double()).clamp(-1, 1)
+    of_code, of_sums = (
+        scale * torch.tensor(each).double() for each in ([5.0, 3.0, 4.0], [2.0, 4.0, 3.0])
+    )
+    exact = number_sums(middle + half * y, x, *ends)
+    sums = noisy(exact, of_code, of_sums, 3 * scale, seed, products=6 * scale)
+    records, code = float(sums.code[0]), sums.code.numpy()
+    means = code[1:] / records
+    assert sums.products is not None
+    squares = sums.products.diagonal().numpy() / records
+    variance = squares - means**2
+    cross = sums.sums[1:].numpy() / records - np.outer(means, sums.mean)
+    noises = [
+        math.hypot(float(of_sums[1 + at]), float(means[at] * of_sums[0])) / records
+        for at in range(2)
+    ]
+    fitted = expected(
+        Directions.of_noisy(sums.covariance, 3 * scale / records, 0.2),
+        Outcomes(
+            torch.from_numpy(cross),
+            torch.from_numpy(variance),
+            torch.full((2,), records).double(),
+            torch.tensor(noises).double(),
+        ),
+    )
+    head = number_head(sums, [ends[0]] * 2, [ends[1]] * 2)
+    for at in range(2):
+        of_variance = math.sqrt(
+            (6 * scale) ** 2
+            + (2 * means[at] * float(of_code[1 + at])) ** 2
+            + ((squares[at] - 2 * means[at] ** 2) * float(of_code[0])) ** 2
+        )
+        error = float(fitted.error[at])
+        wanted = half * math.sqrt(error + of_variance / records)
+        assert float(head.deviation[at]) == pytest.approx(wanted)
+        assert float(head.explained[at]) == pytest.approx(1 - error / variance[at])
+        np.testing.assert_allclose(head.weight[at], half * fitted.weight[at], rtol=1e-5, atol=1e-8)
+        wanted = middle + half * (means[at] - float(fitted.weight[at] @ sums.mean))
+        assert float(head.bias[at]) == pytest.approx(wanted)
+    predictions = x[:5] @ head.weight.T + head.bias
+    for level, width in ((0.95, 1.959964), (0.5, 0.67449)):
+        low, high = interval(head, predictions, level)
+        np.testing.assert_allclose(
+            high - predictions, (width * head.deviation).expand(5, 2), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            predictions - low, (width * head.deviation).expand(5, 2), rtol=1e-5
+        )
+
+
+@few
+@given(SEEDS, st.sampled_from([1e-6, 0.1, 3.0]), st.sampled_from([3, 6, 90]))
+def test_a_given_ridge_has_its_generalised_error(seed: int, strength: float, n: int) -> None:
+    """From the hat matrix of the records."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, D))
+    y = (x[:, :1] + draw.normal(size=(n, 1))).clip(-4, 4)
+    head = number_head(
+        number_sums(torch.from_numpy(y), torch.from_numpy(x), -4, 4), [-4.0], [4.0], strength
+    )
+    apart = x - x.mean(0)
+    hat = apart @ np.linalg.solve(apart.T @ apart + n * strength * np.eye(D), apart.T)
+    left = (y - y.mean()) - hat @ (y - y.mean())
+    error = float((left**2).mean()) / max(1 - (1 + np.trace(hat)) / n, 0.01) ** 2
+    assert float(head.deviation[0]) ** 2 == pytest.approx(error, rel=1e-3, abs=1e-7)
+    assert head.strength.tolist() == [strength]
