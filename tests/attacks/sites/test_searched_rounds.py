@@ -10,7 +10,15 @@ from functools import cache
 import pytest
 
 from benchmarks.harness.results import stored
-from benchmarks.searched_attacks_rounds import METHODS, NAME, SITES, Attacked, Bench, grid_of
+from benchmarks.searched_attacks_rounds import (
+    METHODS,
+    NAME,
+    SITES,
+    Attacked,
+    Bench,
+    bench_of,
+    grid_of,
+)
 from fedsurrogate.common.run import parse_run
 
 # Before heads were bounded feature by feature, the first four cost 45 to 75 points.
@@ -26,7 +34,7 @@ ON_HEADS = [
 
 @cache
 def bench(method: str, alpha: str, sites: str) -> Bench:
-    return Bench(method, alpha, 0, sites)
+    return bench_of(method, alpha, 0, sites)
 
 
 @pytest.mark.parametrize("sites", ["1 of 4", "1 of 10"])
