@@ -214,11 +214,19 @@ class Nearness:
         return 2 if str(path.parent) in test else FAR
 
 
-def executing(mutant: Mutant, lines: dict[str, list[Test]]) -> list[Test]:
-    """Tests that execute the mutant's line. Code outside functions runs at import, before a test
-    begins, so no test has its lines: then those that execute its file.
+def executing(mutant: Mutant, lines: dict[str, list[Test]], inside: bool = True) -> list[Test]:
+    """Tests that execute the mutant's line.
+
+    Args:
+        mutant: to be tried.
+        lines: of each test.
+        inside: whether the fault is in the body of a function. Other code runs at import, before a
+            test begins, so no test has its lines, but for those whose lines are not known: then all
+            that execute the file.
     """
     tests = [each for found in lines.values() for each in found if mutant.file in each[2]]
+    if not inside:
+        return tests
     return [each for each in tests if mutant.lineno in each[2][mutant.file]] or tests
 
 
@@ -238,11 +246,15 @@ def try_all(
     # has tried a fair part.
     sample = sorted((each for each in sample if each not in known), key=lambda each: each.id)
     near = Nearness(tree)
+    inner = [mutant for mutant in sample if in_a_function(tree.root, mutant, facts)]
+
+    def attempt(mutant: Mutant, file: Path) -> int:
+        return try_one(mutant, executing(mutant, lines, mutant in inner), lines, near, file)
 
     def try_some(some: Sequence[Mutant], plant: Callable[[Path, Mutant, Facts], None]) -> None:
         def work(mutant: Mutant, file: Path) -> int:
             plant(tree.root, mutant, facts)
-            return try_one(mutant, lines, near, file)
+            return attempt(mutant, file)
 
         def done(mutant: Mutant, status: str, content: str) -> None:
             seconds = time.monotonic() - before[0]
@@ -261,18 +273,22 @@ def try_all(
 
     # Constants and defaults first, because their modules must not be imported yet. Then one import
     # serves all others.
-    inner = [mutant for mutant in sample if in_a_function(tree.root, mutant, facts)]
     try_some([mutant for mutant in sample if mutant not in inner], plant_in_import)
     if inner:
         pytest_exit(["--maxfail=1000", "--collect-only", "-qq", *lines])
     try_some(inner, plant_in_function)
-    return trusted(tried, lines, near, jobs)
+    return trusted(tried, attempt, jobs)
 
 
-def try_one(mutant: Mutant, lines: dict[str, list[Test]], near: Nearness, file: Path) -> int:
+def try_one(
+    mutant: Mutant,
+    within: Sequence[Test],
+    lines: dict[str, list[Test]],
+    near: Nearness,
+    file: Path,
+) -> int:
     """Exit code of the tests of a mutant, which is planted already."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(IMPORTS + 2 * MOST_SECONDS),) * 2)
-    within = executing(mutant, lines)
     chosen, seconds = [], 0.0
     for name, took, _ in in_order(mutant, within, lines, near):
         if took <= SLOWEST_TEST and seconds + took <= MOST_SECONDS:
@@ -318,7 +334,7 @@ def in_order(
 
 
 def trusted(
-    tried: Sequence[Tried], lines: dict[str, list[Test]], near: Nearness, jobs: int
+    tried: Sequence[Tried], attempt: Callable[[Mutant, Path], int], jobs: int
 ) -> list[Tried]:
     """Run what killed mutants without a fault: each test that failed, and the tests of each mutant
     that reached its limit. Where the same happens, the mutants survived.
@@ -336,16 +352,13 @@ def trusted(
         print(f"{name} fails without a fault")
     late: set[str] = set()
 
-    def without(mutant: Mutant, output: Path) -> int:
-        return try_one(mutant, lines, near, output)
-
     def ended(mutant: Mutant, how: str, _: str) -> None:
         if how == "timeout":
             late.add(mutant.id)
             print(f"the tests of {mutant.id} take too long without a fault")
 
     limited = [each.mutant for each in tried if each.status == "timeout"]
-    in_forks(limited, jobs, without, ended, longest=LONGEST)
+    in_forks(limited, jobs, attempt, ended, longest=LONGEST)
     same = "the same happens without the fault, and no other test was tried:"
     return [
         Tried(each.mutant, "survived", f"{same} {each.by}".strip(), each.seconds)

@@ -428,22 +428,29 @@ def test_near_tests_come_first_and_then_one_of_each_file(
     assert order == sorted(order)
 
 
-def test_a_limit_is_no_test_unless_the_tests_keep_it_without_the_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_outside_functions_is_tried_by_tests_whose_lines_are_known_too() -> None:
+    """A test whose file was recorded before a change counts as executing all lines."""
+    fault = _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))[0]
+    known: _executed.Test = ("tests/b.py::test_known", 0.1, {"a.py": [fault.lineno + 1000]})
+    before: _executed.Test = ("tests/c.py::test_before", 0.1, {"a.py": [fault.lineno]})
+    lines = {"tests/b.py": [known], "tests/c.py": [before]}
+    assert harness.executing(fault, lines, inside=False) == [known, before]
+    assert harness.executing(fault, lines) == [before]
+
+
+def test_a_limit_is_no_test_unless_the_tests_keep_it_without_the_fault() -> None:
     first, second, third = _mutations.mutants("a.py", SAMPLE, facts_of(SAMPLE))[:3]
 
-    def try_one(mutant: _mutations.Mutant, *_: object) -> int:
+    def attempt(mutant: _mutations.Mutant, _: Path) -> int:
         if mutant == first:
             resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
             while True:
                 pass
         return 0
 
-    monkeypatch.setattr(harness, "try_one", try_one)
     tried = [
         Tried(each, status, "", 1.0)
         for each, status in ((first, "timeout"), (second, "timeout"), (third, "survived"))
     ]
-    found = trusted(tried, {}, harness.Nearness(TREE), 1)
+    found = trusted(tried, attempt, 1)
     assert [each.status for each in found] == ["survived", "timeout", "survived"]
