@@ -215,6 +215,10 @@ def _scalar(random: Random, field: Any, old: Any, inside: Mapping[str, Change]) 
             return random.choice([each for each in (*WHOLE, *near) if least <= each < most])
 
 
+# Bytes of a text of which a change makes a list many times as long.
+LONG = 2**14
+
+
 def of_json(random: Random, content: bytes) -> bytes:
     """Change a value, a key or the length of a list anywhere in a JSON text."""
     try:
@@ -243,7 +247,9 @@ def _change_value(random: Random, place: Any, key: Any, tree: Any) -> None:
         case 0 if isinstance(old, dict):
             old[random.choice(TEXTS)] = random.choice((*TEXTS, *WHOLE, None))
         case 1 if isinstance(old, list):
-            old += old * random.choice((1, 300)) if old else [None]
+            # Three such changes within each other made gigabytes, which take their time to write.
+            times = random.choice((1, 300)) if len(json.dumps(tree)) < LONG else 1
+            old += old * times if old else [None]
         case 2 if isinstance(old, str):
             place[key] = of_text(random, old.encode("utf-8", "surrogatepass")).decode(
                 "utf-8", "replace"
