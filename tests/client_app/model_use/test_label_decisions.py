@@ -284,3 +284,14 @@ def test_a_hospital_stores_thresholds_and_prevalence_and_predicts_with_them(tmp_
     for wrong in (("--temperature",), ("--prevalence", "heart=0.5")):
         refused = site("evaluate", "--data-dir", labelled, "--out", tmp_path / "no", *wrong, *own)
         assert refused.code != 0
+
+
+@pytest.mark.parametrize("key", ["thresholds", "prevalence"])
+@pytest.mark.parametrize("wrong", [("other", 0.5), ("b", 0.0), ("b", 1.0), ("c", -0.1)])
+def test_every_value_of_a_calibration_is_examined_not_the_first_alone(
+    key: str, wrong: tuple[str, float]
+) -> None:
+    name, value = wrong
+    made = Calibration(**{key: {"a": 0.5, name: value}})
+    with pytest.raises(ConfigError, match=f"{key}: '{name}' = {value:g}"):
+        made.checked(("a", "b", "c"))
