@@ -2,10 +2,10 @@
 
 * Of a test that runs every method, one method of each family runs. A family is the methods whose
   coordinator runs the same strategy: they differ by their plan.
-* Of another test whose cases run federations, ask hospitals or draw reports, a sixth of the cases
-  runs, and two at least. Of the rest, which take less time each, a sixth and four at least.
+* Of another test whose cases run federations, ask hospitals or draw reports, an eighth of the cases
+  runs, and two at least. Of the rest, which take less time each, an eighth and four at least.
 * Of the tests of a file that run federations in one way, a third runs, and two at least.
-* Of the examples that a test generates, an eighth is tried: the first of those that all are.
+* Of the examples that a test generates, a tenth is tried: the first of those that all are.
 
 The name of the test chooses methods and cases, so that other tests run others. pytest without
 `--quick` runs all of them.
@@ -25,8 +25,8 @@ from hypothesis import settings
 
 # Of the cases of a test, and of the examples of a test; and how many at least where there are as
 # many: of cases that run federations, and of others.
-CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 6, 2, 4
-EXAMPLES, FEWEST_EXAMPLES = 1 / 8, 4
+CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 8, 2, 4
+EXAMPLES, FEWEST_EXAMPLES = 1 / 10, 4
 # Of the tests of a file that run federations, and how many at least.
 TESTS, FEWEST_TESTS = 1 / 3, 2
 # What runs a federation, the steps of one at the hospitals of a test, or draws its report.
