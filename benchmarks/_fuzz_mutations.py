@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from fedsurrogate.common import surrogate_pb2 as pb
 
 Change = Callable[[Random, bytes], bytes]
+# Most bytes of a JSON text in which a change makes a list many times as long.
+LONG = 2**14
 # Sizes at which programs differ from what they state: signs, widths of words, limits of this one.
 WHOLE = (0, 1, 2, 3, 7, 255, 2**16, 2**20, 2**24 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**53,
          2**63 - 1, 2**64 - 1, -1, -(2**31), -(2**63))  # fmt: skip
@@ -213,10 +215,6 @@ def _scalar(random: Random, field: Any, old: Any, inside: Mapping[str, Change]) 
             least, most = (0, 2**32) if kind == FieldDescriptor.TYPE_UINT32 else (0, 2**64)
             near = () if old is None else (old - 1, old + 1, 2 * old)
             return random.choice([each for each in (*WHOLE, *near) if least <= each < most])
-
-
-# Bytes of a text of which a change makes a list many times as long.
-LONG = 2**14
 
 
 def of_json(random: Random, content: bytes) -> bytes:

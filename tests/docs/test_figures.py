@@ -205,44 +205,44 @@ def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
     return found
 
 
+def lines_below(begins: str) -> list[str]:
+    """Lines of the page's table whose header begins so, without the header."""
+    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
+    at = next(number for number, line in enumerate(page) if line.startswith(begins))
+    return list(itertools.takewhile(lambda line: line.startswith("|"), page[at + 2 :]))
+
+
 def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
     """Row by row: whoever reads that nobody was named must be able to rely on it."""
-    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
-    begins = next(
-        number for number, line in enumerate(page) if line.startswith("| method | data, Dirichlet")
-    )
-    shown = list(itertools.takewhile(lambda line: line.startswith("|"), page[begins + 2 :]))
-    assert shown == page_rows(stored(NAME)["rows"])
+    assert lines_below("| method | data, Dirichlet") == page_rows(stored(NAME)["rows"])
 
 
 @pytest.mark.parametrize(
-    ("hostile", "head"), [(True, "| data | hostile"), (False, "| data | sites")]
+    ("hostile", "begins"), [(True, "| data | hostile"), (False, "| data | sites")]
 )
 def test_the_tables_of_the_search_on_mixtures_are_those_of_the_file(
-    hostile: bool, head: str
+    hostile: bool, begins: str
 ) -> None:
     result = stored("searched-attacks")
     expected = []
     for row in result["rows"]:
         cells = dict(zip(result["columns"], row, strict=True))
-        losses = f"{cells['worst loss']:g}", f"{cells['mean loss']:g}"
-        several = ", ten components" if cells["components"] == "10" else ""
-        shown: tuple[object, ...] = (
-            *(cells["data"], f"{cells['sites']}{several}", cells["seeds"], *losses),
-            cells["accused"],
-        )
+        if bool(cells["hostile"]) != hostile:
+            continue
+        worst, usual = f"{cells['worst loss']:g}", f"{cells['mean loss']:g}"
+        shown: tuple[object, ...]
         if hostile:
             shown = (
                 *(cells["data"], f"{cells['hostile']} of {cells['sites']}", cells["epsilon"]),
-                *(cells["components"], f"{cells['same lie, none']:g}"),
-                *(f"{losses[0]} ({losses[1]})", cells["lie"]),
-                f"{cells['named']}, {cells['accused']} of {cells['seeds']}",
+                *(cells["components"], f"{cells['same lie, none']:g}", f"{worst} ({usual})"),
+                *(cells["lie"], f"{cells['named']}, {cells['accused']} of {cells['seeds']}"),
             )
-        if bool(cells["hostile"]) == hostile:
-            expected.append(f"| {' | '.join(map(str, shown))} |")
-    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
-    begins = next(number for number, line in enumerate(page) if line.startswith(head))
-    assert list(itertools.takewhile(lambda line: line[0:1] == "|", page[begins + 2 :])) == expected
+        else:
+            several = ", ten components" if cells["components"] == "10" else ""
+            sites = f"{cells['sites']}{several}"
+            shown = (cells["data"], sites, cells["seeds"], worst, usual, cells["accused"])
+        expected.append(f"| {' | '.join(map(str, shown))} |")
+    assert lines_below(begins) == expected
 
 
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(
