@@ -37,6 +37,8 @@ Array = NDArray[np.float64]
 D, FALSE_ALARM, TOLERANCE = 3, 1e-7, 1e-2
 # Two labels at one kind of site, all three at the other.
 MEMBERS, ENTRY = torch.tensor([[True, True, False], [True, True, True]]), 0.8
+KINDS = st.sampled_from(["numbers", "labels", "cells", "capped"])
+SEEDS, RECORDS = st.integers(0, 999), st.integers(40, 120)
 
 
 def made(kind: str, seed: int, n: int) -> CodedSums:
@@ -164,13 +166,7 @@ def limits(kind: str, sums: CodedSums, largest: float) -> list[tuple[str, float,
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["numbers", "labels", "cells", "capped"]),
-    st.integers(0, 999),
-    st.integers(40, 120),
-    st.booleans(),
-    st.sampled_from([1.0, 2.5]),
-)
+@given(KINDS, SEEDS, RECORDS, st.booleans(), st.sampled_from([1.0, 2.5]))
 def test_a_number_is_refused_just_beyond_its_limit(
     kind: str, seed: int, n: int, private: bool, largest: float
 ) -> None:
@@ -195,7 +191,7 @@ def test_a_number_is_refused_just_beyond_its_limit(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 999), st.integers(40, 120), st.booleans())
+@given(SEEDS, RECORDS, st.booleans())
 def test_labels_of_a_set_are_at_most_its_records(seed: int, n: int, private: bool) -> None:
     sums = made("capped", seed, n)
     sums = with_noise(sums, seed) if private else sums
@@ -222,13 +218,7 @@ def joint(sums: CodedSums, moment: Array, products: bool) -> Array:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.sampled_from(["numbers", "labels", "cells", "capped"]),
-    st.integers(0, 999),
-    st.integers(40, 120),
-    st.booleans(),
-    st.sampled_from([0.0, 0.02]),
-)
+@given(KINDS, SEEDS, RECORDS, st.booleans(), st.sampled_from([0.0, 0.02]))
 def test_a_second_moment_is_refused_just_below_what_noise_and_rounding_do(
     kind: str, seed: int, n: int, private: bool, rounding: float
 ) -> None:
@@ -313,7 +303,7 @@ def exact_of(kind: str, seed: int, n: int) -> dict[str, Tensor]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(["numbers", "labels"]), st.integers(0, 999), st.integers(40, 120))
+@given(st.sampled_from(["numbers", "labels"]), SEEDS, RECORDS)
 def test_exact_sums_are_refused_just_beyond_their_limits(kind: str, seed: int, n: int) -> None:
     target, sent = target_of(kind), exact_of(kind, seed, n)
     assert target.counts == (kind == "labels")
@@ -360,7 +350,7 @@ def test_exact_sums_are_refused_just_beyond_their_limits(kind: str, seed: int, n
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(["numbers", "labels"]), st.integers(0, 999), st.floats(-0.1, 0.1))
+@given(st.sampled_from(["numbers", "labels"]), SEEDS, st.floats(-0.1, 0.1))
 def test_exact_second_moments_have_no_eigenvalue_below_rounding(
     kind: str, seed: int, added: float
 ) -> None:
@@ -448,8 +438,8 @@ def check_rows(
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["numbers", "labels"]),
-    st.integers(0, 999),
-    st.integers(40, 120),
+    SEEDS,
+    RECORDS,
     st.booleans(),
     st.sampled_from([0.1, 3.0]),
 )
