@@ -57,6 +57,20 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """All imports of a file, at any place."""
+    return tuple(
+        node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
+def called(call: ast.Call) -> str:
+    """The last part of the name of what a call calls; empty where it has no name."""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """All modules by dotted name; a package by the name of its folder."""
     files = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
@@ -73,10 +87,10 @@ def names_imported(path: Path) -> Iterator[str]:
     """Dotted names that a file imports anywhere: in functions and for types too. With `from a
     import b`, that is a.b.
     """
-    for node in ast.walk(parsed(path)):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 

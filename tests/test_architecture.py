@@ -13,8 +13,10 @@ import pytest
 from tests.imports import (
     OWN,
     arrows,
+    called,
     circles,
     holds_for,
+    import_statements,
     modules,
     names_imported,
     parsed,
@@ -87,15 +89,15 @@ def sources(*folders: str) -> list[str]:
 
 
 def tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(), path)
+    return parsed(ROOT / path)
 
 
 def imported(path: str) -> Iterator[str]:
     """Dotted names of all modules that a file imports, at any place."""
-    for node in ast.walk(tree(path)):
+    for node in import_statements(ROOT / path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, (
                 f"{path} line {node.lineno}: write out where a relative import comes from"
             )
@@ -156,8 +158,7 @@ def private_flower(path: Path) -> list[str]:
     dynamic = (
         argument.value
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        if isinstance(node, ast.Call) and called(node).endswith(("import_module", "__import__"))
         for argument in node.args[:1]
         if isinstance(argument, ast.Constant)
     )
@@ -234,11 +235,10 @@ def test_nothing_is_ever_unpickled(path: str) -> None:
     for node in ast.walk(tree(path)):
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
-        assert called != "torch.load" or keyword(node, "weights_only") is True, (
-            f"line {node.lineno}"
-        )
-        assert not called.endswith("read_pickle"), f"line {node.lineno}"
+        name = called(node)
+        loads = name == "load" and ast.unparse(node.func) == "torch.load"
+        assert not loads or keyword(node, "weights_only") is True, f"line {node.lineno}"
+        assert not name.endswith("read_pickle"), f"line {node.lineno}"
         assert keyword(node, "allow_pickle") in (None, False), f"line {node.lineno}"
 
 
@@ -315,7 +315,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 @holds_for(sources("client_app/cli", "server_app/cli"))
 def test_command_lines_import_public_names_only(path: str) -> None:
-    for node in ast.walk(tree(path)):
+    for node in import_statements(ROOT / path):
         if isinstance(node, ast.ImportFrom) and within(node.module or "", (OWN,)):
             private = [alias.name for alias in node.names if alias.name.startswith("_")]
             assert not private, f"{path} line {node.lineno}: {private[0]} is private"
