@@ -24,7 +24,11 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared, stored_features
 from benchmarks.secure_sums_head import Data, cifar
-from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
+    in_bins,
+    residuals,
+    with_constant,
+)
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.methods.logistic_rounds import BIAS, CENTRE, CONSTANT, PROJECTION, WEIGHT
 from fedsurrogate.common.models.classifiers import Head
@@ -34,7 +38,7 @@ from fedsurrogate.common.secure_sum.of_run import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
+from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
@@ -82,12 +86,13 @@ def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
     assert run.mechanism is not None
     noise = {name: sigma * factor(run, sites) for name, (sigma, _) in run.mechanism.noise.items()}
     generator = torch.Generator().manual_seed(draw)
-    training = Training.begin(run, CLASSES, "f" * 16, x.shape[1])
+    training = Training.begin(run, run.settings.classes, "f" * 16, x.shape[1])
     features = torch.zeros(0)
     for number in range(run.rounds):
         model = {name: tensor.double() for name, tensor in training.model.items()}
         if number < 2:
-            mapped = (x - model[CENTRE]) @ model[PROJECTION].T
+            apart = x - model[CENTRE]
+            mapped = apart @ model[PROJECTION].T if PROJECTION in model else apart
             bound = float(model["bound"]) if number == 0 else run.mechanism.clip
             features = clip(mapped, bound)[0]
         if number == 0:
@@ -95,6 +100,8 @@ def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
                 RECORDS: torch.tensor([float(len(x))], dtype=torch.float64),
                 TOTALS: features.sum(0),
             }
+            if CODE in noise:
+                exact[CODE] = in_bins(mapped.norm(dim=1)).sum(0)
             rows = features
         else:
             rows = with_constant(features) if number == 1 else rows
@@ -105,9 +112,8 @@ def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
         absorb_total(Total(training.header(), sums, sigmas, run.mechanism), training, ["1", "2"])
     model = training.model
     clipped = run.mechanism.clip
-    return Head(
-        training.header(), model[WEIGHT], model[BIAS], clipped, model[CENTRE], model[PROJECTION]
-    )
+    projection = model.get(PROJECTION)
+    return Head(training.header(), model[WEIGHT], model[BIAS], clipped, model[CENTRE], projection)
 
 
 def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:

@@ -2,9 +2,11 @@
 
 Records are pooled, and the noise of all sites is drawn here, as large as in a sum when none is lost.
 Whole runs of the first column: `defaults_beside.py --parts secure`. X-rays have other shares of
-classes for testing than for training, so they have the area under the ROC curve too.
+classes for testing than for training, so they have the area under the ROC curve too. With `--rounds`
+a second table: one sum beside a logistic head in rounds, both with nothing else set.
 
     python benchmarks/secure_defaults.py --draws 3
+    python benchmarks/secure_defaults.py --draws 3 --rounds
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from benchmarks.harness.federation import joined
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import shared
-from benchmarks.private_heads import DELTA, accuracy, closed_form
+from benchmarks.private_heads import DELTA, LOGISTIC, Maker, accuracy, closed_form, logistic
 from benchmarks.secure_sums_head import Data
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import projected_dimensions
@@ -62,9 +64,11 @@ def explicit(name: str, data: Data, chosen: int) -> list[dict[str, Any] | None]:
     ]
 
 
-def measured(data: Data, run: Run, sites: int, draws: int) -> tuple[float, float]:
+def measured(
+    data: Data, run: Run, sites: int, draws: int, make: Maker = closed_form
+) -> tuple[float, float]:
     """Mean accuracy in % and, for two classes, area under the ROC curve."""
-    heads = [closed_form(data, run, sites, draw) for draw in range(draws)]
+    heads = [make(data, run, sites, draw) for draw in range(draws)]
     area = 0.0
     if len(run.settings.classes) == 2:
         scores = [head.scores(data[2].float()) for head in heads]
@@ -74,23 +78,41 @@ def measured(data: Data, run: Run, sites: int, draws: int) -> tuple[float, float
     return statistics.mean(accuracy(head, data, run.power) for head in heads), area
 
 
-def main() -> None:
-    parser = described(__doc__)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=SETS, choices=SETS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = kept_rows("secure-defaults", lambda row: row[0] in options.only)
-    for name in options.only:
+def in_rounds(names: list[str], draws: int) -> None:
+    """The second table, written after each row."""
+    columns = ("data", "of", "epsilon", "dimensions", "one sum", "logistic rounds", "rounds")
+    rows = kept_rows("secure-rounds", lambda row: row[0] in names)
+    for name in names:
+        data, sites = pooled(name), sets()[name][1]
+        classes = ",".join(map(str, range(int(data[1].max()) + 1)))
+        for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
+            usual = {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+            one, many = parse_run(usual), parse_run(usual | LOGISTIC)
+            dimensions = projected_dimensions(one, data[0].shape[1])
+            found = [
+                measured(data, run, sites, draws, make)
+                for run, make in ((one, closed_form), (many, logistic))
+            ]
+            for index, what in enumerate(("accuracy %", AREA)):
+                if cells := [
+                    round(each[index], 4 if index else 2) for each in found if each[index]
+                ]:
+                    rows.append((name, what, epsilon, dimensions, *cells, many.rounds))
+            title = f"Nothing set but the sum, budget and classes, {draws} draws"
+            report("secure-rounds", title, columns, rows, draws=draws)
+
+
+def one_sum(names: list[str], draws: int) -> None:
+    """The first table, written after each row."""
+    rows = kept_rows("secure-defaults", lambda row: row[0] in names)
+    for name in names:
         data, sites = pooled(name), sets()[name][1]
         classes = ",".join(map(str, range(int(data[1].max()) + 1)))
         for epsilon in EPSILONS:
             usual = {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
             chosen = projected_dimensions(parse_run(usual), data[0].shape[1])
             found = [
-                None
-                if own is None
-                else measured(data, parse_run(usual | own), sites, options.draws)
+                None if own is None else measured(data, parse_run(usual | own), sites, draws)
                 for own in explicit(name, data, chosen)
             ]
             cells = [None if each is None else round(each[0], 2) for each in found]
@@ -98,8 +120,18 @@ def main() -> None:
             if name == "X-rays":
                 areas = [None if each is None else round(each[1], 4) for each in found]
                 rows.append((name, AREA, epsilon, chosen, *areas))
-            title = f"A secure sum with nothing set, and with more, {options.draws} draws"
-            report("secure-defaults", title, COLUMNS, rows, draws=options.draws)
+            title = f"A secure sum with nothing set, and with more, {draws} draws"
+            report("secure-defaults", title, COLUMNS, rows, draws=draws)
+
+
+def main() -> None:
+    parser = described(__doc__)
+    parser.add_argument("--rounds", action="store_true", help="the second table")
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=SETS, choices=SETS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    (in_rounds if options.rounds else one_sum)(list(options.only), options.draws)
 
 
 if __name__ == "__main__":

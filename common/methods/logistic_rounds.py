@@ -15,25 +15,32 @@ from fedsurrogate.common.methods.method import (
     Summed,
     Work,
 )
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED
-from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
+from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
 # Its value of head.solver.
 LOGISTIC = "logistic"
 # What sites receive: the head of the features; the map of these; and what divides a feature that is
-# longer, in the first round.
+# longer, in the first round. It is zero where no public images show how long features are: then each
+# is divided by its norm.
 WEIGHT, BIAS, PROJECTION, CENTRE, BOUND = "weight", "bias", "projection", "centre", "bound"
 # Of the first round: the number of records, and the sum of their features, whose mean becomes the
 # centre of the others. What all records share would take most of their norm.
 FIRST = (Summed(RECORDS, "1", 0), Summed(TOTALS, "k", 0))
+# Without public images also how many records have features of each length, by half octaves: what the
+# mean of features of norm one is multiplied with. Those in the middle have norm one.
+FIRST_ALONE = (*FIRST, Summed(CODE, "l", 0))
+BINS, BINS_OF_TWICE = 64, 2
 # Of every other round: residuals times features, which are the gradient. A feature has one entry
 # more, a constant, for the bias.
 GRADIENT = (Summed(SUMS, "C j", 0),)
 # The first round's part of the budget, and its parts. Measured, as all numbers here, on folds of the
 # training features of CIFAR-10.
 CENTRING, CENTRING_SHARES = 0.04, {RECORDS: 0.1, TOTALS: 0.9}
+CENTRING_SHARES_ALONE = {RECORDS: 0.1, TOTALS: 0.8, CODE: 0.1}
 # Largest norm of a record's residual, which is at most the root of two. The constant entry beside
 # features of norm one.
 CLIP, CONSTANT = 0.75, 0.25
@@ -41,8 +48,9 @@ CLIP, CONSTANT = 0.75, 0.25
 LENGTH = math.sqrt(1 + CONSTANT**2)
 # Steps, by epsilon: smaller noise allows more.
 STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
-# Dimensions after the projection, if none are set.
-DIMENSIONS = 512
+# Dimensions after the projection, if none are set: with public images, by which it is whitened; and
+# without, times the root of the records over the noise of the whole budget.
+DIMENSIONS, DIMENSIONS_ALONE = 512, 6.0
 
 
 def logistic_plan(settings: Settings) -> Plan:
@@ -52,13 +60,16 @@ def logistic_plan(settings: Settings) -> Plan:
         settings: of the run.
     """
     own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
+    opening, shares = (
+        (FIRST, CENTRING_SHARES) if own.public else (FIRST_ALONE, CENTRING_SHARES_ALONE)
+    )
     public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
     head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
     return Plan(
         kind="rounds",
         messages=Messages(
             sends=tuple(Field(each.name, each.shape) for each in GRADIENT),
-            first=tuple(Field(each.name, each.shape) for each in FIRST),
+            first=tuple(Field(each.name, each.shape) for each in opening),
             receives=(*head, Field(BOUND, "1")),
             result=head,
             symbols=partial(_symbols, settings.features),
@@ -68,7 +79,7 @@ def logistic_plan(settings: Settings) -> Plan:
             site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
             strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
             sums=GRADIENT,
-            first_sums=FIRST,
+            first_sums=opening,
             site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
             from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
             sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
@@ -84,7 +95,7 @@ def logistic_plan(settings: Settings) -> Plan:
             rounds,
             step_shares={SUMS: 1.0},
             first_share=CENTRING,
-            first_shares=CENTRING_SHARES,
+            first_shares=shares,
         ),
         training=ModelTraining(
             frames=False,
@@ -112,11 +123,28 @@ def steps_of(epsilon: float) -> int:
 
 
 def with_dimensions(settings: Settings) -> Settings:
-    """Settings with the dimensions of a logistic head after the projection, if none are set."""
+    """Settings with the dimensions of a logistic head after the projection, if none are set.
+
+    Without public images no direction of the projection is known to matter more than others, and
+    the noise decides how many are worth theirs. They are nearly those of one sum.
+
+    Args:
+        settings: of the run.
+
+    Example:
+        >>> own = {"head": {"solver": "logistic"}, "epsilon": 1.0, "delta": 1e-5}
+        >>> with_dimensions(Settings.model_validate(own)).features.dimensions
+        280
+    """
     own = settings.features
     if settings.head.solver != LOGISTIC or own.dimensions or not own.projection:
         return settings
-    given = own.model_copy(update={"dimensions": DIMENSIONS})
+    dimensions = DIMENSIONS
+    if not settings.fedpft.public and settings.epsilon and 0 < settings.delta < 1:
+        noise = gaussian_noise_multiplier(settings.epsilon, settings.delta)
+        honest = math.sqrt(max(1 - settings.colluding, 0.1))
+        dimensions = max(1, round(DIMENSIONS_ALONE * math.sqrt(own.records * honest / noise)))
+    given = own.model_copy(update={"dimensions": dimensions})
     return settings.model_copy(update={"features": given})
 
 
@@ -127,7 +155,7 @@ def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: 
     automatic = features.projection == AUTO and dimension >= FEWEST_MAPPED
     projected = bool(features.given_projection) or automatic
     k = min(features.dimensions, dimension) if projected else dimension
-    return {"k": k, "p": k if projected else 0, "j": k + 1, "1": 1}
+    return {"k": k, "p": k if projected else 0, "j": k + 1, "l": BINS, "1": 1}
 
 
 def _refusal(settings: Settings) -> str:
@@ -136,11 +164,6 @@ def _refusal(settings: Settings) -> str:
         return (
             "head.solver = 'logistic' has its noise in secure sums; set secure-sum = true, epsilon "
             "and delta, or use method = 'dp-fedavg'"
-        )
-    if not own.public:
-        return (
-            "head.solver = 'logistic' needs fedpft.public, features of public images, which give "
-            "the scale of the features; set it, or remove head.solver"
         )
     if own.covariance not in ("auto", "gram") or own.components > 1 or own.topology == "chain":
         return (

@@ -101,7 +101,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "head.batch-size": (32,),
     "head.learning-rate": (0.01,),
     "head.max-samples": (1000,),
-    "head.solver": ("lda", "ridge", "naive-bayes", "qda", "sampled"),
+    "head.solver": ("lda", "ridge", "naive-bayes", "qda", "sampled", "logistic"),
     "head.shrinkage": (0.3,),
     "features.power": (0.5, 1.0),
     "features.bag": ("mean",),

@@ -21,6 +21,8 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
+    BINS,
+    BINS_OF_TWICE,
     BOUND,
     CENTRE,
     CLIP,
@@ -35,7 +37,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.targets.target import RECORDS, SUMS, TOTALS
+from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
@@ -66,7 +68,8 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 
     Returns:
         In the first round "records" (1,) and "totals" (k,), of features that are divided by the
-        bound, or by their norm if it is larger; in the others "sums" (C, k + 1), of residuals times
+        bound, or by their norm if it is larger, and where the bound is zero "code" (BINS,), how many
+        have which length; in the others "sums" (C, k + 1), of residuals times
         features; float64. And the claim.
 
     Raises:
@@ -79,11 +82,15 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     labels = class_indices(classes, task.found.classes)[train.labels]
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     first = task.round == 1
+    lengths: list[Tensor] = []
+    change = _map_of(received, lengths if first and not received.bound else None)
     features, _ = clipped_features(
-        train.features, received.bound if first else claim.clip, train.folder, _map_of(received)
+        train.features, received.bound if first else claim.clip, train.folder, change
     )
     names: tuple[str, ...] = (RECORDS, TOTALS)
     code = torch.ones(len(labels), 1, dtype=torch.float64)
+    if lengths:
+        names, code = (RECORDS, TOTALS, CODE), in_bins(torch.cat(lengths))
     if not first:
         features, names = _with_constant(features, train.folder), (SUMS,)
         head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
@@ -105,6 +112,26 @@ def with_constant(features: Tensor) -> Tensor:
     """
     constant = torch.full((len(features), 1), CONSTANT, dtype=torch.float64)
     return torch.cat([features, constant], 1) / LENGTH
+
+
+def in_bins(lengths: Tensor) -> Tensor:
+    """One in the column of each feature's length, whose logarithm is rounded to half octaves. The
+    first and the last column hold all that are shorter and longer.
+
+    Args:
+        lengths: (n,), float64; what is not finite counts as zero.
+
+    Returns:
+        (n, BINS), float64.
+
+    Example:
+        >>> in_bins(torch.tensor([0.0, 1.0, 2.0, 1e300]).double()).argmax(1).tolist()
+        [0, 32, 34, 63]
+    """
+    finite = lengths.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    exponents = (BINS_OF_TWICE * finite.log2()).round() + BINS // 2
+    columns: Tensor = one_hot(exponents.clamp(0, BINS - 1).long(), BINS)
+    return columns.double()
 
 
 def residuals(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
@@ -138,8 +165,10 @@ def _with_constant(features: Tensor, folder: Path | None) -> Tensor:
     return written(parts, features.shape[1] + 1, folder, torch.float64)
 
 
-def _map_of(received: Received) -> Callable[[Tensor], Tensor]:
-    """The map of features, by which a record's features depend on no other record's."""
+def _map_of(received: Received, lengths: list[Tensor] | None) -> Callable[[Tensor], Tensor]:
+    """The map of features, by which a record's features depend on no other record's; it adds their
+    lengths to the list, if there is one.
+    """
     public = received.public
     matrix, centre = public.projection, public.centre
     assert centre is not None
@@ -153,7 +182,16 @@ def _map_of(received: Received) -> Callable[[Tensor], Tensor]:
         )
         return torch.cat([apart.new_zeros(0, len(matrix)), *(part for (part,) in parts)])
 
-    return mapped
+    def measured(features: Tensor) -> Tensor:
+        assert lengths is not None
+        rows = mapped(features)
+        parts = per_record(
+            lambda some: [torch.linalg.vector_norm(some, dim=1)], (rows,), "lengths", [], CHUNKS
+        )
+        lengths.extend(part for (part,) in parts)
+        return rows
+
+    return mapped if lengths is None else measured
 
 
 def _received(task: Task) -> Received:
@@ -167,5 +205,9 @@ def _received(task: Task) -> Received:
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
-    public = PublicMap(tensors.get(PROJECTION), tensors[CENTRE])
-    return Received(tensors[WEIGHT], tensors[BIAS], public, float(tensors[BOUND]))
+    public, bound = PublicMap(tensors.get(PROJECTION), tensors[CENTRE]), float(tensors[BOUND])
+    if (bound > 0) != bool(task.run.settings.fedpft.public):
+        raise SurrogateError(
+            f"a bound of {bound:g}, expected zero where the run has no public features"
+        )
+    return Received(tensors[WEIGHT], tensors[BIAS], public, bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,25 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
+    in_bins,
+    residuals,
+    round_sums,
+    with_constant,
+)
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
-from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.methods.logistic_rounds import CENTRE, CLIP, CONSTANT, WEIGHT
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.methods.logistic_rounds import BINS, CENTRE, CLIP, CONSTANT, WEIGHT
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total
+from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
 from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
@@ -116,22 +125,126 @@ def test_the_rounds_cost_the_budget_of_the_run(public: dict[str, Any]) -> None:
         assert noise["sums"] == pytest.approx((each.noise_multiplier, 1.0))
 
 
+def seen_by_bins(length: float) -> int:
+    """The column of a length, by a loop over where half octaves end."""
+    edges = [2 ** ((column - 32.5) / 2) for column in range(1, 64)]
+    return sum(length > edge for edge in edges)
+
+
+@given(st.lists(st.floats(0, 1e30), min_size=1, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_each_length_counts_once_in_its_half_octave(lengths: list[float]) -> None:
+    found = in_bins(torch.tensor([*lengths, math.inf, math.nan]).double())
+    expected = [seen_by_bins(each) for each in lengths]
+    assert found.argmax(1).tolist() == [*expected, 0, 0]
+    assert (found.sum(1) == 1).all()
+    assert found.shape[1] == BINS
+
+
+@given(st.floats(-12, 12), st.floats(0, 0.3), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_the_usual_length_is_that_of_most_features(
+    exponent: float, spread: float, seed: int
+) -> None:
+    drawn = torch.randn(400, generator=torch.Generator().manual_seed(seed)).double()
+    lengths = 2**exponent * (1 + spread * drawn).clamp_min(0.1)
+    counts = in_bins(lengths).sum(0)
+    noise = torch.randn(64, generator=torch.Generator().manual_seed(seed + 1)).double()
+    found = usual_length(counts + 2.0 * noise, 2.0)
+    assert 0.7 < found / float(lengths.median()) < 1.4
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_lengths_that_do_not_stand_out_from_the_noise_say_nothing(seed: int) -> None:
+    noise = torch.randn(64, generator=torch.Generator().manual_seed(seed)).double()
+    assert usual_length(3.0 * noise, 3.0) == 0.0
+
+
+def request(run: Run, training: Training, features: Tensor, owners: list[str]) -> Task:
+    """The next request of a training to a site with records of the first class."""
+    labels = torch.zeros(len(features), dtype=torch.int64)
+    records = LabelledFeatures(features, labels, tuple(owners))
+    classes = run.settings.classes
+    site = SiteFeatures(records, records, classes, "f", 0.0, simulated=False)
+    info = {"round": training.round + 1}
+    return Task(run, NodeConfig(), "north", site, payload=training.payload(), info=info)
+
+
+ALONE = BASE | {"features.projection": ""}
+
+
+@given(st.integers(1, 40), st.floats(-6, 6), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_without_public_images_a_site_sums_directions_and_counts_lengths(
+    count: int, exponent: float, seed: int
+) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    features = 10**exponent * torch.randn(count, 64, generator=drawn)
+    features[0] = torch.tensor([math.nan, *63 * [1.0]])
+    owners = [str(each) for each in torch.randint(3, (count,), generator=drawn).tolist()]
+    run = parse_run(ALONE)
+    training = Training.begin(run, run.settings.classes, "f", 64)
+    found, _ = round_sums(request(run, training, features, owners))
+    expected = {"records": torch.zeros(1), "totals": torch.zeros(64), "code": torch.zeros(BINS)}
+    for row, owner in zip(features.double(), owners, strict=True):
+        weight = 1 / owners.count(owner)
+        length = float(row.norm())
+        expected["records"] += weight
+        expected["totals"] += weight * (row / length).nan_to_num(0.0).float()
+        expected["code"][seen_by_bins(length) if math.isfinite(length) else 0] += weight
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(found[name].float(), value, atol=1e-3), name
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_bound_that_the_settings_do_not_have_is_refused(
+    public: dict[str, Any], known: bool
+) -> None:
+    run = parse_run(public if known else ALONE)
+    training = Training.begin(run, run.settings.classes, "f", 64)
+    training.model["bound"] = torch.tensor([0.0 if known else 8.0])
+    with pytest.raises(SurrogateError, match="a bound of"):
+        round_sums(request(run, training, torch.ones(3, 64), ["a", "b", "c"]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "dimensions"),
+    [
+        ({}, 280),
+        ({"epsilon": 4.0}, 521),
+        ({"features.records": 2500}, 140),
+        ({"colluding": 0.0, "dropouts": 0.0}, 310),
+        ({"features.dimensions": 17}, 17),
+    ],
+)
+def test_without_public_images_dimensions_follow_from_public_numbers(
+    changed: dict[str, Any], dimensions: int
+) -> None:
+    """6 times the root of the records over the noise of one release with the whole budget, of
+    which two thirds count."""
+    run = parse_run(BASE | {"epsilon": 1.0} | changed)
+    assert run.settings.features.dimensions == pytest.approx(dimensions, abs=1)
+
+
 def total_of(run: Run, training: Training, tensors: dict[str, Tensor]) -> Total:
     sigmas = dict.fromkeys(tensors, 1e-6)
     return Total(training.header(), tensors, sigmas, run.mechanism)
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("projected", [False, True])
 def test_the_centre_of_the_first_round_takes_the_mean_from_mapped_features(
-    tmp_path: Path, public: dict[str, Any], projected: bool
+    tmp_path: Path, public: dict[str, Any], projected: bool, known: bool
 ) -> None:
     generator = torch.Generator().manual_seed(2)
-    chosen = public
+    chosen = public | ({} if known else {"fedpft.public": "", "features.projection": ""})
     if projected:
         rows = torch.randn(20, 64, generator=generator)
         save_file({"projection": rows}, tmp_path / "rows.safetensors")
         own = {"features.projection": str(tmp_path / "rows.safetensors")}
-        chosen = public | own | {"features.dimensions": 20}
+        chosen = chosen | own | {"features.dimensions": 20}
     run = parse_run(chosen)
     training = Training.begin(run, run.settings.classes, "f", 64)
     features = 0.5 + 0.1 * torch.rand(300, 64, generator=generator)
@@ -139,10 +252,14 @@ def test_the_centre_of_the_first_round_takes_the_mean_from_mapped_features(
     mapped = (features - training.model[CENTRE]).double() @ matrix.T
     within = mapped / mapped.norm(dim=1, keepdim=True).clamp_min(float(training.model["bound"]))
     tensors = {"records": torch.tensor([300.0]), "totals": within.sum(0)}
+    if not known:
+        tensors["code"] = in_bins(mapped.norm(dim=1)).sum(0)
     absorb_total(total_of(run, training, tensors), training, ["1", "2"])
     moved = (features - training.model[CENTRE]).double() @ matrix.T
     assert float(mapped.mean(0).norm()) > 0.1
-    assert float(moved.mean(0).norm()) < 0.02 * float(moved.norm(dim=1).mean())
+    # Lengths are known to a half octave.
+    rest = float(moved.mean(0).norm())
+    assert rest < (0.02 * float(moved.norm(dim=1).mean()) if known else 0.2 * mapped.mean(0).norm())
 
 
 def test_steps_without_noise_reach_the_minimum_of_the_loss(
@@ -213,10 +330,15 @@ def test_a_site_that_misses_a_round_takes_part_in_the_next(
     assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["4"]
 
 
-def test_planned_bytes_are_those_of_all_rounds(tmp_path: Path, public: dict[str, Any]) -> None:
-    run = parse_run(public | {"sites": 4})
+@pytest.mark.parametrize("known", [True, False])
+def test_planned_bytes_are_those_of_all_rounds_and_the_head_is_learned(
+    tmp_path: Path, public: dict[str, Any], known: bool
+) -> None:
+    chosen = public if known else BASE
+    run = parse_run(chosen | {"sites": 4})
     planned = costs(run, 64, 10, 360, 10)[0]
-    made = metrics_of(run_federation(tmp_path, sites(4), **public))
+    made = metrics_of(run_federation(tmp_path, sites(4), **chosen))
+    assert made["accuracy"]["model"] > 0.5
     assert planned.rounds == 4
     assert made["bytes"]["up"] / 4 == pytest.approx(planned.up, rel=0.3)
 
@@ -226,7 +348,6 @@ def test_planned_bytes_are_those_of_all_rounds(tmp_path: Path, public: dict[str,
     [
         ({"secure-sum": False}, "secure-sum = true"),
         ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "secure-sum = true"),
-        ({"fedpft.public": ""}, "fedpft.public"),
         ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
         ({"fedpft.components": 2}, "fedpft.components"),
         ({"resume": "a"}, "keeps nothing to continue from"),
