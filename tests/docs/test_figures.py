@@ -55,6 +55,7 @@ TABLES = [
     ("docs/methods/fedpft.md", "| budget and classes alone |", "defaults-private"),
     ("docs/methods/fedpft.md", "| secure sum alone |", "defaults-secure"),
     ("docs/methods/fedpft.md", "| with more set |", "secure-defaults"),
+    ("docs/privacy/secure-sums.md", "| one sum or rounds |", "secure-rounds"),
     ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
     ("docs/methods/fedpft.md", "| calibration |", "calibration"),
     (

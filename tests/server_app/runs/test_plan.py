@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.server_app.runs.plan import plan
+from fedsurrogate.server_app.runs.plan import in_words, plan
 from tests.grid import FAST, InProcessGrid, run_federation, sites
 from tests.registry import sent_numbers
 
@@ -240,3 +240,18 @@ def test_a_dimension_that_cannot_be_found_is_asked_for(
 def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="give --dimension"):
         find_dimension(Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_a_noisy_sum_says_what_more_rounds_would_do() -> None:
+    one = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    for settings, said in (
+        (one, True),
+        (one | {"epsilon": 0.0, "delta": 0.0}, False),
+        (one | {"head.solver": "logistic"}, False),
+        (one | {"secure-sum": False}, False),
+        (one | {"method": "dp-fedavg"}, False),
+    ):
+        run = parse_run(settings)
+        lines = in_words(run, plan(run, 64, 2, 100, 10)[0], 64, 2, 100)
+        found = [line for line in lines if "head.solver = 'logistic' takes 11 rounds" in line]
+        assert bool(found) == said, settings
