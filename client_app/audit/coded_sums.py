@@ -51,10 +51,10 @@ def coded_scores(
         clipped = clip(features.double(), sent.claim.clip)[0]
         noise = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
         return {CODED: _likelihood(tensors, noise, code, clipped)}
-    records = float(tensors[RECORDS])
+    records = tensors[RECORDS]
     apart = features.double() - tensors[TOTALS] / records
     moment = unfold(tensors[SQUARES], apart.shape[1]) / records
-    moment.diagonal().add_(RIDGE * float(moment.trace()) / len(moment))
+    moment.diagonal().add_(RIDGE * moment.trace() / len(moment))
     scaled = torch.linalg.solve(moment, apart.T).T
     sizes = (code.square().sum(0) if not target.counts else tensors[CODE]).clamp_min(1.0)
     means = tensors[SUMS] / sizes[:, None]
@@ -70,7 +70,7 @@ def _likelihood(
         for name, sigma in noise.items():
             found += _added(name, t, z).flatten(1) @ tensors[name].flatten() / sigma**2
         parts.append(found)
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(parts)
 
 
 def _added(name: str, code: Tensor, features: Tensor) -> Tensor:

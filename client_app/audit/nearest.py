@@ -95,8 +95,9 @@ def nearest(
     if (read := means_of(sent)) is None:
         return near
     header: Header = getattr(sent, "header")  # noqa: B009
-    for mean, label in zip(*read, strict=True):
-        name = header.classes[int(label)]
+    means, kinds = read
+    for mean, kind in zip(means, kinds.tolist(), strict=True):
+        name = header.classes[kind]
         own = labels == classes.index(name)
         used, others = features[own & inside].double(), features[own & ~inside].double()
         if not len(others):
