@@ -124,7 +124,7 @@ class Calibration:
         Returns:
             Indices of classes, (n,).
         """
-        if self.threshold is None or len(classes) < 2:
+        if self.threshold is None:
             return np.asarray(probabilities.argmax(1), dtype=np.int64)
         index = classes.index(self.positive)
         others = probabilities.copy()

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.audit import claim_check
 from fedsurrogate.client_app.audit.coded_sums import CODED, MOMENT, coded_scores
 from fedsurrogate.client_app.audit.generators import closest_synthetic, likelihood
 from fedsurrogate.client_app.audit.membership import Trials
-from fedsurrogate.client_app.audit.nearest import usual_distance
+from fedsurrogate.client_app.audit.nearest import nearest, usual_distance
 from fedsurrogate.client_app.audit.reference import rmia, rmia_of
 from fedsurrogate.common.models.generators import Decoder
 from fedsurrogate.common.models.parameters import Parameters
@@ -221,21 +221,31 @@ def test_rmia_is_a_share_and_in_its_last_digits_the_ratio(
         assert found[n] == pytest.approx(wanted, abs=1e-13)
 
 
-def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits() -> None:
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits(pairs: int) -> None:
     drawn = np.random.default_rng(3)
-    half = drawn.random((3, 5)) < 0.5
-    members = np.stack([half, ~half], 1).reshape(6, 5)
-    scores = 2 * drawn.normal(size=(6, 5))
+    half = drawn.random((pairs, 5)) < 0.5
+    members = np.stack([half, ~half], 1).reshape(2 * pairs, 5)
+    scores = 2 * drawn.normal(size=(2 * pairs, 5))
     scores[:, 0], scores[:, 1] = -np.inf, 1e4
     chance, found = expit(scores), rmia_of(Trials(scores, members))
-    for k in range(6):
-        rest = [j for j in range(6) if j // 2 != k // 2]
+    for k in range(2 * pairs):
+        rest = [j for j in range(2 * pairs) if j // 2 != k // 2]
         both = [
             np.array([chance[rest, n][side[rest, n]].mean() for n in range(5)])
             for side in (members, ~members)
         ]
         usual = (both[0] + both[1]) / 2
         assert found[k] == pytest.approx(rmia(chance[k], usual, chance[k], usual, 2.0), abs=1e-13)
+
+
+def test_a_release_of_all_records_is_near_to_no_others() -> None:
+    sent = release({"counts": np.array([2.0]), "sums": np.ones((1, 3))})
+    x, labels = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    for inside in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
+        assert nearest(sent, ("risk",), x, labels, inside) == []
+    ((name, used, other),) = nearest(sent, ("risk",), x, labels, torch.arange(4) < 2)
+    assert (name, type(used), type(other)) == ("risk", float, float)
 
 
 @pytest.mark.parametrize("count", [3, 499, 501])
