@@ -71,6 +71,7 @@ def least(loss: Callable[[Numbers], float], size: int) -> Numbers:
 
 
 def answers(made: Head, x: Numbers) -> Numbers:
+    assert made.weight.dtype == made.bias.dtype == torch.float32
     return np.asarray(made.weight.double().numpy() @ x.T + made.bias.double().numpy()[:, None]).T
 
 
