@@ -4,6 +4,7 @@ part, and what the data report says.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -257,6 +258,8 @@ def test_a_report_is_logged_once_for_each_state_of_a_source(
     lines = [report.lines()[0], "left out: two blanks", "odd: all of one class"]
     assert logged(report) == [("WARNING", line) for line in lines]
     assert logged(report) == []
+    (file,) = node.state.iterdir()
+    assert file.read_text() == json.dumps(report.facts(), indent=1)
     whole = DataReport("x-rays", 10)
     assert logged(whole) == [("INFO", whole.lines()[0])]
     assert logged(whole) == []

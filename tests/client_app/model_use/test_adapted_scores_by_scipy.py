@@ -163,6 +163,8 @@ def held(values: Numbers) -> HeldOut:
 def test_twenty_annotated_records_are_enough_and_nineteen_too_few() -> None:
     own, values = Records(1), np.full((30, 3), np.nan)
     values[:20, 0] = np.arange(20) % 2
+    # A record with two labels is one record.
+    values[5:10, 1] = 1.0
     assert adapt_target(own.head, held(values)).judged
     values[0, 0] = np.nan
     with pytest.raises(DataError, match=r"^19 records with values are too few.*; 20 needed$"):
