@@ -61,7 +61,7 @@ def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
         case Surrogate():
             return sent.mixtures.means.double(), sent.mixtures.labels
         case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
-            counts = sent.tensors["counts"].double()
+            counts = sent.tensors["counts"]
             sums = sent.tensors.get("sums")
             means = (
                 sent.tensors["means"].double()

@@ -180,8 +180,7 @@ def threshold_for(
             "no record of the positive class, so no threshold gives a sensitivity; choose another "
             "class with --positive, or give records of this one with --data-dir"
         )
-    values = np.unique(probability)
-    reached = values[_share_at(probability[positive], values) >= sensitivity]
+    reached = probability[_share_at(probability[positive], probability) >= sensitivity]
     return float(np.clip(reached.max(), 1e-6, 1 - 1e-6))
 
 
@@ -210,8 +209,8 @@ def threshold_at(
             "no record of the negative class, so no threshold gives a specificity; give records "
             "without it with --data-dir"
         )
-    values = np.unique(probability)
-    allowed = values[_share_at(probability[~positive], values) <= 1 - specificity + 1e-12]
+    shares = _share_at(probability[~positive], probability)
+    allowed = probability[shares <= 1 - specificity + 1e-12]
     return float(np.clip(allowed.min(initial=np.inf), 1e-6, 1 - 1e-6))
 
 

@@ -248,6 +248,29 @@ def test_a_release_of_all_records_is_near_to_no_others() -> None:
     assert (name, type(used), type(other)) == ("risk", float, float)
 
 
+def test_records_far_from_the_origin_are_as_far_from_a_mean_as_they_are() -> None:
+    """In single precision a distance of a hundredth vanishes there."""
+    x = 1000 + torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+    inside = torch.arange(60) < 30
+    for shift, first in ((0.01, 0), (0.01, 59)):
+        sums = 2 * (x[first].double().numpy() + shift)[None]
+        near = nearest(
+            release({"counts": np.array([2.0], np.float32), "sums": sums}),
+            ("risk",),
+            x,
+            torch.zeros(60, dtype=torch.int64),
+            inside,
+        )
+        wanted = cdist(sums / 2, x.double().numpy())[0]
+        assert near == [
+            ("risk", pytest.approx(wanted[:30].min()), pytest.approx(wanted[30:].min()))
+        ]
+    for rows in (x[:30], x):
+        assert usual_distance(rows) == pytest.approx(
+            sorted(pdist(rows.double().numpy()))[(len(rows) * (len(rows) - 1) // 2 - 1) // 2]
+        )
+
+
 @pytest.mark.parametrize("count", [3, 499, 501])
 def test_the_usual_distance_is_the_median_of_pairs_of_at_most_five_hundred_records(
     count: int,
