@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.client_app.audit import disclosure, output, release_audit
@@ -291,6 +293,29 @@ def test_an_audit_is_written_as_values_and_as_a_page(
     assert facts.read_text() == json.dumps(found.facts(), indent=2) + "\n"
     assert page.read_text() == str(("broken", [b"png"]))
     assert facts.stat().st_mode & 0o777 == page.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("side", [None, 4])
+def test_pictures_of_records_are_small_and_only_of_images(
+    monkeypatch: pytest.MonkeyPatch, side: int | None
+) -> None:
+    opened: list[int] = []
+
+    def image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (300, 150), (row, 0, 0))
+
+    data = SimpleNamespace(opener=image, open_image=image)
+    monkeypatch.setattr(output, "share", lambda *given: SimpleNamespace(dataset=data))
+    more = {} if side is None else {"side": side}
+    found = output.pictures_of(parse_run({}), NODE, [7, 3], **more)
+    assert opened == [7, 3]
+    for content, row in zip(found, (7, 3), strict=True):
+        with Image.open(BytesIO(content)) as shown:
+            assert (shown.format, shown.size) == ("PNG", ((side or 96), (side or 96) // 2))
+            assert shown.getpixel((0, 0)) == (row, 0, 0)
+    data.opener = None  # type: ignore[assignment]
+    assert output.pictures_of(parse_run({}), NODE, [7]) == []
 
 
 @pytest.mark.parametrize("private", [False, True])
