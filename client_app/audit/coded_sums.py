@@ -51,7 +51,7 @@ def coded_scores(
         clipped = clip(features.double(), sent.claim.clip)[0]
         noise = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
         return {CODED: _likelihood(tensors, noise, code, clipped)}
-    records = tensors[RECORDS]
+    records = float(tensors[RECORDS])
     apart = features.double() - tensors[TOTALS] / records
     moment = unfold(tensors[SQUARES], apart.shape[1]) / records
     moment.diagonal().add_(RIDGE * moment.trace() / len(moment))
