@@ -78,7 +78,7 @@ class Calibration:
             raise ConfigError(f"temperature = {self.temperature:g}: must be above 0")
         if self.score not in SCORES:
             raise ConfigError(f"score = {self.score!r}: must be 'relative' or 'mahalanobis'")
-        positive = self.positive or (classes[-1] if len(classes) == 2 else "")
+        positive = self.positive or (classes[1] if len(classes) == 2 else "")
         if positive and positive not in classes:
             raise ConfigError(
                 f"positive = {positive!r}: the model's classes are {', '.join(classes)}"

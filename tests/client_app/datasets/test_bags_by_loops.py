@@ -20,7 +20,7 @@ from fedsurrogate.client_app.datasets.bags import (
     same_bags,
 )
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.records import Records, select
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
@@ -105,6 +105,11 @@ def test_images_of_a_bag_agree_or_the_bag_is_left_out(
     assert found.place is not None
     assert [found.place(at) for at in range(len(kept))] == [f"bag {key[1]!r}" for key in kept]
     assert found.same is not None
+    rows = list(range(len(kept)))[::-2]
+    fewer = select(found, rows)
+    assert fewer.images is not None
+    assert [each.tolist() for each in fewer.images.members] == [members[kept[at]] for at in rows]
+    assert fewer.features is found.features
     contents = [sorted(content[at] for at in members[key]) for key in kept]
     assert found.same().tolist() == [contents.index(each) for each in contents]
 

@@ -104,6 +104,7 @@ def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> Non
             find(chances, truth, share)
     for share in (1e-9, 1.0):
         assert 0 < find(chances, truth, share) < 1
+        assert type(find(chances, truth, share)) is float
     missing = {"sensitivity": ~truth & False, "specificity": truth | True}[name]
     with pytest.raises(ConfigError, match=r"no record of the (positive|negative) class"):
         find(chances, missing, 0.5)
