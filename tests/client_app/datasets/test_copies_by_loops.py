@@ -27,7 +27,7 @@ from fedsurrogate.client_app.datasets.duplicates import (
 )
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
-from fedsurrogate.client_app.datasets.system_files import FOLDERS, of_system
+from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
 from fedsurrogate.client_app.datasets.whole_site import cause_of
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.data_report import DataReport, Loss
@@ -300,6 +300,42 @@ def test_files_of_systems_are_known_by_their_names() -> None:
         "",
     ):
         assert not of_system(name), name
+
+
+def test_what_is_no_record_on_the_way_is_counted_by_its_kind(tmp_path: Path) -> None:
+    for name in (
+        "a/1.png",
+        "a/2.doc",
+        "a/.3",
+        "a/b/4.png",
+        "a/x.png/5.png",
+        "a/.git/6.png",
+        "7.png",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("8.doc", "Thumbs.db"):
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    walk = FolderWalk(lambda path: path.suffix == ".png", frozenset({".png"}))
+    assert walk.folders(tmp_path) == [tmp_path / "a"]
+    assert walk.files(tmp_path / "a") == [tmp_path / "a" / "1.png", tmp_path / "a" / "b" / "4.png"]
+    assert walk.files(tmp_path / "none") == []
+    left = LeftOut()
+    walk.report(left)
+    wanted = {
+        "files without the name of an image": (2, "8.doc"),
+        "files of systems": (2, "Thumbs.db"),
+        "images next to the folders of classes": (1, "7.png"),
+        "folders with the name of a file": (1, "a/x.png"),
+        "folders of systems": (1, "a/.git"),
+        "linked folders that lead back to a folder above them": (1, "a/up"),
+        "folders that cannot be read": (1, "none"),
+    }
+    assert {each.why: each.count for each in left.reasons} == {
+        f"{count} {why}, such as '{tmp_path / name}'": count
+        for why, (count, name) in wanted.items()
+    }
 
 
 def test_failures_of_a_disk_are_causes_and_a_missing_file_is_none() -> None:

@@ -118,6 +118,10 @@ def test_a_limit_needs_one_record_less_than_one_over_its_share(share: float) -> 
     wanted = rf"abstain = {share:g}: needs {least} records to choose the limit, not {least - 1};"
     with pytest.raises(ConfigError, match=wanted):
         abstain_limit(scores[1:], share)
+    # A share that is smaller, however little, needs the next score; only rounding is forgiven.
+    whole = torch.arange(2.0 * (least + 1) - 1)
+    assert abstain_limit(whole, share) == 2 * least - 1
+    assert abstain_limit(whole, share - 1e-8) == 2 * least
     for other in (0.0, 1.0, -1.0):
         with pytest.raises(ConfigError, match="must be above 0 and below 1"):
             abstain_limit(scores, other)
