@@ -80,10 +80,10 @@ def test_an_audit_is_made_of_its_attacks_on_pairs_of_halves(
     monkeypatch: pytest.MonkeyPatch, private: bool, paired: bool
 ) -> None:
     units = tuple(f"p{at // 2:02}" for at in range(COUNT)) if paired else None
-    site, told = Site(monkeypatch, units), list[tuple[int, int]]()
+    site, steps = Site(monkeypatch, units), list[tuple[int, int]]()
     run = parse_run({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b"} if private else {})
-    found = audit_release(run, NODE, 1e9, 10, lambda *each: told.append(each), seed=3)
-    assert told == [(at, 10) for at in range(1, 11)]
+    found = audit_release(run, NODE, 1e9, 10, lambda *each: steps.append(each), seed=3)
+    assert steps == [(at, 10) for at in range(1, 11)]
     members, scores = np.array(site.members), np.stack(site.scores)
     assert (members[::2] == ~members[1::2]).all()
     drawn = np.random.default_rng(3)

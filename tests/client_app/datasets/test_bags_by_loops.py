@@ -69,7 +69,7 @@ def test_images_of_a_bag_agree_or_the_bag_is_left_out(
         members.setdefault((whose, str(at) if without == "names" else bags[at]), []).append(at)
     torn, kept = [], []
     for key, rows in members.items():
-        said = {
+        stated = {
             (
                 targets[at],
                 without == "split" or train[at],
@@ -77,7 +77,7 @@ def test_images_of_a_bag_agree_or_the_bag_is_left_out(
             )
             for at in rows
         }
-        (torn if len(said) > 1 else kept).append(key)
+        (torn if len(stated) > 1 else kept).append(key)
     assert found.images is not None
     assert found.images.records is own
     assert [each.tolist() for each in found.images.members] == [members[key] for key in kept]

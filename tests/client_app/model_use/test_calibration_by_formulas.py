@@ -213,6 +213,8 @@ def test_odds_of_a_label_are_multiplied_by_the_ratio_of_its_odds_here_and_there(
     if own is not None:
         shares = [min(max(each, 1e-6), 1 - 1e-6) for each in (own, learned[1])]
         wanted[:, 1] += logit(shares[0]) - logit(shares[1])
+    single = at_prevalence(target, names, torch.from_numpy(scores).float(), chosen)
+    assert single.dtype == torch.float64
     found = at_prevalence(target, names, torch.from_numpy(scores), chosen)
     assert found.numpy() == pytest.approx(wanted)
     answers = decided_answers(target, names, torch.from_numpy(scores), chosen)

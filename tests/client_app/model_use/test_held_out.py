@@ -138,7 +138,7 @@ def test_a_column_has_a_value_for_each_record(
     wanted = "^the column 'ward' cannot be read for each of the 7 records$"
     with pytest.raises(DataError, match=wanted):
         held_out(model_of(), NODE, Source(columns=("ward",)), "train")
-    # One source is nobody's partition.
+    # One source is not divided.
     data.origins = [WARDS]
     found = held_out(model_of(), NODE, Source(columns=("ward",)), "train")
     assert found.groups == {"ward": ["w5", "w1", "w3"]}

@@ -7,6 +7,8 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,9 +177,12 @@ def test_rows_stand_in_the_order_of_a_batch_and_none_is_written_twice(
 ) -> None:
     run = Run(monkeypatch, tmp_path)
     names = ["0.png", "1.broken.png", "2.png", "3.png", "4.png"]
-    found = run.write(names)
+    with monkeypatch.context() as patch:
+        clock = iter([10.0, 12.0])
+        patch.setattr(prediction.time, "perf_counter", lambda: next(clock))
+        found = run.write(names)
     assert (found.written, found.earlier, found.unreadable) == (5, 0, 1)
-    assert found.rate > 0
+    assert found.rate == 2.5
     rows = run.rows()
     assert list(rows[0]) == ["file", "patient", "p_a", "p_b", "p_c", "decision", "problem"]
     assert [row["file"] for row in rows] == names
@@ -254,6 +259,46 @@ def test_a_bag_has_the_mean_of_its_images_and_a_row_of_its_own(
     assert run.asked == [[0, 2, 3, 1, 4]]
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_images_are_answered_some_at_a_time_and_what_is_computed_is_never_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
+) -> None:
+    sizes, asked, steps = [(2, 1), (1, 0), (0, 3), (1, 0), (3, 1), (1, 0)], list[Any](), list[int]()
+
+    def parts(opener: Any, shards: Any, backbone: Any, size: int) -> Iterator[Part]:
+        asked.append(([list(each) for each in shards], size))
+        at = 0
+        for good, bad in sizes:
+            rows = list(range(at, at + good))
+            broken = [(row, "OSError: x") for row in range(at + good, at + good + bad)]
+            yield Part(rows, None, broken, torch.ones(good, 2) if good else None)
+            at += good + bad
+        if stopped:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def progress(what: str, count: int) -> Iterator[Any]:
+        asked.append((what, count))
+        yield steps.append
+
+    monkeypatch.setattr(prediction, "in_parts", parts)
+    monkeypatch.setattr(prediction, "progress", progress)
+    monkeypatch.setattr(prediction, "TOGETHER", 4)
+    inputs = Inputs(tmp_path, False, [str(at) for at in range(20)], {})
+    found: list[list[int]] = []
+    rows = list(range(3, 16))
+    backbone: Any = None
+    try:
+        for batch in prediction._batches(inputs, rows, backbone):
+            found.append(sorted([*batch.rows, *(row for row, _ in batch.broken)]))
+    except KeyboardInterrupt:
+        assert stopped
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+    assert steps == [3, 1, 3, 1, 4, 1]
+    assert asked == [("predict", 13), ([list(range(13))], 64)]
+    assert list(prediction._batches(inputs, [], backbone)) == []
+
+
 @pytest.mark.parametrize(
     ("count", "frames", "several", "taken"),
     [
@@ -319,3 +364,5 @@ def test_what_needs_settings_of_a_site_asks_for_them() -> None:
     assert OpenedModel(model, node).site() is node
     assert OpenedModel(model, node).uncalibrated(1.0)
     assert not OpenedModel(model, node).uncalibrated(2.0)
+    other = replace(model, classifier=replace(head(1), target='{"name": "labels"}'))
+    assert not OpenedModel(other, node).uncalibrated(1.0)
