@@ -46,7 +46,7 @@ class Site:
         self.train = LabelledFeatures(x, labels, units, rows=torch.arange(COUNT) + 100)
         self.members: list[Any] = []
         self.scores: list[Any] = []
-        self.drawn = np.random.default_rng(2)
+        self.drawn, self.count = np.random.default_rng(2), COUNT
         site = SiteFeatures(self.train, self.train, ("a", "b"), "f", 0.0, simulated=False)
         header = SimpleNamespace(frame=b"")
         for name, answer in {
@@ -68,9 +68,10 @@ class Site:
         return b""
 
     def scored(self, sent: Any, classes: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        assert (tuple(classes), len(x), len(y)) == (("a", "b"), COUNT, COUNT)
-        far = 9.0 * (np.arange(COUNT) < 25) * np.array(self.members[-1])
-        self.scores.append(self.drawn.normal(size=COUNT) + far)
+        count = self.count
+        assert (tuple(classes), len(x), len(y)) == (("a", "b"), count, count)
+        far = 9.0 * (np.arange(count) < 25) * np.array(self.members[-1][:count])
+        self.scores.append(self.drawn.normal(size=count) + far)
         return torch.from_numpy(self.scores[-1])
 
 
@@ -124,6 +125,42 @@ def test_after_its_time_an_audit_has_eight_releases(
     site = Site(monkeypatch)
     assert audit_release(parse_run({}), NODE, seconds, most, seed=1).releases == made
     assert len(site.members) == made
+
+
+def test_an_audit_of_a_sample_states_how_many_records_it_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site(monkeypatch)
+    site.count = 20
+    monkeypatch.setattr(release_audit, "_sample", lambda train, drawn: torch.arange(20))
+    found = audit_release(parse_run({}), NODE, 0.0, seed=1)
+    assert (found.records, found.of) == (20, 30)
+    assert sum(count for count, _ in found.per_class.values()) == 20
+
+
+def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, node = parse_run({}), NodeConfig(site="north", state_dir=str(tmp_path / "state"))
+    asked: list[Any] = []
+    monkeypatch.setattr(disclosure, "dry_run", lambda *given: given)
+    monkeypatch.setattr(
+        disclosure, "audit_release", lambda *given, most: asked.append((given, most))
+    )
+    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": str(given[2] == (run, node))})
+    monkeypatch.setattr(disclosure, "page_of", lambda content, address: f"{content} {address}")
+    content, facts, page = disclosure.disclose(run, node)
+    assert asked == [((run, node, 0.0), 16)]
+    assert content == {"made": "True"}
+    digest = hashlib.sha256(facts.read_bytes()).hexdigest()[:16]
+    name = f"{run.digest}-{digest}"
+    assert (facts.name, page.name) == (f"{name}.json", f"{name}.html")
+    assert facts.parent == page.parent == tmp_path / "state" / "disclosures"
+    assert facts.read_text() == json.dumps(content, indent=2) + "\n"
+    assert page.read_text() == f"{content} disclosures/{name}"
+    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": float("nan")})
+    with pytest.raises(ValueError, match="Out of range float"):
+        disclosure.disclose(run, node)
 
 
 def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
