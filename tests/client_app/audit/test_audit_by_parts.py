@@ -163,6 +163,15 @@ def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
         disclosure.disclose(run, node)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_sheet_says_who_sees_what(summed: bool, sealed: bool) -> None:
+    found = disclosure._settings(summed, sealed, Policy(methods=("fedpft",)))
+    sum_only = "the sum of all sites only"
+    assert (found["the coordinator sees"] == sum_only) is summed
+    assert (found["sealed for other sites"], found["policy: methods"]) == (sealed, ["fedpft"])
+
+
 def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     Site(monkeypatch, tuple(f"p{at % 4}" for at in range(COUNT)))
     assert audit_release(parse_run({}), NODE, 0.0, seed=1).releases == 8
@@ -365,7 +374,8 @@ def test_a_sheet_states_the_run_the_site_and_its_ledger(
     monkeypatch.setattr(disclosure, "policy_of", lambda node: Policy(smallest_class=7))
     more: dict[str, Any] = {"seed": 4, "head.epochs": 3, "output-dir": "/secret"}
     more |= {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {}
-    run, node = parse_run(more), NodeConfig(site="north", data="digits", coordinator_key="ab")
+    own: dict[str, Any] = {"data": "parquet", "data_dir": "x"} if entries else {}
+    run, node = parse_run(more), NodeConfig(site="north", coordinator_key="ab", **own)
     facts: dict[str, Any] = {
         "records": 5,
         "classes": ["a", "b"],
@@ -394,7 +404,11 @@ def test_a_sheet_states_the_run_the_site_and_its_ledger(
     assert "/secret" not in json.dumps(sheet)
     assert sheet["people"]["key of the coordinator"] == "ab"
     data = sheet["data"]
-    assert (data["kind"], data["records used"], data["classes"]) == ("digits", 5, ["a", "b"])
+    assert (data["kind"], data["records used"], data["classes"]) == (
+        "parquet" if entries else "digits",
+        5,
+        ["a", "b"],
+    )
     assert (data["left out"], data["odd"]) == (["blank"], ["odd"])
     assert data["unit that the claim protects"] == ("patient" if private else "none")
     assert sheet["settings"]["the coordinator sees"] == "this site's release by itself"
