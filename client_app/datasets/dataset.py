@@ -338,11 +338,8 @@ def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
     for row, name in enumerate(names):
         firsts.setdefault(name, row)
     places = {name: at for at, name in enumerate(firsts)}
-    of = [places[name] for name in names]
-    return (
-        torch.tensor(list(firsts.values()), dtype=torch.int64),
-        torch.tensor(of, dtype=torch.int64),
-    )
+    of = torch.tensor([places[name] for name in names], dtype=torch.int64)
+    return torch.tensor(list(firsts.values()), dtype=torch.int64), of
 
 
 def _read(source: DataSource, name: str) -> Records:
