@@ -89,7 +89,7 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
         ratios <= order[number - 1] for number in counts
     ]
     pairs, count = len(ratios) // 2, members.shape[1]
-    width = float(student.ppf(1 - INTERVAL_ERROR / (4 * len(named)), pairs - 1))
+    width = student.ppf(1 - INTERVAL_ERROR / (4 * len(named)), pairs - 1)
     excesses = []
     for chosen in named:
         rates = [
@@ -102,7 +102,7 @@ def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) 
             each = true - math.exp(epsilon) * false - delta
             spread = [rate.mean() * (1 - rate.mean()) for rate in (true, false)]
             least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
-            error = width * math.sqrt(max(float(each.var(ddof=1)) / pairs, float(least)))
+            error = width * math.sqrt(max(each.var(ddof=1) / pairs, least))
             middle = float(each.mean())
             excesses.append(
                 Excess(

@@ -54,7 +54,7 @@ def coded_scores(
     records = float(tensors[RECORDS])
     apart = features.double() - tensors[TOTALS] / records
     moment = unfold(tensors[SQUARES], apart.shape[1]) / records
-    moment.diagonal().add_(RIDGE * float(moment.trace()) / len(moment))
+    moment.diagonal().add_(RIDGE * moment.trace() / len(moment))
     scaled = torch.linalg.solve(moment, apart.T).T
     sizes = (code.square().sum(0) if not target.counts else tensors[CODE]).clamp_min(1.0)
     means = tensors[SUMS] / sizes[:, None]
@@ -70,7 +70,7 @@ def _likelihood(
         for name, sigma in noise.items():
             found += _added(name, t, z).flatten(1) @ tensors[name].flatten() / sigma**2
         parts.append(found)
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(parts)
 
 
 def _added(name: str, code: Tensor, features: Tensor) -> Tensor:

@@ -147,27 +147,27 @@ def likelihood(decoder: Decoder, features: Tensor, labels: Tensor) -> Tensor:
     Returns:
         Log likelihoods (n,) in nats.
     """
-    records, kinds = scaled(features), one_hot(labels, len(decoder.means)).float()
+    records, kinds = scaled(features), torch.eye(len(decoder.means))
     return (
-        _exact(decoder, records, kinds)
+        _exact(decoder, records, labels, kinds)
         if decoder.layers is None
-        else _best(decoder, records, kinds)
+        else _best(decoder, records, kinds[labels])
     )
 
 
-def _exact(decoder: Decoder, records: Tensor, kinds: Tensor) -> Tensor:
+def _exact(decoder: Decoder, records: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+    """With one Gaussian for each class, a row of `kinds`."""
     likelihoods = torch.zeros(len(records))
     with torch.no_grad():
         loadings, spread = decoder.linear.weight[:, : decoder.latent], decoder.log_variance(kinds)
         middle, log_width = decoder.prior_of(kinds)
         mean = decoder(middle, kinds)
-        for label in torch.unique(kinds.argmax(1)).tolist():
-            own = kinds[:, label] > 0
-            at = int(own.nonzero()[0])
-            diagonal = torch.ones(records.shape[1]) if spread is None else spread[at].exp()
+        for label in torch.unique(labels).tolist():
+            own = labels == label
+            diagonal = torch.ones(records.shape[1]) if spread is None else spread[label].exp()
             gaussian = torch.distributions.LowRankMultivariateNormal(
-                mean[at].double(),
-                (loadings * (log_width[at] / 2).exp()).double(),
+                mean[label].double(),
+                (loadings * (log_width[label] / 2).exp()).double(),
                 diagonal.double(),
             )
             likelihoods[own] = gaussian.log_prob(records[own].double()).float()  # type: ignore[no-untyped-call]

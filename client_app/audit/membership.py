@@ -278,7 +278,7 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
 def _log_density(sent: Surrogate, features: Tensor, labels: Tensor) -> Tensor:
     table = sent.mixtures
     joint = (
-        table.covariance.log_density(features.float(), table.means.float()).double()
+        table.covariance.log_density(features.float(), table.means.float())
         + table.weights.double().log()
     )
     return joint.masked_fill(labels[:, None] != table.labels[None], -torch.inf).logsumexp(1)

@@ -61,7 +61,7 @@ def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
         case Surrogate():
             return sent.mixtures.means.double(), sent.mixtures.labels
         case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
-            counts = sent.tensors["counts"].double()
+            counts = sent.tensors["counts"]
             sums = sent.tensors.get("sums")
             means = (
                 sent.tensors["means"].double()
@@ -95,8 +95,9 @@ def nearest(
     if (read := means_of(sent)) is None:
         return near
     header: Header = getattr(sent, "header")  # noqa: B009
-    for mean, label in zip(*read, strict=True):
-        name = header.classes[int(label)]
+    means, kinds = read
+    for mean, kind in zip(means, kinds.tolist(), strict=True):
+        name = header.classes[kind]
         own = labels == classes.index(name)
         used, others = features[own & inside].double(), features[own & ~inside].double()
         if not len(others):

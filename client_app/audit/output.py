@@ -40,7 +40,6 @@ def write_audit(
     Raises:
         OSError: if they cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     facts, page = folder / "audit.json", folder / "audit.html"
     replace_file(facts, (json.dumps(audit.facts(), indent=2, allow_nan=False) + "\n").encode())
     replace_file(page, page_of(audit, claim_broken(audit), pictures).encode())

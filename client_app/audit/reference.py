@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from fedsurrogate.client_app.audit.membership import Mask, Matrix, Trials
 
@@ -55,7 +56,7 @@ def rmia_of(trials: Trials, gamma: float = GAMMA) -> Matrix:
     Returns:
         Scores (K, n) in [0, 1].
     """
-    probabilities: Matrix = 1 / (1 + np.exp(-np.clip(trials.scores, -500, 500)))
+    probabilities: Matrix = torch.from_numpy(trials.scores).sigmoid().numpy()
     scores = []
     for at in range(len(probabilities)):
         # A release and its complement have the same coin tosses, so the complement is no reference.

@@ -334,12 +334,12 @@ def group(names: Sequence[str]) -> tuple[Tensor, Tensor]:
         >>> first.tolist(), of.tolist()
         ([0, 1], [0, 1, 0])
     """
-    seen: dict[str, int] = {}
-    of = torch.tensor([seen.setdefault(name, len(seen)) for name in names], dtype=torch.int64)
-    first = torch.full((len(seen),), len(names)).scatter_reduce_(
-        0, of, torch.arange(len(names)), "amin"
-    )
-    return first, of
+    firsts: dict[str, int] = {}
+    for row, name in enumerate(names):
+        firsts.setdefault(name, row)
+    places = {name: at for at, name in enumerate(firsts)}
+    of = torch.tensor([places[name] for name in names], dtype=torch.int64)
+    return torch.tensor(list(firsts.values()), dtype=torch.int64), of
 
 
 def _read(source: DataSource, name: str) -> Records:

@@ -120,7 +120,7 @@ def encoding_of(stream: BinaryIO) -> Encoding:
     first = stream.read(6)
     stream.seek(0)
     stated = UID(header.file_meta.get("TransferSyntaxUID") or "")
-    if len(first) < 6:
+    if not first:
         return Encoding(stated, UID(""))
     # The group of every public element is below 256, in its own byte order.
     swapped = not first[0] and bool(first[1])

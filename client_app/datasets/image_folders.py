@@ -294,7 +294,7 @@ def note_depth(
     elif len(names) == 1 and classes is not None:
         below = {_below_class(path.relative_to(root).parts, names[0])[:1] for path, _ in files}
         if len(below) > 1 and () not in below:
-            folders = sorted(parts[0] for parts in below)
+            folders = sorted(folder for (folder,) in below)
             left.remark(
                 f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if "
                 f"these are the classes, set data-dir to '{root / names[0]}'; if {names[0]!r} is "

@@ -91,7 +91,7 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
         dataset = datasets[node.partition_id]
         train, test = _indices(dataset.is_train), _indices(~dataset.is_train)
     else:
-        dataset = datasets[0]
+        (dataset,) = datasets
         parts = _train_parts(dataset, run.settings, node.num_partitions)
         train, test = (
             parts[node.partition_id],
@@ -169,7 +169,8 @@ def whole(
     if len(datasets) > 1:
         _one_dataset_a_site(settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]
-    return [(datasets[0], _train_parts(datasets[0], settings, num_sites))]
+    (dataset,) = datasets
+    return [(dataset, _train_parts(dataset, settings, num_sites))]
 
 
 def partition(
@@ -265,7 +266,7 @@ def split_test(
     dealt: list[list[Tensor]] = [[] for _ in train_parts]
     for label in labels[test].bincount().nonzero().flatten():
         members = test[labels[test] == label]
-        counts = torch.tensor([int((labels[part] == label).sum()) for part in train_parts])
+        counts = torch.stack([(labels[part] == label).sum() for part in train_parts])
         total = int(counts.sum())
         if total:
             quotas = counts * len(members)
@@ -420,4 +421,4 @@ def _by_column(origin: Sequence[str] | None, name: str, num_sites: int) -> list[
             f"are {num_sites} sites; run with {len(values)}"
         )
     column = np.asarray(origin)
-    return [torch.from_numpy((column == value).nonzero()[0]) for value in values]
+    return [torch.from_numpy(np.flatnonzero(column == value)) for value in values]

@@ -87,7 +87,7 @@ class FolderWalk:
         above = tuple(
             (each.st_dev, each.st_ino) for each in found if not isinstance(each, BaseException)
         )
-        return sorted(self._below(folder, above))
+        return list(self._below(folder, above))
 
     def _below(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
         status = attempt(folder.stat)

@@ -140,7 +140,7 @@ def _checked(held: HeldOut, facts: Facts) -> Tensor:
     events = int((values[:, 1] == 1).sum()) if facts["name"] == TIME.name else FOLDS
     if events < FOLDS:
         raise DataError(f"{events} records with an event are too few; {FOLDS} are needed")
-    return values.double()
+    return values
 
 
 def _target_of(facts: Facts, outputs: tuple[str, ...]) -> tuple[Target, Objective]:

@@ -78,7 +78,7 @@ class Calibration:
             raise ConfigError(f"temperature = {self.temperature:g}: must be above 0")
         if self.score not in SCORES:
             raise ConfigError(f"score = {self.score!r}: must be 'relative' or 'mahalanobis'")
-        positive = self.positive or (classes[-1] if len(classes) == 2 else "")
+        positive = self.positive or (classes[1] if len(classes) == 2 else "")
         if positive and positive not in classes:
             raise ConfigError(
                 f"positive = {positive!r}: the model's classes are {', '.join(classes)}"
@@ -124,7 +124,7 @@ class Calibration:
         Returns:
             Indices of classes, (n,).
         """
-        if self.threshold is None or len(classes) < 2:
+        if self.threshold is None:
             return np.asarray(probabilities.argmax(1), dtype=np.int64)
         index = classes.index(self.positive)
         others = probabilities.copy()
@@ -180,8 +180,7 @@ def threshold_for(
             "no record of the positive class, so no threshold gives a sensitivity; choose another "
             "class with --positive, or give records of this one with --data-dir"
         )
-    values = np.unique(probability)
-    reached = values[_share_at(probability[positive], values) >= sensitivity]
+    reached = probability[_share_at(probability[positive], probability) >= sensitivity]
     return float(np.clip(reached.max(), 1e-6, 1 - 1e-6))
 
 
@@ -210,8 +209,8 @@ def threshold_at(
             "no record of the negative class, so no threshold gives a specificity; give records "
             "without it with --data-dir"
         )
-    values = np.unique(probability)
-    allowed = values[_share_at(probability[~positive], values) <= 1 - specificity + 1e-12]
+    shares = _share_at(probability[~positive], probability)
+    allowed = probability[shares <= 1 - specificity + 1e-12]
     return float(np.clip(allowed.min(initial=np.inf), 1e-6, 1 - 1e-6))
 
 

@@ -125,7 +125,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
             target=run.target,
             bags=bag_column_of(model, source.bag_column, node),
         )
-        dataset = load_all(wanted, run.settings.seed)[0]
+        (dataset,) = load_all(wanted, run.settings.seed)
         rows = torch.arange(len(dataset))
     else:
         whose = "this site's" if source.simulated is None else "the simulation's"

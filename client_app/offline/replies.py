@@ -81,7 +81,6 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
     if request.site != site:
         raise ConfigError(f"{request_file} is for site {request.site!r}, and this is {site!r}")
     key, kept = private_key(node, site), node.state / "replies" / request.id
-    kept.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{kept}.lock"):
         again = kept.exists()
         if not again:

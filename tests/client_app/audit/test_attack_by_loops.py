@@ -24,13 +24,16 @@ few = settings(max_examples=25, deadline=None)
 
 @st.composite
 def attacked(draw: st.DrawFn) -> Trials:
-    """Pairs of complementary releases, in which some records can be told apart, some scores are minus
-    infinity, and some records are members of all of a few releases.
+    """Pairs of releases, complementary or not. Some records can be told apart, some scores are
+    minus infinity, and some records are members of all of a few releases.
     """
     drawn = np.random.default_rng(draw(st.integers(0, 10**6)))
     pairs, records = draw(st.integers(2, 6)), draw(st.integers(2, 7))
     half = drawn.random((pairs, records)) < draw(st.sampled_from([0.5, 0.9]))
     members = np.stack([half, ~half], 1).reshape(2 * pairs, records)
+    if draw(st.booleans()):
+        # Of independent releases, a record is in some more than out of them.
+        members = drawn.random(members.shape) < 0.7
     apart = drawn.choice([0.0, 3.0], records)
     scores = drawn.normal(size=members.shape) * drawn.uniform(0.1, 5, records) + apart * members
     missing = draw(st.sampled_from([0.0, 0.2, 1.0]))

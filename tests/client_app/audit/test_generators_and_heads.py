@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.models.generators import (
     COUNTS,
+    MEANS,
     SUMS,
     Decoder,
     fresh_generator,
@@ -29,7 +31,7 @@ from fedsurrogate.common.models.generators import (
 )
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from tests.client_app.audit.test_release_audit import attacked, hospital
 
 
@@ -185,6 +187,56 @@ def test_a_generator_is_made_by_the_sites_own_code_in_every_round(
         # What is sent each time is rounded to 16 bits.
         assert torch.allclose(final[name], wanted[name], atol=2e-2, rtol=1e-2), name
     assert not (tmp_path / "state").exists(), "nothing is kept"
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_generator_is_the_first_model_plus_the_changes_of_all_rounds_but_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sums: bool
+) -> None:
+    """Counts below zero, as noise makes them, are zero; a mean has at least one record."""
+    run = parse_run({"method": "dpcvae", "dpcvae.rounds": 3, "backbone": "none"})
+    own = LabelledFeatures(torch.ones(3, 4), torch.arange(3))
+    found = SiteFeatures(own, own, ("a", "b", "c"), "features-4", 0.0, simulated=False)
+    fresh = tensors_of(fresh_generator(run.settings, False, 3, 4))
+    name = next(iter(fresh))
+    counts = torch.tensor([-3.0, 0.5, 8.0])
+    first = {COUNTS: counts} | ({SUMS: torch.arange(12.0).reshape(3, 4)} if sums else {})
+    replies = [
+        first,
+        {name: torch.full_like(fresh[name], 0.5)},
+        {name: torch.ones_like(fresh[name])},
+    ]
+    seen: list[Any] = []
+
+    def answer(task: Task) -> Any:
+        assert task.payload is not None
+        sent = unpack_parameters(task.payload)
+        kept = task.node.state / "kept"
+        before = kept.read_bytes() if kept.exists() else b""
+        seen.append((sent, task.info, before, task.node.state))
+        assert (task.run, task.site, task.found) == (run, "audit", found)
+        made = pack_parameters(Parameters(sent.header, sent.round, replies[sent.round - 1]))
+        return SimpleNamespace(payload=made, keep={kept: bytes([sent.round])})
+
+    monkeypatch.setattr(generators, "site_function", lambda combination: answer)
+    made = tensors_of(generators.generator_of(run, hospital(tmp_path, [1, 1, 1]), found))
+    assert made[COUNTS].tolist() == [0.0, 0.5, 8.0]
+    if sums:
+        divided = first[SUMS] / torch.tensor([1.0, 1.0, 8.0])[:, None] * 2.0
+        assert torch.allclose(made[MEANS], divided, rtol=1e-3)
+    assert torch.allclose(made[name], fresh[name] + 1.5, atol=1e-2)
+    others = fresh.keys() - {name, COUNTS, MEANS}
+    assert others
+    for other in others:
+        assert torch.equal(made[other], fresh[other])
+    for at, (sent, info, before, _) in enumerate(seen, 1):
+        head = sent.header
+        assert (head.method, head.run, head.site) == ("dpcvae", run.digest, "audit")
+        assert (head.fingerprint, head.classes) == ("features-4", ("a", "b", "c"))
+        assert info == {"round": at, "confirmed": at - 1, "lineage": "audit"}
+        assert before == (bytes([at - 1]) if at > 1 else b"")
+    assert len({place for *_, place in seen}) == 1
+    assert not seen[0][-1].exists()
 
 
 @pytest.mark.slow

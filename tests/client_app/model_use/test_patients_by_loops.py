@@ -85,6 +85,18 @@ def test_a_patient_has_the_mean_of_the_images_that_were_answered(
         assert math.isclose(mean[CLASSES.index(row[DECISION])], mean.max(), abs_tol=1e-9)
 
 
+@pytest.mark.parametrize("nameless", [0, 1, 2])
+def test_images_without_a_patient_are_counted_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, nameless: int
+) -> None:
+    header = [FILE, "patient", *(f"p_{name}" for name in CLASSES), DECISION, PROBLEM]
+    rows = [["1.png", name, "1", "0", "0", "a", ""] for name in ("P", *[" "] * nameless)]
+    (tmp_path / "p.csv").write_text(csv_text([header, *rows]))
+    assert by_patient(tmp_path / "p.csv", tmp_path / "q.csv", Calibration(), CLASSES) == 1
+    wanted = f"{nameless} images have no patient ID, so they count for no patient"
+    assert caplog.messages == ([wanted] if nameless else [])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     before=st.sampled_from(["nothing", "these", "others", "no JSON", "not UTF-8", "no settings"]),

@@ -1,0 +1,438 @@
+"""An audit with its releases and attacks replaced: what is drawn, attacked, counted and named, and what
+a check of attacks keeps and refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from fedsurrogate.client_app.audit import disclosure, output, release_audit
+from fedsurrogate.client_app.audit.claim_check import largest_excess, proven_epsilon
+from fedsurrogate.client_app.audit.membership import Trials, distinct, lira, success
+from fedsurrogate.client_app.audit.nearest import summary, usual_distance
+from fedsurrogate.client_app.audit.output import check_attacks, write_audit
+from fedsurrogate.client_app.audit.release_audit import audit_release
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.offline.dry_run import DryRun
+from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
+from fedsurrogate.common.run import parse_run
+from tests.client_app.audit.test_refusals import audit
+
+COUNT = 30
+NODE = NodeConfig(site="north")
+LIMITED = Policy(largest_attack_auc=0.9)
+
+
+class Site:
+    """A site whose releases give a member three more, where its row is below five."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, units: tuple[str, ...] | None = None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        labels = torch.arange(COUNT) % 2
+        x = torch.randn(COUNT, 3, generator=generator)
+        self.train = LabelledFeatures(x, labels, units, rows=torch.arange(COUNT) + 100)
+        self.members: list[Any] = []
+        self.scores: list[Any] = []
+        self.drawn, self.count = np.random.default_rng(2), COUNT
+        site = SiteFeatures(self.train, self.train, ("a", "b"), "f", 0.0, simulated=False)
+        header = SimpleNamespace(frame=b"")
+        for name, answer in {
+            "load_site": lambda run, node, most: site,
+            "_release": self.release,
+            "_unpacked": lambda kind, payload: SimpleNamespace(header=header),
+            "scores_of": self.scored,
+            "nearest": lambda sent, classes, x, y, inside: [("a", float(inside.sum()), 20.0)],
+            "_places": lambda run, node, rows: [f"file {row}" for row in rows],
+        }.items():
+            patch.setattr(release_audit, name, answer)
+
+    def release(self, run: Any, node: NodeConfig, own: SiteFeatures) -> bytes:
+        assert own.train.rows is self.train.rows
+        self.members.append(
+            [any(map(row.equal, own.train.features)) for row in self.train.features]
+        )
+        assert len(own.train.labels) == sum(self.members[-1])
+        return b""
+
+    def scored(self, sent: Any, classes: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        count = self.count
+        assert (tuple(classes), len(x), len(y)) == (("a", "b"), count, count)
+        far = 9.0 * (np.arange(count) < 25) * np.array(self.members[-1][:count])
+        self.scores.append(self.drawn.normal(size=count) + far)
+        return torch.from_numpy(self.scores[-1])
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("paired", [False, True])
+def test_an_audit_is_made_of_its_attacks_on_pairs_of_halves(
+    monkeypatch: pytest.MonkeyPatch, private: bool, paired: bool
+) -> None:
+    units = tuple(f"p{at // 2:02}" for at in range(COUNT)) if paired else None
+    site, steps = Site(monkeypatch, units), list[tuple[int, int]]()
+    run = parse_run({"epsilon": 2.0, "delta": 1e-5, "classes": "a,b"} if private else {})
+    found = audit_release(run, NODE, 1e9, 10, lambda *each: steps.append(each), seed=3)
+    assert steps == [(at, 10) for at in range(1, 11)]
+    members, scores = np.array(site.members), np.stack(site.scores)
+    assert (members[::2] == ~members[1::2]).all()
+    drawn = np.random.default_rng(3)
+    for half in members[::2]:
+        own = drawn.random(COUNT // 2 if paired else COUNT) < 0.5
+        assert half.tolist() == (own.repeat(2) if paired else own).tolist()
+    trials = Trials(scores, members)
+    ratios, apart = lira(trials), distinct(trials)
+    assert found.attack == success(ratios, members)
+    assert (found.attack_name, found.others) == ("LiRA on the release", {})
+    assert (found.method, found.mechanism) == ("fedpft", "sums" if private else "none")
+    assert (found.epsilon, found.records, found.of, found.releases) == (2.0 * private, 30, 30, 10)
+    wanted = largest_excess(ratios, members, 2.0, 1e-5) if private else None
+    assert found.excess == {"LiRA on the release": wanted}
+    assert found.allowed == (pytest.approx(1 / (1 + np.exp(-2)), abs=1e-4) if private else 1.0)
+    assert found.proven == (0.0 if paired else proven_epsilon(trials, 1e-5 * private))
+    assert paired or found.proven > 0
+    for at, name in enumerate("ab"):
+        rows = np.arange(COUNT) % 2 == at
+        area = roc_auc_score(members[:, rows].ravel(), ratios[:, rows].ravel())
+        assert found.per_class[name] == (15, pytest.approx(area))
+    order = sorted((n for n in range(COUNT) if apart[n] > 3.1), key=lambda n: -apart[n])
+    assert len(order) > 20
+    assert found.standing_out_count == len(order)
+    assert [each.row for each in found.standing_out] == [n + 100 for n in order[:20]]
+    assert [each.class_name for each in found.standing_out] == ["ab"[n % 2] for n in order[:20]]
+    assert [each.where for each in found.standing_out] == [f"file {n + 100}" for n in order[:20]]
+    assert [each.distance for each in found.standing_out] == pytest.approx(apart[order[:20]])
+    near = [("a", float(inside.sum()), 20.0) for inside in members]
+    assert found.nearest == summary(near, usual_distance(site.train.features))
+    assert found.facts()["records"] == 30
+
+
+@pytest.mark.parametrize(("seconds", "most", "made"), [(0.0, 64, 8), (1e9, 12, 12), (0.0, 4, 4)])
+def test_after_its_time_an_audit_has_eight_releases(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int, made: int
+) -> None:
+    site = Site(monkeypatch)
+    assert audit_release(parse_run({}), NODE, seconds, most, seed=1).releases == made
+    assert len(site.members) == made
+
+
+def test_an_audit_of_a_sample_states_how_many_records_it_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site(monkeypatch)
+    site.count = 20
+    monkeypatch.setattr(release_audit, "_sample", lambda train, drawn: torch.arange(20))
+    found = audit_release(parse_run({}), NODE, 0.0, seed=1)
+    assert (found.records, found.of) == (20, 30)
+    assert sum(count for count, _ in found.per_class.values()) == 20
+
+
+def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, node = parse_run({}), NodeConfig(site="north", state_dir=str(tmp_path / "state"))
+    asked: list[Any] = []
+    monkeypatch.setattr(disclosure, "dry_run", lambda *given: given)
+    monkeypatch.setattr(
+        disclosure, "audit_release", lambda *given, most: asked.append((given, most))
+    )
+    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": str(given[2] == (run, node))})
+    monkeypatch.setattr(disclosure, "page_of", lambda content, address: f"{content} {address}")
+    content, facts, page = disclosure.disclose(run, node)
+    assert asked == [((run, node, 0.0), 16)]
+    assert content == {"made": "True"}
+    digest = hashlib.sha256(facts.read_bytes()).hexdigest()[:16]
+    name = f"{run.digest}-{digest}"
+    assert (facts.name, page.name) == (f"{name}.json", f"{name}.html")
+    assert facts.parent == page.parent == tmp_path / "state" / "disclosures"
+    assert facts.read_text() == json.dumps(content, indent=2) + "\n"
+    assert page.read_text() == f"{content} disclosures/{name}"
+    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": float("nan")})
+    with pytest.raises(ValueError, match="Out of range float"):
+        disclosure.disclose(run, node)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_sheet_says_who_sees_what(summed: bool, sealed: bool) -> None:
+    found = disclosure._settings(summed, sealed, Policy(methods=("fedpft",)))
+    sum_only = "the sum of all sites only"
+    assert (found["the coordinator sees"] == sum_only) is summed
+    assert (found["sealed for other sites"], found["policy: methods"]) == (sealed, ["fedpft"])
+
+
+def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    Site(monkeypatch, tuple(f"p{at % 4}" for at in range(COUNT)))
+    assert audit_release(parse_run({}), NODE, 0.0, seed=1).releases == 8
+    Site(monkeypatch, tuple(f"p{at % 3}" for at in range(COUNT)))
+    with pytest.raises(DataError, match=r"^3 units of training records; an audit needs four$"):
+        audit_release(parse_run({}), NODE, 0.0, seed=1)
+
+
+def test_at_most_four_thousand_records_are_attacked() -> None:
+    for count in (3, 4000, 4001):
+        train = LabelledFeatures(torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64))
+        rows = release_audit._sample(train, np.random.default_rng(5)).tolist()
+        if count <= 4000:
+            assert rows == list(range(count))
+        else:
+            wanted = np.random.default_rng(5).choice(np.arange(4001), 4000, replace=False)
+            assert rows == sorted(wanted.tolist())
+
+
+@pytest.mark.parametrize(
+    ("changed", "smallest"), [({}, 5), ({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}, 1)]
+)
+def test_a_class_of_half_of_the_smallest_size_stays_in_a_half(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], smallest: int
+) -> None:
+    asked: list[Any] = []
+
+    def made(task: Any) -> Any:
+        asked.append(task)
+        return SimpleNamespace(payload=b"payload")
+
+    monkeypatch.setattr(release_audit, "site_function", lambda combination: made)
+    for least, wanted in ((11, smallest), (1, 1), (0, 1)):
+        policy = Policy(smallest_class=least) if least else SimpleNamespace(smallest_class=0)
+        monkeypatch.setattr(release_audit, "policy_of", lambda node, policy=policy: policy)
+        node: Any = NodeConfig(max_components=3, max_rank=4)
+        site: Any = "site"
+        assert release_audit._release(parse_run(changed), node, site) == b"payload"
+        task = asked.pop()
+        limits = task.limits
+        assert (limits.components, limits.rank, limits.smallest_class) == (3, 4, wanted)
+        assert (task.site, task.payload, task.info) == ("audit", None, {"lineage": "audit"})
+
+
+class Checked:
+    """A check of attacks whose audit is given."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, home: Path) -> None:
+        self.node = NodeConfig(site="north", state_dir=str(home / "state"), label_column="kind")
+        self.features = SimpleNamespace(selected="these", key="k" * 40)
+        self.asked: list[Any] = []
+        self.error: Exception | None = None
+        patch.setattr(output, "load_site", self.load)
+        patch.setattr(output, "audit_release", self.attack)
+        patch.setattr(output, "limit_broken", lambda audit, policy: audit)
+        self.broken = ""
+
+    def load(self, run: Any, node: NodeConfig, most: float) -> Any:
+        self.asked.append("load")
+        return self.features
+
+    def attack(self, run: Any, node: NodeConfig, most: int, seed: int) -> str:
+        self.asked.append((most, seed))
+        if self.error:
+            raise self.error
+        return self.broken
+
+    def check(self, policy: Policy = LIMITED, **changes: Any) -> None:
+        check_attacks(parse_run(changes), self.node, policy)
+
+
+def test_a_release_is_attacked_by_the_secret_halves_of_the_site(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = Checked(monkeypatch, tmp_path)
+    site.check()
+    secret = (site.node.state / "audit.key").read_bytes()
+    assert site.asked == ["load", (8, int.from_bytes(secret))]
+    (kept,) = [each for each in (site.node.state / "audited").iterdir() if each.suffix != ".lock"]
+    assert kept.name.endswith(f"-{'k' * 32}")
+    assert kept.read_bytes() == hashlib.sha256(b"kind\0these").digest()
+    site.broken = "too near"
+    with pytest.raises(PolicyError, match=r"^too near$"):
+        site.check()
+    for error in (ConfigError("why"), DataError("why")):
+        site.error = error
+        wanted = r"^method = 'fedpft': the policy limits .* cannot be attacked: why$"
+        with pytest.raises(PolicyError, match=wanted):
+            site.check()
+    site.error = OSError("of another kind")
+    with pytest.raises(OSError, match="of another kind"):
+        site.check()
+
+
+def test_without_limits_or_with_noise_no_attack_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = Checked(monkeypatch, tmp_path)
+    site.check(Policy())
+    site.check(epsilon=1.0, delta=1e-5, classes="a,b")
+    assert site.asked == []
+    with pytest.raises(PolicyError, match=r"'fedavg': the policy .* cannot be attacked before it"):
+        site.check(method="fedavg")
+    assert site.asked == []
+    site.check(Policy(smallest_nearest_ratio=0.1))
+    assert len(site.asked) == 2
+
+
+def test_a_run_that_selects_other_records_is_refused_until_a_person_allows_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = Checked(monkeypatch, tmp_path)
+    site.check()
+    site.features.selected = "others"
+    with pytest.raises(PolicyError, match="selects other records than an earlier one") as refused:
+        site.check()
+    file = Path(str(refused.value).rpartition("remove '")[2].partition("'")[0])
+    assert file.parent == site.node.state / "audited"
+    file.unlink()
+    site.check()
+    site.node = site.node.model_copy(update={"label_column": "other"})
+    with pytest.raises(PolicyError, match="selects other records"):
+        site.check()
+    # Of other files of data it is another selection.
+    site.features.key = "m" * 40
+    site.check()
+
+
+@pytest.mark.parametrize("name", ["audited", "audit.key"])
+def test_a_place_without_room_for_what_a_check_keeps_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    site = Checked(monkeypatch, tmp_path)
+    site.node.state.mkdir()
+    if name == "audited":
+        (site.node.state / name).write_bytes(b"")
+    else:
+        (site.node.state / name).mkdir()
+    wanted = rf"{name}.* cannot be used \(.*\), and limits on attacks need it; see state-dir"
+    with pytest.raises(PolicyError, match=wanted):
+        site.check()
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_secret_of_another_size_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
+) -> None:
+    site = Checked(monkeypatch, tmp_path)
+    site.node.state.mkdir()
+    (site.node.state / "audit.key").write_bytes(bytes(size))
+    with pytest.raises(PolicyError, match=r"audit\.key' is damaged, and limits on attacks need it"):
+        site.check()
+
+
+def test_an_audit_is_written_as_values_and_as_a_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(output, "page_of", lambda *given: f"{given[1:]}")
+    monkeypatch.setattr(output, "claim_broken", lambda audit: "broken")
+    result = release_audit.AttackResult(0.5, 0.4, 0.6, 0.0, 0.0, ((0.0, 0.0),))
+    found = audit([result], [None])
+    facts, page = write_audit(found, tmp_path / "new" / "out", [b"png"])
+    assert write_audit(found, tmp_path / "new" / "out", [b"png"]) == (facts, page)
+    assert (facts.name, page.name) == ("audit.json", "audit.html")
+    assert facts.read_text() == json.dumps(found.facts(), indent=2) + "\n"
+    assert page.read_text() == str(("broken", [b"png"]))
+    assert facts.stat().st_mode & 0o777 == page.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("side", [None, 4])
+def test_pictures_of_records_are_small_and_only_of_images(
+    monkeypatch: pytest.MonkeyPatch, side: int | None
+) -> None:
+    opened: list[int] = []
+
+    def image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (300, 150), (row, 0, 0))
+
+    data = SimpleNamespace(opener=image, open_image=image)
+    monkeypatch.setattr(output, "share", lambda *given: SimpleNamespace(dataset=data))
+    more = {} if side is None else {"side": side}
+    found = output.pictures_of(parse_run({}), NODE, [7, 3], **more)
+    assert opened == [7, 3]
+    for content, row in zip(found, (7, 3), strict=True):
+        with Image.open(BytesIO(content)) as shown:
+            assert (shown.format, shown.size) == ("PNG", ((side or 96), (side or 96) // 2))
+            assert shown.getpixel((0, 0)) == (row, 0, 0)
+    data.opener = None  # type: ignore[assignment]
+    assert output.pictures_of(parse_run({}), NODE, [7]) == []
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("entries", [0, 2])
+def test_a_sheet_states_the_run_the_site_and_its_ledger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private: bool, entries: int
+) -> None:
+    ledger = SimpleNamespace(entries=lambda: [{"hash": f"h{at}"} for at in range(entries)])
+    monkeypatch.setattr(disclosure, "own_ledger", lambda node: ledger if entries else None)
+    monkeypatch.setattr(disclosure, "policy_of", lambda node: Policy(smallest_class=7))
+    more: dict[str, Any] = {"seed": 4, "head.epochs": 3, "output-dir": "/secret"}
+    more |= {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {}
+    own: dict[str, Any] = {"data": "parquet", "data_dir": "x"} if entries else {}
+    run, node = parse_run(more), NodeConfig(site="north", coordinator_key="ab", **own)
+    facts: dict[str, Any] = {
+        "records": 5,
+        "classes": ["a", "b"],
+        "left_out": ["blank"],
+        "odd": ["odd"],
+        "unit": "patient" if private else None,
+        "mechanism": "sums",
+        "epsilon": 1.0 if private else None,
+        "delta": 1e-5 if private else None,
+        "sigmas": {"sums": 2.0},
+        "sensitivities": {},
+        "bytes": 77,
+        "sha256": None if private else "hash",
+        "epsilon_before": 0.25,
+        "epsilon_after": 1.25,
+        "epsilon_total": 8.0,
+    }
+    result = release_audit.AttackResult(0.5, 0.4, 0.6, 0.01, 0.001, ((0.0, 0.0),))
+    made, found = DryRun(facts, "" if private else "refused"), audit([result], [None])
+    sheet = disclosure.sheet(run, node, made, found)
+    assert (sheet["schema"], sheet["run"], sheet["site"]) == (1, run.digest, "north")
+    changed = {"seed": 4, "head": {"epochs": 3}}
+    changed |= {"epsilon": 1.0, "delta": 1e-5, "classes": ["a", "b"]} if private else {}
+    shown = sheet["projects"]["settings that differ from the defaults"]
+    assert {key: shown[key] for key in changed} == changed
+    assert "/secret" not in json.dumps(sheet)
+    assert sheet["people"]["key of the coordinator"] == "ab"
+    data = sheet["data"]
+    assert (data["kind"], data["records used"], data["classes"]) == (
+        "parquet" if entries else "digits",
+        5,
+        ["a", "b"],
+    )
+    assert (data["left out"], data["odd"]) == (["blank"], ["odd"])
+    assert data["unit that the claim protects"] == ("patient" if private else "none")
+    assert sheet["settings"]["the coordinator sees"] == "this site's release by itself"
+    assert sheet["settings"]["policy: smallest-class"] == 7
+    outputs = sheet["outputs"]
+    claim = {
+        "mechanism": "sums",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "unit": "patient",
+        "sigmas": {"sums": 2.0},
+    }
+    assert outputs["claim"] == (claim if private else "no privacy is claimed")
+    assert outputs["bytes"] == 77
+    assert (outputs["sha256 of the payload"] == "hash") is not private
+    assert disclosure.REFUSALS in outputs["not covered"]
+    assert (len(outputs["not covered"]) > 1) is private
+    rates = {"rate_at_one_percent": 0.01, "rate_at_one_in_thousand": 0.001}
+    assert outputs["attacks"] == {"first": {"auc": 0.5, "low": 0.4, "high": 0.6} | rates}
+    attacked = {"records": 40, "of": 50, "releases": 8, "largest AUC allowed": 1.0}
+    assert (outputs["attacked"], outputs["records that stand out"]) == (attacked, 0)
+    assert outputs["nearest records"] is None
+    last = "h1" if entries else ""
+    before = {"entries": entries, "last hash": last, "epsilon spent": 0.25}
+    after = {"entries": entries + 1, "epsilon spent": 1.25, "epsilon total": 8.0}
+    assert (outputs["ledger before"], outputs["ledger after"]) == (before, after)
+    assert outputs["the gate"] == ("would let it out" if private else "refused")

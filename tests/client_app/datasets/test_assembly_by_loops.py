@@ -1,0 +1,365 @@
+"""Data sets from records in memory: classes and their order, splits, what is left out, and which of the
+records a site has.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.datasets import dataset as module
+from fedsurrogate.client_app.datasets import partition
+from fedsurrogate.client_app.datasets.dataset import (
+    Dataset,
+    DataSource,
+    class_order,
+    folder_of,
+    group,
+    load,
+    load_all,
+    stratified_split,
+)
+from fedsurrogate.client_app.datasets.partition import share, split_test
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.run import parse_run
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=24),
+    st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9, 1.0]),
+    st.integers(0, 99),
+)
+def test_a_share_of_every_class_is_held_out_and_never_its_last_record(
+    labels: list[int], part: float, seed: int
+) -> None:
+    found = stratified_split(torch.tensor(labels), part, seed)
+    generator = torch.Generator().manual_seed(seed)
+    wanted = [True] * len(labels)
+    for label in sorted(set(labels)):
+        own = [at for at, each in enumerate(labels) if each == label]
+        # Half a record counts as one.
+        held = min(math.floor(len(own) * part + 0.5), len(own) - 1)
+        for place in torch.randperm(len(own), generator=generator).tolist()[:held]:
+            wanted[own[place]] = False
+    assert found.tolist() == wanted
+    patients = [f"p{at // 2}" for at in range(len(labels))]
+    whole = stratified_split(torch.tensor(labels), part, seed, patients)
+    firsts = stratified_split(torch.tensor(labels[::2]), part, seed)
+    assert whole.tolist() == [bool(firsts[at // 2]) for at in range(len(labels))]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=9))
+def test_a_group_is_known_by_its_first_record(names: list[str]) -> None:
+    first, of = group(names)
+    distinct = list(dict.fromkeys(names))
+    assert first.tolist() == [names.index(name) for name in distinct]
+    assert of.tolist() == [distinct.index(name) for name in names]
+
+
+@given(st.lists(st.sampled_from(["10", "9", "09", "-1", "b", "B", ""]), max_size=7))
+def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(names: list[str]) -> None:
+    distinct = sorted(set(names))
+    if not {"b", "B", ""} & set(names):
+        distinct.sort(key=int)
+    assert class_order(names) == tuple(distinct)
+
+
+class Files:
+    """Records by the name of their data set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **files: Records) -> None:
+        patch.setattr(module, "_read", lambda source, name: files[name or "own"])
+
+
+def records(labels: str, **more: Any) -> Records:
+    return Records(list(labels), "key", features=torch.arange(len(labels))[:, None], **more)
+
+
+def source(**more: Any) -> DataSource:
+    return DataSource("parquet", "folder", **more)
+
+
+@pytest.mark.parametrize(
+    ("declared", "names"),
+    [
+        ((None, None), ("a", "b", "c")),
+        ((("c", "b", "a"), ("c", "b", "a")), ("c", "b", "a")),
+        ((("b", "a"), ("c", "b")), ("a", "b", "c")),
+        ((("b", "a", "z"), None), ("a", "b", "c", "z")),
+        ((None, ("d", "c", "b")), ("a", "b", "c", "d")),
+    ],
+)
+def test_data_sets_of_a_source_share_their_classes(
+    monkeypatch: pytest.MonkeyPatch, declared: Any, names: tuple[str, ...]
+) -> None:
+    one, other = records("bab", classes=declared[0]), records("cbc", classes=declared[1])
+    Files(monkeypatch, one=one, other=other)
+    found = load_all(source(names=("one", "other")), 0)
+    assert [each.name for each in found] == ["one", "other"]
+    assert {each.classes for each in found} == {names}
+    for own, text in zip(found, ("bab", "cbc"), strict=True):
+        assert own.labels.tolist() == [names.index(k) for k in text]
+    with pytest.raises(DataError, match=r"^dataset = 'one, other' names 2 data sets where one is"):
+        load(source(names=("one", "other")), 0)
+    assert load(source(names=("one",)), 0).name == "one"
+
+
+@pytest.mark.parametrize("classes", [(), ("b", "a")])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_records_of_the_runs_classes_stay_in_the_order_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], split: bool, noisy: bool
+) -> None:
+    text = "abcacbbada"
+    train = torch.tensor([at % 3 > 0 for at in range(10)])
+    own = records(text, is_train=train if split else None, odd=("earlier",))
+    Files(monkeypatch, own=own)
+    found = load(source(classes=classes, noisy=noisy, test_fraction=0.3), 5)
+    names = classes or ("a", "b", "c", "d")
+    rows = [at for at, label in enumerate(text) if label in names]
+    assert (found.name, found.classes, found.drawn) == ("parquet", names, not split)
+    assert [names[at] for at in found.labels.tolist()] == [text[at] for at in rows]
+    assert found.features is not None
+    assert found.features[:, 0].tolist() == rows
+    wanted = train[rows] if split else stratified_split(found.labels, 0.3, 5)
+    assert found.is_train.tolist() == wanted.tolist()
+    assert found.odd[0] == "earlier"
+    # Features are computed once for all classes.
+    assert found.key == "key"
+    if classes:
+        why = "3 records are of no class of the run: 'c' (2), 'd' (1)"
+        assert found.left_out == (Loss(why, 3),)
+        assert found.whole is not None
+        assert (len(found.whole), found.whole.key) == (10, "key")
+        assert found.whole.classes == ()
+        assert not found.whole.is_train.any()
+        assert found.rows is not None
+        assert found.rows.tolist() == rows
+    else:
+        assert (found.left_out, found.whole, found.rows) == ((), None, None)
+
+
+def test_test_records_that_leave_are_no_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = torch.tensor([0, 1, 0, 3, 1])
+    train = torch.tensor([True, False, False, True, False])
+    own = records("acaba", is_train=train, same=lambda: same)
+    Files(monkeypatch, own=own)
+    found = load(source(classes=("a", "b")), 0)
+    assert found.rows is not None
+    assert found.rows.tolist() == [0, 3, 4]
+    assert (found.labels.tolist(), found.is_train.tolist()) == ([0, 1, 0], [True, True, False])
+    assert [each.count for each in found.left_out] == [1, 1]
+    assert found.key != "key"
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_no_record_of_the_classes_is_refused_where_records_are_not_left_out(
+    monkeypatch: pytest.MonkeyPatch, one_by_one: bool
+) -> None:
+    Files(monkeypatch, own=records("abacdefg"))
+    asked = source(classes=("x", "y"), one_by_one=one_by_one)
+    if one_by_one:
+        assert len(load(asked, 0)) == 0
+        return
+    wanted = (
+        r"^data set 'parquet' has no record of the classes x, y; it has 8 records of the classes a, b, "
+        r"c, d, e; correct"
+    )
+    with pytest.raises(DataError, match=wanted):
+        load(asked, 0)
+    Files(monkeypatch, own=records(""))
+    with pytest.raises(
+        DataError, match=r"the classes \(none\); it has 0 records of the classes none"
+    ):
+        load(source(), 0)
+
+
+def test_a_data_set_lies_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    assert folder_of(DataSource("parquet", str(tmp_path)), "below/x") == tmp_path
+    for folder in ("", str(tmp_path / "none")):
+        with pytest.raises(
+            SourceError, match=rf"^data-dir = '{folder}': no such folder; .*parquet"
+        ):
+            folder_of(DataSource("parquet", folder), "")
+    for name in ("/x", "../x", "below/../x"):
+        with pytest.raises(SourceError, match=rf"^dataset = '{name}' leaves data-dir"):
+            folder_of(DataSource("parquet", str(tmp_path)), name)
+
+
+def test_a_record_without_a_place_is_known_by_its_number() -> None:
+    own = Dataset("x", torch.zeros(3), ("a",), torch.ones(3) > 0, "key")
+    assert own.where(0) == "record 1"
+    assert (own.strata is own.labels, len(own)) == (True, 3)
+    with pytest.raises(DataError, match="'x' holds precomputed features, no images"):
+        own.open_image(0)
+    placed = Dataset(
+        "x",
+        torch.zeros(1),
+        ("a",),
+        torch.ones(1) > 0,
+        "key",
+        opener=lambda at, shortest: (at, shortest),  # type: ignore[arg-type, return-value]
+        place=lambda at: f"caf\udce9 {at}",
+        groups=torch.ones(1),
+    )
+    assert placed.where(0) == "caf\\udce9 0"
+    assert (placed.open_image(3, 7), placed.open_image(3)) == ((3, 7), (3, 0))
+    assert placed.strata is placed.groups
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 2, -1])), min_size=1, max_size=24)
+)
+def test_test_records_are_dealt_by_largest_remainders(rows: list[tuple[int, int]]) -> None:
+    """By site of training records, where -1 is a test record."""
+    labels = torch.tensor([label for label, _ in rows])
+    parts = [[at for at, (_, site) in enumerate(rows) if site == k] for k in range(3)]
+    test = [at for at, (_, site) in enumerate(rows) if site == -1]
+    found = split_test(
+        [torch.tensor(part, dtype=torch.int64) for part in parts],
+        labels,
+        torch.tensor(test, dtype=torch.int64),
+    )
+    wanted: list[list[int]] = [[], [], []]
+    for label in range(3):
+        own = [at for at in test if rows[at][0] == label]
+        counts = [sum(rows[at][0] == label for at in part) for part in parts]
+        if not sum(counts):
+            continue
+        sizes = [len(own) * count // sum(counts) for count in counts]
+        left = [len(own) * count % sum(counts) for count in counts]
+        for site in sorted(range(3), key=lambda k: -left[k])[: len(own) - sum(sizes)]:
+            sizes[site] += 1
+        for site, size in enumerate(sizes):
+            wanted[site] += own[:size]
+            own = own[size:]
+    assert [part.tolist() for part in found] == [sorted(part) for part in wanted]
+
+
+def given_dataset(
+    patch: pytest.MonkeyPatch, count: int = 12, drawn: bool = False, **more: Any
+) -> Dataset:
+    is_train = torch.tensor([at % 4 > 0 for at in range(count)])
+    labels = torch.arange(count) % 2
+    made = Dataset("own", labels, ("a", "b"), is_train, "key", drawn=drawn, **more)
+    patch.setattr(partition, "load_all", lambda source, seed: [made])
+    return made
+
+
+OWN = NodeConfig(site="north", data="parquet", data_dir="x")
+TRAIN, TEST = [at for at in range(12) if at % 4], [0, 4, 8]
+PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_site_has_its_parts_and_in_a_private_run_without_a_split_all_train(
+    monkeypatch: pytest.MonkeyPatch, drawn: bool, private: bool
+) -> None:
+    given_dataset(monkeypatch, drawn=drawn)
+    found = share(parse_run(PRIVATE if private else {}), OWN)
+    everything = private and drawn
+    assert found.train.tolist() == (list(range(12)) if everything else TRAIN)
+    assert found.test.tolist() == ([] if everything else TEST)
+    assert not found.simulated
+
+
+def test_a_site_without_data_takes_the_runs_only_in_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_dataset(monkeypatch)
+    run = parse_run({"data": "parquet", "data-dir": "x"})
+    with pytest.raises(
+        DataError, match=r"^data is not set in this site's node-config, .*'parquet'"
+    ):
+        share(run, NodeConfig())
+    found = share(run, NodeConfig(), in_simulation=True)
+    assert (found.train.tolist(), found.simulated) == (TRAIN, True)
+    assert share(parse_run({}), NodeConfig()).simulated
+
+
+def test_sites_of_a_simulation_share_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_dataset(monkeypatch)
+    run = parse_run({"partition": "iid"})
+    parts = [share(run, NodeConfig(partition_id=at, num_partitions=3)) for at in range(3)]
+    assert sorted(torch.cat([each.train for each in parts]).tolist()) == TRAIN
+    assert sorted(torch.cat([each.test for each in parts]).tolist()) == TEST
+    assert [len(each.train) for each in parts] == [3, 3, 3]
+    with pytest.raises(
+        DataError, match=r"^12 sites cannot share 9 training records; use at most 9"
+    ):
+        share(run, NodeConfig(partition_id=0, num_partitions=12))
+
+
+def test_each_of_several_data_sets_is_one_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = given_dataset(monkeypatch)
+    other = given_dataset(monkeypatch, 8)
+    monkeypatch.setattr(partition, "load_all", lambda source, seed: [one, other])
+    run = parse_run({"data": "parquet", "data-dir": "x", "dataset": "p,q"})
+    for at, own in enumerate((one, other)):
+        node = NodeConfig(partition_id=at, num_partitions=2)
+        found = share(run, node, in_simulation=True)
+        assert found.dataset is own
+        assert found.train.tolist() == [row for row in range(len(own)) if row % 4]
+        assert found.test.tolist() == [row for row in range(len(own)) if not row % 4]
+    wanted = r"^dataset names 2 data sets \(p, q\), one a site, but there are 3 sites"
+    with pytest.raises(DataError, match=wanted):
+        share(run, NodeConfig(partition_id=0, num_partitions=3), in_simulation=True)
+
+
+def test_a_private_run_names_its_classes_and_a_site_has_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_dataset(monkeypatch)
+    unnamed = parse_run({"epsilon": 1.0, "delta": 1e-5})
+    with pytest.raises(
+        ConfigError, match=r"^classes is empty; a private run must name all classes"
+    ):
+        share(unnamed, OWN)
+    several = OWN.model_copy(update={"num_partitions": 2})
+    with pytest.raises(
+        ConfigError, match=r"^num-partitions = 2: the split of a folder among sites"
+    ):
+        share(parse_run(PRIVATE), several)
+    assert len(share(parse_run({}), several).train) < 9
+
+
+def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = given_dataset(monkeypatch)
+    made.is_train[:] = False
+    with pytest.raises(DataError, match=r"^site 0 of 1 has no training records; use fewer sites$"):
+        share(parse_run({}), OWN)
+
+
+def test_test_records_of_a_patient_follow_the_training_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Patients with records in both parts, and such with test records alone.
+    names = tuple("ppqqrrsstuvw")
+    made = given_dataset(monkeypatch, patients=names)
+    made.is_train[:] = torch.tensor([name in "qrs" or at == 1 for at, name in enumerate(names)])
+    run = parse_run({"partition": "iid"})
+    parts = [share(run, NodeConfig(partition_id=at, num_partitions=2)) for at in range(2)]
+    owned = [{names[row] for row in (*each.train.tolist(), *each.test.tolist())} for each in parts]
+    assert not owned[0] & owned[1]
+    assert owned[0] | owned[1] == set("pqrstuvw")
+    rows = [row for each in parts for row in (*each.train.tolist(), *each.test.tolist())]
+    assert sorted(rows) == list(range(12))
+    for each in parts:
+        assert each.train.tolist() == sorted(each.train.tolist())
+        assert each.test.tolist() == sorted(each.test.tolist())
+    with pytest.raises(DataError, match=r"^5 sites cannot share 4 patients with training records"):
+        share(run, NodeConfig(partition_id=0, num_partitions=5))

@@ -1,0 +1,350 @@
+"""Copies among records, by comparing every pair of them: files of equal content, what leaves a test
+part, and what the data report says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.datasets import duplicates
+from fedsurrogate.client_app.datasets.data_log import log_once
+from fedsurrogate.client_app.datasets.duplicates import (
+    once,
+    remembered,
+    same_bytes,
+    same_files,
+    without_leaks,
+)
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.records import Records, only, select, without
+from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
+from fedsurrogate.client_app.datasets.whole_site import cause_of
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.errors import DataError
+
+# Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.
+LONG = b"a" * 20_000
+CONTENTS = (
+    b"",
+    b"a",
+    b"b",
+    LONG,
+    b"b" + LONG[1:],
+    LONG[:10_001] + b"b" + LONG[10_002:],
+    LONG[:-1] + b"b",
+    LONG + b"a",
+)
+
+
+def assert_groups(found: torch.Tensor, contents: Sequence[object]) -> None:
+    """Equal numbers for equal contents; what has none is alone. The number is the first of them."""
+    numbers = found.tolist()
+    assert len(numbers) == len(contents)
+    for at, own in enumerate(contents):
+        same = [other for other, each in enumerate(contents) if own and each == own]
+        assert numbers[at] == (same or [at])[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([None, *CONTENTS]), max_size=8))
+def test_files_are_copies_where_every_byte_is_equal(contents: list[bytes | None]) -> None:
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder, str(at)) for at in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            if content is not None:
+                path.write_bytes(content)
+        assert_groups(same_files(paths), contents)
+
+    def read(at: int) -> bytes:
+        if contents[at] is None:
+            raise OSError("no content")
+        return contents[at] or str(at).encode()
+
+    assert_groups(same_bytes(read, len(contents)), contents)
+
+
+def test_a_part_of_a_file_is_read_where_another_has_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wholly: list[str] = []
+    digest = duplicates._digest
+    monkeypatch.setattr(
+        duplicates, "_digest", lambda path: (wholly.append(path.name), digest(path))[1]
+    )
+    contents = {"a": LONG, "b": LONG, "c": LONG[:10_001] + b"b" + LONG[10_002:], "d": LONG + b"a"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    assert same_files([tmp_path / name for name in contents]).tolist() == [0, 0, 2, 3]
+    assert wholly == ["a", "b"]
+
+
+def records(group: Sequence[int], labels: Sequence[str], **more: Any) -> Records:
+    groups = torch.tensor(group, dtype=torch.int64)
+    return Records(list(labels), "key", same=lambda: groups, **more)
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.booleans()), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60)
+@given(ROWS, st.booleans())
+def test_without_noise_a_test_record_leaves_where_a_training_record_is_its_copy(
+    rows: list[tuple[int, str, bool]], placed: bool
+) -> None:
+    group, labels, train = (list(each) for each in zip(*rows, strict=True))
+    more: dict[str, Any] = {"place": (lambda at: f"file {at}")} if placed else {}
+    own = records(group, labels, **more)
+    kept, noted = without_leaks(own, torch.tensor(train))
+    gone = [
+        at
+        for at, (number, inside) in enumerate(zip(group, train, strict=True))
+        if not inside and any(number == g and t for g, t in zip(group, train, strict=True))
+    ]
+    rest = [at for at in range(len(rows)) if at not in gone]
+    assert kept == (rest if gone else None)
+    such = f", such as file {gone[0]}" if gone and placed else ""
+    why = f"{len(gone)} test records are copies of training records{such}; they are not tested"
+    assert noted.left_out == ((Loss(why, len(gone)),) if gone else ())
+    copies = len(rest) - len({group[at] for at in rest})
+    if all(train) or not copies:
+        assert noted.odd == ()
+    else:
+        torn = sum(
+            len({labels[at] for at in range(len(rows)) if group[at] == number}) - 1
+            for number in set(group)
+        )
+        labels_ = f", {torn} of them with another label" if torn else ""
+        assert noted.odd == (f"{copies} records are copies of others in the same part{labels_}",)
+    assert noted.labels == own.labels
+
+
+def test_records_without_a_way_to_compare_them_all_stay() -> None:
+    own = Records(["a", "a"], "key")
+    assert once(own, False) is own
+    assert without_leaks(own, torch.tensor([True, False])) == (None, own)
+
+
+def test_under_noise_the_report_counts_copies_and_contradictions() -> None:
+    own = records([0, 0, 2, 2, 4], "aaabb", left_out=(Loss("earlier", 1),))
+    found = once(own, False)
+    assert found.labels == ["a", "b"]
+    assert [each.count for each in found.left_out] == [1, 1, 2]
+    assert found.left_out[1].why.startswith("1 records are copies of others; each content counts")
+    assert found.left_out[2].why.startswith("2 records have the same content as another, but a")
+    assert found.key != own.key
+    alone = records([0, 1], "ab")
+    assert once(alone, False) is alone
+    patients = records([0, 0], "ab", patients=("x", "y"))
+    assert once(patients, True) is patients
+    assert once(patients, False).labels == []
+
+
+def test_eight_results_are_remembered_and_the_oldest_forgotten() -> None:
+    made: list[str] = []
+
+    def of(key: str) -> torch.Tensor:
+        return remembered(key, lambda: (made.append(key), torch.tensor(len(made)))[1])
+
+    keys = [f"copies {at}" for at in range(9)]
+    for key in keys[:8]:
+        of(key)
+    first = of(keys[0])
+    assert made == keys[:8]
+    assert torch.equal(of(keys[0]), first)
+    of(keys[8])
+    of(keys[1])
+    assert made == keys
+    of(keys[0])
+    assert made == [*keys, keys[0]]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 4), max_size=6))
+def test_selected_records_take_all_that_belongs_to_them(rows: list[int]) -> None:
+    own = records(
+        [0, 1, 0, 3, 1],
+        "abcde",
+        is_train=torch.tensor([True, False, True, True, False]),
+        origin=tuple("vwxyz"),
+        features=torch.arange(10).reshape(5, 2),
+        patients=tuple("pqrst"),
+        values=torch.arange(5.0)[:, None],
+        bags=tuple("fghij"),
+        opener=lambda at, shortest: (at, shortest),
+        place=lambda at: f"row {at}",
+    )
+    found = select(own, rows)
+    assert found.labels == ["abcde"[at] for at in rows]
+    assert found.key == own.key
+    for name in ("origin", "patients", "bags"):
+        assert getattr(found, name) == tuple(getattr(own, name)[at] for at in rows)
+    for name in ("is_train", "features", "values"):
+        assert torch.equal(getattr(found, name), getattr(own, name)[rows])
+    assert found.same is not None
+    assert found.same().tolist() == [[0, 1, 0, 3, 1][at] for at in rows]
+    assert found.opener is not None
+    assert found.place is not None
+    for at, row in enumerate(rows):
+        assert found.opener(at, 7) == (row, 7)  # type: ignore[comparison-overlap]
+        assert found.place(at) == f"row {row}"
+    assert only(own, rows).key not in (own.key, only(own, [*rows, 0]).key)
+    assert select(own, range(5)) is own
+    left = LeftOut(one_by_one=True)
+    left.note(rows, "broken")
+    left.remark("odd")
+    rest = without(own, left)
+    assert rest.labels == [own.labels[at] for at in range(5) if at not in rows]
+    assert (rest.left_out, rest.odd) == (tuple(left.reasons), ("odd",))
+    assert (rest.key == own.key) == (not rows)
+
+
+def test_what_is_left_out_is_counted_once() -> None:
+    left = LeftOut(one_by_one=True)
+    left.note([1, 1, 2], "two")
+    left.note([2], "none more")
+    left.count_once([2, 3, 3], "one copy")
+    left.note_unread(4, "four")
+    left.note_unread(0, "none")
+    left.skip(5, "five")
+    assert left.reasons == [Loss("two", 2), Loss("one copy", 1), Loss("four", 4), Loss("five", 5)]
+    assert left.kept(5) == [0, 4]
+    strict = LeftOut()
+    for note in (
+        lambda: strict.note([1], "caf\udce9"),
+        lambda: strict.note_unread(1, "caf\udce9"),
+        lambda: strict.remark("caf\udce9"),
+    ):
+        with pytest.raises(DataError, match=r"^caf\\udce9$"):
+            note()
+    # Without a row, nothing is refused; copies and files that are no records never are.
+    strict.note([], "none")
+    strict.note_unread(0, "none")
+    strict.count_once([1], "copy")
+    strict.skip(1, "file")
+    assert (strict.reasons, strict.rows, strict.odd) == (
+        [Loss("copy", 1), Loss("file", 1)],
+        {1},
+        [],
+    )
+
+
+def test_a_report_is_logged_once_for_each_state_of_a_source(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedsurrogate.site")
+    node = NodeConfig(
+        state_dir=str(tmp_path / "new" / "state"), data="imagefolder", data_dir="here"
+    )
+    report = DataReport("x-rays", 8, (Loss("two blanks", 2),), ("all of one class",))
+
+    def logged(report: DataReport, node: NodeConfig = node) -> list[tuple[str, str]]:
+        caplog.clear()
+        log_once(report, node)
+        return [(each.levelname, each.getMessage()) for each in caplog.records]
+
+    lines = [report.lines()[0], "left out: two blanks", "odd: all of one class"]
+    assert logged(report) == [("WARNING", line) for line in lines]
+    assert logged(report) == []
+    (file,) = node.state.iterdir()
+    assert file.read_text() == json.dumps(report.facts(), indent=1)
+    whole = DataReport("x-rays", 10)
+    assert logged(whole) == [("INFO", whole.lines()[0])]
+    assert logged(whole) == []
+    assert logged(DataReport("x-rays", 9, (), ("odd",)))[0][0] == "WARNING"
+    assert logged(DataReport("x-rays", 9, (Loss("one", 1),)))[0][0] == "WARNING"
+    # Of another source, or another folder, it is another report.
+    other = DataReport("others", 9, (Loss("one", 1),))
+    elsewhere = node.model_copy(update={"data_dir": "there"})
+    assert logged(other)
+    assert logged(other, elsewhere)
+    assert logged(DataReport("x-rays", 9, (Loss("one", 1),))) == []
+    assert len(list(node.state.glob(f"data-report-{'[0-9a-f]' * 16}.json"))) == 3
+    # A state folder that cannot be written hides no report.
+    (tmp_path / "file").write_text("")
+    blocked = node.model_copy(update={"state_dir": str(tmp_path / "file")})
+    assert logged(other, blocked) == logged(other, blocked) != []
+
+
+def test_files_of_systems_are_known_by_their_names() -> None:
+    named = (
+        "__macosx @eadir #recycle #snapshot @recycle @recently-snapshot @__thumb @tmp @synoresource "
+        "#synorecycle ~snapshot _vti_cnf _vti_pvt recycler recycled lost+found __pycache__ thumbs.db "
+        "desktop.ini thevolumesettingsfolder"
+    )
+    known = {*named.split(), "system volume information", "network trash folder", "temporary items"}
+    assert known == FOLDERS
+    for name in (*known, ".x", "$x", "~$x", "found.000", "FOUND.123", " Thumbs.DB ", "LOST+FOUND"):
+        assert of_system(name), name
+    for name in (
+        "x",
+        "x.",
+        "~x",
+        "found.00",
+        "found.0000",
+        "found.abc",
+        "xfound.000",
+        "macosx",
+        "",
+    ):
+        assert not of_system(name), name
+
+
+def test_what_is_no_record_on_the_way_is_counted_by_its_kind(tmp_path: Path) -> None:
+    for name in (
+        "a/1.png",
+        "a/2.doc",
+        "a/.3",
+        "a/b/4.png",
+        "a/x.PNG/5.png",
+        "a/.git/6.png",
+        "7.png",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("8.doc", "Thumbs.db"):
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    walk = FolderWalk(lambda path: path.suffix == ".png", frozenset({".png"}))
+    assert walk.folders(tmp_path) == [tmp_path / "a"]
+    assert walk.files(tmp_path / "a") == [tmp_path / "a" / "1.png", tmp_path / "a" / "b" / "4.png"]
+    # Neither is a folder that can be read.
+    assert walk.files(tmp_path / "none") == walk.files(tmp_path / "7.png") == []
+    left = LeftOut()
+    walk.report(left)
+    wanted = {
+        "files without the name of an image": (2, "8.doc"),
+        "files of systems": (2, "Thumbs.db"),
+        "images next to the folders of classes": (1, "7.png"),
+        "folders with the name of a file": (1, "a/x.PNG"),
+        "folders of systems": (1, "a/.git"),
+        "linked folders that lead back to a folder above them": (1, "a/up"),
+        "folders that cannot be read": (2, "none"),
+    }
+    assert {each.why: each.count for each in left.reasons} == {
+        f"{count} {why}, such as '{tmp_path / name}'": count
+        for why, (count, name) in wanted.items()
+    }
+
+
+def test_failures_of_a_disk_are_causes_and_a_missing_file_is_none() -> None:
+    import errno
+
+    for name in ("EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EROFS", "ESTALE"):
+        assert cause_of(OSError(getattr(errno, name), "x")) == "the disk or the system failed", name
+    for other in (OSError(errno.ENOENT, "x"), OSError("x"), ValueError(errno.EIO), DataError("x")):
+        assert cause_of(other) == ""
+    for error in (MemoryError(), torch.OutOfMemoryError()):
+        assert cause_of(error) == "there is not enough memory for all records"

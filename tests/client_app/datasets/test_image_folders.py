@@ -1,0 +1,300 @@
+"""Folders of images and tables next to them, of files that nothing opens: classes, parts of a split, and
+what a person is asked to correct.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsurrogate.client_app.datasets.image_folders import (
+    IMAGE_SUFFIXES,
+    find_table,
+    folder_bags,
+    in_class_folders,
+    read_imagefolder,
+    split_of,
+)
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.errors import DataError
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    return root
+
+
+def read(
+    root: Path,
+    name: str = "",
+    left: LeftOut | None = None,
+    classes: Sequence[str] = (),
+    **more: str,
+) -> Records:
+    columns = {"site": "", "patient": ""} | more
+    return read_imagefolder(root, name, "label", columns["site"], columns["patient"], left, classes)
+
+
+def shown(records: Records, root: Path) -> list[tuple[str, str]]:
+    assert records.place is not None
+    places = [records.place(at) for at in range(len(records.labels))]
+    return [
+        (str(Path(at).relative_to(root)), k) for at, k in zip(places, records.labels, strict=True)
+    ]
+
+
+def test_a_folder_is_a_class_and_parts_of_a_split_are_none(tmp_path: Path) -> None:
+    files = ("a/1.png", "b/deep/2.PNG", "b/3.jpg", "0/4.tif")
+    root = make(tmp_path / "plain", *files, "5.png", "a/notes.txt")
+    found = read(root)
+    assert shown(found, root) == [
+        ("0/4.tif", "0"),
+        ("a/1.png", "a"),
+        ("b/3.jpg", "b"),
+        ("b/deep/2.PNG", "b"),
+    ]
+    assert (found.is_train, found.bags, found.origin, found.patients) == (None, None, None, None)
+    assert sorted(each.count for each in found.left_out) == [1, 1]
+    halves = [f"{part}/{name}" for part in ("train", "test") for name in files[:2]]
+    root = make(tmp_path / "split", *halves, "other/6.png")
+    found = read(root)
+    assert shown(found, root) == [(name, name.split("/")[1]) for name in halves]
+    assert found.is_train is not None
+    assert found.is_train.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ((), {"train/a/1.png": True, "test/b/2.png": False, "c/3.png": True}),
+        (("train",), {"test/b/2.png": False, "c/3.png": True, "train/a/1.png": True}),
+    ],
+)
+def test_under_noise_a_files_own_path_decides(
+    tmp_path: Path, classes: tuple[str, ...], expected: dict[str, bool]
+) -> None:
+    root = make(tmp_path, *expected)
+    left = LeftOut(one_by_one=True, noisy=True, classes=classes)
+    files, is_train = in_class_folders(root, lambda path: path.suffix == ".png", left)
+    assert is_train is not None
+    found = {
+        str(path.relative_to(root)): train
+        for (path, _), train in zip(files, is_train.tolist(), strict=True)
+    }
+    assert found == expected
+    names = {str(path.relative_to(root)): name for path, name in files}
+    assert names["train/a/1.png"] == ("train" if classes else "a")
+    assert (names["test/b/2.png"], names["c/3.png"]) == ("b", "c")
+    # A missing part of the split is no fault.
+    (root / "test" / "b" / "2.png").unlink()
+    (root / "test" / "b").rmdir()
+    (root / "test").rmdir()
+    assert len(in_class_folders(root, lambda path: path.suffix == ".png", left)[0]) == 2
+
+
+def test_folders_inside_that_of_a_class_are_bags(tmp_path: Path) -> None:
+    files = ("a/1.png", "a/p/2.png", "a/p/3.png", "a/p/q/4.png", "b/p/5.png")
+    root = make(tmp_path, *files)
+    wanted = ["a/1.png", "a/p", "a/p", "a/p/q", "b/p"]
+    pairs = [(root / name, name[0]) for name in files]
+    assert folder_bags(root, pairs) == tuple(str(root / name) for name in wanted)
+    found = read(root, left=LeftOut(bags="folder"))
+    assert found.bags == tuple(str(root / name) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "bags", "why"),
+    [
+        (
+            ("train/a/1.png", "val/a/2.png"),
+            (),
+            None,
+            "the folders 'train', 'val' in 'ROOT' are parts",
+        ),
+        (("Train/a/1.png",), (), None, "set data-dir to 'ROOT/Train', which is then split here"),
+        (("train/a/1.png", "val/a/2.png"), (), None, "not classes; name them 'train' and 'test'"),
+        (("train/1.png", "val/2.png"), ("val",), None, ""),
+        (
+            ("all/a/1.png", "all/b/2.png"),
+            (),
+            None,
+            "all images in 'ROOT' are in folders inside 'all'",
+        ),
+        (("all/a/1.png", "all/b/2.png"), (), "folder", ""),
+        (("all/a/1.png", "all/a/2.png"), (), None, ""),
+        (("all/a/1.png", "all/b/2.png", "all/3.png"), (), None, ""),
+        (("all/a/1.png", "all/b/2.png"), ("all",), None, ""),
+        (("all/a/1.png", "more/b/2.png"), (), None, ""),
+    ],
+)
+def test_folders_that_are_no_classes_are_named(
+    tmp_path: Path, names: tuple[str, ...], classes: tuple[str, ...], bags: str | None, why: str
+) -> None:
+    root = make(tmp_path, *names)
+    if why:
+        with pytest.raises(DataError, match=re.escape(why.replace("ROOT", str(root)))):
+            read(root, left=LeftOut(bags=bags), classes=classes)
+        left = LeftOut(one_by_one=True, bags=bags)
+        assert why.replace("ROOT", str(root)) in read(root, left=left, classes=classes).odd[0]
+    else:
+        assert read(root, left=LeftOut(bags=bags), classes=classes).odd == ()
+
+
+def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> None:
+    root = make(tmp_path, "a/notes.txt")
+    with pytest.raises(
+        DataError, match=r"has no images in class folders; it has .*'path' and 'lab"
+    ):
+        read(root)
+    left = LeftOut(one_by_one=True)
+    assert read(root, left=left).labels == []
+    make(root, "a/1.png")
+    for more in ({"site": "ward"}, {"patient": "id"}):
+        with pytest.raises(
+            DataError, match="has no table with columns; put one next to the images"
+        ):
+            read(root, **more)
+    dicom = root / "a" / "2"
+    dicom.write_bytes(bytes(128) + b"DICM")
+    wanted = f"1 files in the class folders are DICOM, such as '{dicom}'; set data to 'dicom'"
+    with pytest.raises(DataError, match=re.escape(wanted)):
+        read(root)
+    left = LeftOut(one_by_one=True)
+    found = read(root, left=left)
+    assert shown(found, root) == [("a/1.png", "a")]
+    assert sum(each.count for each in found.left_out) == 2
+
+
+def test_a_table_is_found_by_its_name_or_is_the_only_one(tmp_path: Path) -> None:
+    root = make(
+        tmp_path, "x.csv", "sub/y.PARQUET", "sub/image.png", "sub/.hidden.csv", "sub/~$y.csv"
+    )
+    assert find_table(root, "") == (root, root / "x.csv")
+    assert find_table(root, "sub") == (root / "sub", root / "sub" / "y.PARQUET")
+    assert find_table(root, "x") == find_table(root, "x.csv") == (root, root / "x.csv")
+    assert find_table(root / "sub", "y") == (root / "sub", root / "sub" / "y.PARQUET")
+    (root / "empty").mkdir()
+    assert find_table(root, "empty") == (root / "empty", None)
+    with pytest.raises(
+        SourceError, match=r"dataset = 'z': .* has no such sub-folder or table; it has"
+    ):
+        find_table(root, "z")
+    make(root, "x.parquet")
+    for name in ("", "x"):
+        with pytest.raises(
+            SourceError, match=r"has several tables .*; name one of them in dataset"
+        ):
+            find_table(root, name)
+    assert find_table(root, "x.parquet") == (root, root / "x.parquet")
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_split_is_train_and_test(one_by_one: bool) -> None:
+    left = LeftOut(one_by_one=one_by_one)
+    assert split_of({"path": []}, Path("t"), left) is None
+    good = split_of({"split": [" train", "test", "test "]}, Path("t"), left)
+    assert good is not None
+    assert good.tolist() == [True, False, False]
+    columns = {"split": ["train", "val", 1, None, "Train"]}
+    if not one_by_one:
+        with pytest.raises(
+            DataError, match=r"column 'split' of 't' holds .*; allowed are 'train' and"
+        ):
+            split_of(columns, Path("t"), left)
+        return
+    found = split_of(columns, Path("t"), left)
+    assert found is not None
+    assert (found.tolist(), left.rows) == ([True, False, False, False, False], {1, 2, 3, 4})
+
+
+HEADER = "path,label,ward,person,split\n"
+
+
+def table(root: Path, *rows: str) -> Path:
+    (root / "t.csv").write_text(HEADER + "\n".join(rows) + "\n")
+    return root
+
+
+def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -> None:
+    root = table(
+        make(tmp_path, "1.png", "d/2.png", "3.png"), "d/2.png,b,w,007,test", "1.png,a,v,8,train"
+    )
+    found = read(root, site="ward", patient="person")
+    assert shown(found, root) == [("d/2.png", "b"), ("1.png", "a")]
+    assert (found.origin, found.patients) == (("w", "v"), ("007", "8"))
+    assert found.is_train is not None
+    assert found.is_train.tolist() == [False, True]
+    why = f"1 images are not in the table '{root / 't.csv'}', such as '{root / '3.png'}'"
+    assert found.left_out == (Loss(why, 1),)
+    # With another table, it may name the others.
+    make(root, "u.csv")
+    assert read(root, "t", site="ward", patient="person").left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "why", "kept"),
+    [
+        (
+            ["1.png,a,v,8,train", ",b,v,8,train"],
+            "1 rows of 'T' have no path, such as row 2; fill",
+            1,
+        ),
+        (["../1.png,a,v,8,train", "1.png,a,v,8,train"], "row 1 of 'T': path '../1.png' leaves", 1),
+        (["/1.png,a,v,8,train", "1.png,a,v,8,train"], "row 1 of 'T': path '/1.png' leaves", 1),
+        (
+            ["1.png,a,v,8,train", "1.png,a,v,9,train"],
+            "rows 1 and 2 of 'T' name the same image but",
+            2,
+        ),
+        (
+            ["1.png,a,v,8,train", "1.png,a,v,8,test"],
+            "rows 1 and 2 of 'T' name the same image but",
+            2,
+        ),
+        (["2.png,a,v,8,train"], "none of the 1 files in 'T' exists, such as 'ROOT/2.png'", 1),
+        (["1.png,,v,8,train"], "1 of 1 records have no label ('label' of 'T'), such as row 1", 0),
+        (["1.png,a,,8,train"], "1 of 1 records have no site ('ward' of 'T'), such as row 1", 0),
+        (["1.png,a,v,,train"], "1 of 1 records have no patient ID", 0),
+    ],
+)
+def test_a_row_that_cannot_be_right_is_named_or_left_out(
+    tmp_path: Path, rows: list[str], why: str, kept: int
+) -> None:
+    root = table(make(tmp_path, "1.png"), *rows)
+    wanted = re.escape(why.replace("'T'", f"'{root / 't.csv'}'").replace("ROOT", str(root)))
+    with pytest.raises(DataError, match=f"^{wanted}"):
+        read(root, site="ward", patient="person")
+    found = read(root, left=LeftOut(one_by_one=True), site="ward", patient="person")
+    assert len(found.labels) == kept
+
+
+def test_a_row_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    row = "1.png,a,v,8,train"
+    root = table(make(tmp_path, "1.png", "2.png"), row, "2.png,a,v,8,train", row, row)
+    found = read(root, patient="person")
+    assert shown(found, root) == [("1.png", "a"), ("2.png", "a")]
+    why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as row 3"
+    assert found.left_out == (Loss(why, 2),)
+    assert len(read(root, left=LeftOut(one_by_one=True), patient="person").labels) == 4
+
+
+def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
+    root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
+    more: dict[str, Any]
+    for more in ({"site": "clinic"}, {"patient": "clinic"}):
+        with pytest.raises(DataError, match="clinic"):
+            read(root, **more)
+
+
+def test_images_are_known_by_these_names() -> None:
+    names = "apng avif bmp dib gif j2c j2k jfif jp2 jpe jpeg jpf jpg jpx pbm pgm png pnm ppm tif tiff webp"
+    assert {f".{name}" for name in names.split()} == IMAGE_SUFFIXES

@@ -1,0 +1,166 @@
+"""Choices about labels, over a few records and in plain loops: prevalence, thresholds, what is noted of
+them, and the records that are left to be judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, logit
+
+from fedsurrogate.client_app.datasets.dataset import stratified_split
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.label_decisions import (
+    LabelWish,
+    calibrated_labels,
+    decision_measures,
+    shares_in,
+    taken,
+)
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_measures import calibration_error
+from tests.client_app.model_use.test_label_decisions import NAMES, held, model, shifted
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 0.8])
+@pytest.mark.parametrize("prevalence", ["", "here", "mass=0.2"])
+@pytest.mark.parametrize("rare", [False, True])
+def test_half_of_the_records_choose_for_each_label_that_has_ten_of_both_kinds(
+    sensitivity: float, prevalence: str, rare: bool
+) -> None:
+    scores, values = shifted(3, 80, own=0.5)
+    values[::7, 0] = torch.nan
+    patients = tuple(f"p{at // 2}" for at in range(80))
+    first = stratified_split(torch.zeros(80, dtype=torch.int64), 0.5, 4, patients)
+    if rare:
+        # Nine and ten of the others choose.
+        chosen_rows = first.nonzero().flatten()
+        values[chosen_rows, 1] = 0.0
+        values[chosen_rows[:9], 1] = 1.0
+    own = held(scores, values, patients)
+    given = Calibration(thresholds={"mass": 0.3}, note="earlier")
+    wish = LabelWish(sensitivity, 0.0 if sensitivity else 0.7, prevalence, seed=4)
+    found, rest = calibrated_labels(model(), own, given, wish)
+    assert torch.equal(rest.features, scores[~first])
+    assert rest.patients == tuple(
+        p for p, used in zip(patients, first.tolist(), strict=True) if not used
+    )
+    shares = {"here": {}, "": {}, "mass=0.2": {"mass": 0.2}}[prevalence]
+    names = NAMES[:1] if rare else NAMES
+    truth = values[first].numpy()
+    if prevalence == "here":
+        for name in names:
+            column = truth[:, NAMES.index(name)]
+            known = column[~np.isnan(column)]
+            shares[name] = float((known.sum() + 0.5) / (len(known) + 1))
+    assert found.prevalence == pytest.approx(shares)
+    learned = dict(zip(NAMES, (0.3, 0.05), strict=True))
+    odds = {
+        name: logit(shares[name]) - logit(learned[name]) if name in shares else 0.0
+        for name in NAMES
+    }
+    wanted = {"mass": float(expit(logit(0.3) + odds["mass"]))}
+    for name in names:
+        at = NAMES.index(name)
+        known = ~np.isnan(truth[:, at])
+        chance = expit(scores[first][:, at].numpy() + odds[name])[known]
+        ill = truth[known, at] == 1
+        if sensitivity:
+            reached = [c for c in chance if (chance[ill] >= c).mean() >= 0.8]
+            wanted[name] = max(reached)
+        else:
+            wanted[name] = min(c for c in chance if (chance[~ill] < c).mean() >= 0.7 - 1e-12)
+    assert found.thresholds == pytest.approx(wanted)
+    kind = "a sensitivity of 0.8" if sensitivity else "a specificity of 0.7"
+    note = f"{'prevalence and ' if prevalence == 'here' else ''}thresholds for {kind} from "
+    note += f"{int(first.sum())} records{'; not of mass, which have few' if rare else ''}"
+    assert found.note == note
+
+
+def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
+    scores, values = shifted(3, 80, own=0.5)
+    own, given = held(scores, values), Calibration(thresholds={"edema": 0.25}, note="earlier")
+    assert calibrated_labels(model(), own, given, LabelWish()) == (given, own)
+    found, rest = calibrated_labels(model(), own, given, LabelWish(prevalence="edema=0.3"))
+    assert rest is own
+    # At the prevalence that the model has learned, nothing moves.
+    assert found.thresholds == pytest.approx({"edema": 0.25})
+    assert (found.prevalence, found.note) == ({"edema": 0.3}, "prevalence given by a person")
+    assert not LabelWish(prevalence="edema=0.3").calibrates
+    for wish in (LabelWish(0.5), LabelWish(specificity=0.5), LabelWish(prevalence="here")):
+        assert wish.calibrates
+    other = replace(model(), target="")
+    assert calibrated_labels(other, own, given, LabelWish(0.5)) == (given, own)
+    with pytest.raises(DataError, match="have no values of the model's target"):
+        calibrated_labels(model(), replace(own, values=None), given, LabelWish(0.5))
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "specificity"])
+def test_a_wish_is_a_share_of_at_most_one(name: str) -> None:
+    for value in (0.0, 1e-9, 1.0):
+        wish: dict[str, Any] = {name: value}
+        assert getattr(LabelWish(**wish), name) == value
+    for value in (-1e-9, 1.001):
+        wish = {name: value}
+        with pytest.raises(ConfigError, match=f"--{name} {value:g}: must be above 0, at most 1"):
+            LabelWish(**wish)
+
+
+@pytest.mark.parametrize("text", ["edema=0", "edema=1", "edema=x", "=0.5x", "0.5", "edema"])
+def test_a_share_that_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--prevalence '{text}': write label=share"):
+        shares_in(f"mass=0.5, {text}", NAMES)
+    assert shares_in(" mass = 0.5 ,, edema=1e-9,", NAMES) == {"mass": 0.5, "edema": 1e-9}
+    with pytest.raises(ConfigError, match="the model has no label 'a=b'; it has edema, mass"):
+        shares_in("a=b=0.5", NAMES)
+
+
+def test_records_are_taken_with_all_that_belongs_to_them() -> None:
+    scores, values = shifted(1, 5, own=0.5)
+    own = replace(held(scores, values, tuple("pqrst")), groups={"ward": list("vwxyz")}, left_out=3)
+    found = taken(own, torch.tensor([4, 1]))
+    assert torch.equal(found.features, scores[[4, 1]])
+    assert found.values is not None
+    assert torch.equal(found.values, values[[4, 1]])
+    assert (found.patients, found.groups) == (("t", "q"), {"ward": ["z", "w"]})
+    assert (len(found.labels), found.left_out, found.where) == (2, 3, "made up")
+    plain = taken(replace(own, patients=None, values=None), torch.tensor([0]))
+    assert (plain.patients, plain.values) == (None, None)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("decided", [False, True])
+def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, decided: bool) -> None:
+    drawn = np.random.default_rng(1)
+    truth = (drawn.random(60) < 0.4).astype(float)
+    truth[::5] = np.nan
+    before = drawn.random(60)
+    after = before**2 if moved else before
+    answers = {"mass": after} | ({"mass present": (after > 0.3).astype(float)} if decided else {})
+    found = decision_measures(truth, before, answers, "mass", None, 5)
+    known = ~np.isnan(truth)
+    ill = truth[known] == 1
+    wanted = {"calibration_error": calibration_error(ill, after[known])}
+    if moved:
+        suffix = "_at_the_prevalence_of_the_model"
+        wanted[f"calibration_error{suffix}"] = calibration_error(ill, before[known])
+        wanted[f"brier{suffix}"] = float(((before[known] - ill) ** 2).mean())
+    if decided:
+        present = after[known] > 0.3
+        wanted["sensitivity_at_the_threshold"] = float(present[ill].mean())
+        wanted["specificity_at_the_threshold"] = float((~present[~ill]).mean())
+    assert {name: each.value for name, each in found.items()} == pytest.approx(wanted)
+    assert {each.support for each in found.values()} == {48}
+    assert decision_measures(np.full(60, np.nan), before, answers, "mass", None, 5) == {}
+    # Where patients are known, whole ones are drawn.
+    whole = decision_measures(truth, before, answers, "mass", ["p"] * 60, 5)
+    assert whole["calibration_error"].low is None
+    assert found["calibration_error"].low is not None
+    if decided:
+        sound = np.where(known, 0.0, np.nan)
+        none = decision_measures(sound, before, answers, "mass", None, 5)
+        assert none["sensitivity_at_the_threshold"].value is None

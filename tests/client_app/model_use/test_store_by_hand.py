@@ -1,0 +1,274 @@
+"""The store of a site's models without any run: its index on the disk, which model is in use and which
+was before, and what each refusal says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsurrogate.client_app.model_use import store
+from fedsurrogate.client_app.model_use.store import (
+    Index,
+    go_back,
+    keep_model,
+    keep_received,
+    nothing_in_use,
+    only_kept,
+    open_model,
+    read_index,
+    read_kept,
+    trusted_keys,
+    use_model,
+)
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import ConfigError, SealError, StateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
+from tests.client_app.model_use.test_decisions import KEY, head, renamed
+
+NAMES = tuple(f"2026010{at}-fedpft-{letter}" for at, letter in enumerate("abc"))
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[SignedModel, ...]:
+    made = make_signed_model(head(1), parse_run({}), None, "17", 2, KEY)
+    return tuple(renamed(made, name) for name in NAMES)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeConfig:
+    return NodeConfig(state_dir=str(tmp_path / "state"))
+
+
+def index_file(node: NodeConfig) -> Path:
+    return node.state / "models" / "index.json"
+
+
+def test_a_kept_model_is_a_file_and_a_line_of_the_index(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    assert read_index(node) == Index({}, "", ())
+    assert keep_model(node, models[0], "run") == NAMES[0]
+    content = (node.state / "models" / f"{NAMES[0]}{SUFFIX}").read_bytes()
+    assert (node.state / "models").stat().st_mode & 0o777 == 0o700
+    text = index_file(node).read_text()
+    found = json.loads(text)
+    assert text == json.dumps(found, indent=2) + "\n"
+    arrived = found["models"][NAMES[0]].pop("arrived")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", arrived)
+    line = {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "key": public_key(KEY).hex(),
+        "source": "run",
+    }
+    assert found == {"models": {NAMES[0]: line}, "in_use": "", "before": []}
+    # The same one again changes nothing; another one has a line of its own.
+    keep_model(node, models[0], "file")
+    assert index_file(node).read_text() == text
+    keep_model(node, models[1], "file")
+    assert list(read_index(node).models) == list(NAMES[:2])
+    assert read_index(node).models[NAMES[1]].source == "file"
+    kept = read_kept(node, NAMES[0])
+    assert kept.manifest == models[0].manifest
+
+
+def test_another_model_of_a_kept_name_is_refused(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    keep_model(node, models[0], "run")
+    other = renamed(make_signed_model(head(2), parse_run({}), None, "18", 2, KEY), NAMES[0])
+    file = node.state / "models" / f"{NAMES[0]}{SUFFIX}"
+    before = file.read_bytes()
+    with pytest.raises(StateError, match=f"has another model called '{NAMES[0]}'; remove it"):
+        keep_model(node, other, "run")
+    # Nor is one kept whose file cannot be read as it was.
+    for damaged in (b"", save_signed_model(other)):
+        file.write_bytes(damaged)
+        with pytest.raises(StateError, match="has another model"):
+            keep_model(node, models[0], "run")
+    file.write_bytes(before)
+    keep_model(node, models[0], "run")
+
+
+def test_only_a_model_of_the_coordinators_key_is_kept(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    own = node.model_copy(update={"coordinator_key": public_key(KEY).hex()})
+    stranger = node.model_copy(update={"coordinator_key": public_key(new_key()).hex()})
+    with pytest.raises(SealError, match=f"signed by key {models[0].signer}..., not by"):
+        keep_model(stranger, models[0], "run")
+    assert not index_file(node).exists()
+    assert trusted_keys(node) == frozenset()
+    keep_model(own, models[0], "run")
+    assert trusted_keys(own) == trusted_keys(node) == {public_key(KEY)}
+    assert trusted_keys(stranger) == {bytes.fromhex(stranger.coordinator_key)}
+
+
+def test_models_come_back_in_the_order_of_their_use(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    for model in models:
+        keep_model(node, model, "run")
+    with pytest.raises(StateError, match="no model was in use before this one"):
+        go_back(node)
+    a, b, c = NAMES
+    steps = [(a, "", ()), (a, a, ()), (b, a, (a,)), (c, b, (a, b)), (a, c, (a, b, c))]
+    for name, before, earlier in steps:
+        assert use_model(node, name) == before
+        assert (read_index(node).in_use, read_index(node).before) == (name, earlier)
+    assert list(read_index(node).models) == list(NAMES)
+    for name, earlier in ((c, (a, b)), (b, (a,)), (a, ())):
+        assert go_back(node) == name
+        assert (read_index(node).in_use, read_index(node).before) == (name, earlier)
+    with pytest.raises(StateError, match="no model was in use before this one"):
+        go_back(node)
+    assert len(read_index(node).models) == 3
+
+
+def test_a_hundred_models_in_use_before_are_remembered(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    for model in models[:2]:
+        keep_model(node, model, "run")
+    content = json.loads(index_file(node).read_text())
+    earlier = [NAMES[at % 3] for at in range(100)]
+    for count in (99, 100):
+        content |= {"in_use": NAMES[0], "before": earlier[:count]}
+        index_file(node).write_text(json.dumps(content))
+        use_model(node, NAMES[1])
+        wanted = [*earlier[:count], NAMES[0]][-100:]
+        assert read_index(node).before == tuple(wanted)
+        assert len(wanted) == 100
+
+
+def test_going_back_to_a_model_that_is_gone_changes_nothing(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    for model in models[:2]:
+        keep_model(node, model, "run")
+        use_model(node, model.manifest.name)
+    file = node.state / "models" / f"{NAMES[0]}{SUFFIX}"
+    file.unlink()
+    with pytest.raises(StateError, match=r"cannot be read \(No such file.*; add it again"):
+        go_back(node)
+    with pytest.raises(StateError, match=r"cannot be read \(No such file"):
+        use_model(node, NAMES[0])
+    file.write_bytes(b"other")
+    with pytest.raises(SealError, match="was changed after it was kept; get it again"):
+        go_back(node)
+    assert read_index(node).in_use == NAMES[1]
+
+
+def test_an_unknown_name_lists_what_is_kept(
+    node: NodeConfig, models: tuple[SignedModel, ...]
+) -> None:
+    with pytest.raises(StateError, match=r"^this site keeps no model 'x'; it keeps: none$"):
+        read_kept(node, "x")
+    with pytest.raises(StateError, match=r"^this site keeps no model; `site models add FILE` adds"):
+        only_kept(node)
+    assert "it keeps none; `site models add FILE --use` adds one" in nothing_in_use(Index())
+    keep_model(node, models[0], "run")
+    assert only_kept(node) == NAMES[0]
+    keep_model(node, models[1], "run")
+    both = ", ".join(NAMES[:2])
+    with pytest.raises(StateError, match=rf"^this site keeps no model 'x'; it keeps: {both}$"):
+        use_model(node, "x")
+    with pytest.raises(StateError, match=rf"^this site keeps {both}; name one of them$"):
+        only_kept(node)
+    wanted = f"it keeps {both}; put one in use with `site models use {NAMES[1]}`"
+    assert nothing_in_use(read_index(node)).endswith(wanted)
+    with pytest.raises(StateError, match=re.escape(wanted)):
+        open_model("in-use", node)
+
+
+def test_a_model_is_opened_by_its_file_its_name_or_its_use(
+    node: NodeConfig, models: tuple[SignedModel, ...], tmp_path: Path
+) -> None:
+    loose, named = tmp_path / "loose", tmp_path / f"x{SUFFIX}"
+    loose.write_bytes(save_signed_model(models[2]))
+    named.write_bytes(save_signed_model(models[2]))
+    for file in (loose, named):
+        for where in (None, node):
+            assert open_model(str(file), where).manifest.name == NAMES[2]
+    stranger = node.model_copy(update={"coordinator_key": public_key(new_key()).hex()})
+    with pytest.raises(SealError):
+        open_model(str(loose), stranger)
+    with pytest.raises(ConfigError, match="'in-use' is no file; to name a model"):
+        open_model("in-use", None)
+    for model in models[:2]:
+        keep_model(node, model, "run")
+    use_model(node, NAMES[1])
+    assert open_model("in-use", node).manifest.name == NAMES[1]
+    assert open_model(NAMES[0], node).manifest.name == NAMES[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "5",
+        "[]",
+        "[" * 100_000,
+        '{"in_use": 5}',
+        '{"models": {"../x": {"sha256": "", "key": "", "arrived": "", "source": ""}}}',
+        '{"models": {"NAME": {"sha256": "", "key": "xy", "arrived": "", "source": ""}}}',
+        '{"models": {}}',
+    ],
+)
+def test_a_damaged_index_is_named(node: NodeConfig, content: str) -> None:
+    file = index_file(node)
+    file.parent.mkdir(parents=True)
+    file.write_text(content.replace("NAME", NAMES[0]))
+    with pytest.raises(StateError, match=r"index\.json cannot be read \(\w+\); remove it, and add"):
+        read_index(node)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StateError, match=r"cannot be read \(IsADirectoryError\)"):
+        read_index(node)
+
+
+def test_the_model_of_a_run_is_kept_where_the_site_took_part_and_has_room(
+    node: NodeConfig,
+    models: tuple[SignedModel, ...],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    room = [False, True, True]
+
+    def has_room(*given: Any) -> bool:
+        asked.append(given)
+        return room.pop(0)
+
+    monkeypatch.setattr(store, "has_room", has_room)
+    caplog.set_level(logging.INFO, "fedsurrogate.site")
+    model, size = models[0], len(save_signed_model(models[0]))
+    keep_received(node, model, False, 3.5)
+    assert asked == []
+    assert caplog.messages == [
+        "a model of run 17, in which this site has taken no part, is not kept"
+    ]
+    caplog.clear()
+    keep_received(node, model, True, 3.5)
+    assert (asked, caplog.messages) == ([(node, 3.5, size)], [])
+    assert not read_index(node).models
+    keep_received(node, model, True, 3.5)
+    (line,) = caplog.messages
+    assert line.startswith(f"kept the model of run 17 as {NAMES[0]}; it is not used before")
+    assert read_index(node).models[NAMES[0]].source == "run"
+    assert not read_index(node).in_use
+    caplog.clear()
+    index_file(node).write_text("{")
+    keep_received(node, model, True, 3.5)
+    (line,) = caplog.messages
+    assert line.startswith("the model of run 17 is not kept: ")
+    assert caplog.records[0].levelname == "ERROR"
