@@ -32,6 +32,8 @@ from fedsurrogate.strategies.robustness.reach import Moments
 
 Array = NDArray[np.float64]
 D = 3
+# The last dimension hardly varies, so that its unit is a share of that of the others.
+FLAT = torch.tensor([1.0, 1.0, 1e-2])
 few = settings(max_examples=10, deadline=None)
 FAMILIES = ["spherical", "diag", "full", "lowrank", "gram"]
 CLASSES = [("9", "10"), ("10", "9", "2"), ("2", "9")]
@@ -40,19 +42,22 @@ CLASSES = [("9", "10"), ("10", "9", "2"), ("2", "9")]
 def covariance_of(family: str, components: int, draw: torch.Generator) -> tuple[Any, Array]:
     """A table and its matrices (M, d, d), one for all in a shared family."""
     variances = torch.rand(components, D, generator=draw) + 0.5
+    if family != "spherical":
+        variances = variances * FLAT.square()
     if family == "spherical":
         dense = variances[:, 0, None, None] * torch.eye(D)
         return Spherical(variances[:, 0]), dense.double().numpy()
     if family == "diag":
         return Diagonal(variances), torch.diag_embed(variances).double().numpy()
     if family == "full":
-        factor = torch.diag_embed(variances) + 0.3 * torch.randn(components, D, D, generator=draw).tril(-1)  # fmt: skip
+        lower = 0.3 * torch.randn(components, D, D, generator=draw).tril(-1)
+        factor = FLAT[:, None] * (torch.eye(D) + lower)
         return Full(factor), (factor @ factor.mT).double().numpy()
-    factor = torch.randn(D, 2, generator=draw)
+    factor = FLAT[:, None] * torch.randn(D, 2, generator=draw)
     if family == "lowrank":
         dense = factor @ factor.T + variances[0].diag()
         return LowRank(factor, variances[0]), dense.double().numpy()[None]
-    matrix = factor @ factor.T + torch.eye(D)
+    matrix = factor @ factor.T + FLAT.square().diag()
     return Gram(matrix), matrix.double().numpy()[None]
 
 
@@ -65,7 +70,7 @@ def mixtures(site: int, family: str, seed: int) -> tuple[Surrogate, Array]:
     weights = raw / torch.zeros(len(names)).index_add_(0, labels, raw)[labels]
     covariance, dense = covariance_of(family, len(labels), draw)
     counts = torch.randint(6, 60, (len(names),), generator=draw)
-    means = 2 * torch.randn(len(labels), D, generator=draw)
+    means = 2 * FLAT * torch.randn(len(labels), D, generator=draw)
     table = Mixtures(counts, labels, weights, means, covariance)
     return Surrogate(Header("fedpft", "r", f"s{site}", "f", names), table), dense
 
