@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +18,17 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
+from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.counting.evaluated import evaluated_payload, payload_of, read_model
 from fedsurrogate.strategies.counting.intervals import auroc, rate, total
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
@@ -35,6 +40,7 @@ from fedsurrogate.strategies.counting.results import (
     summed_result,
 )
 from fedsurrogate.strategies.counting.strategy import Counting
+from fedsurrogate.strategies.counting.summed import SecureCounting
 from fedsurrogate.strategies.pooling.total import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -273,3 +279,67 @@ def test_counts_are_neither_learned_from_nor_screened_nor_restricted() -> None:
     assert strategy.dimension(sent[0]) == 1
     assert strategy.receive_late(1.0) is False
     assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
+
+
+class Ordered(Kept):
+    """A recorder that has its files and events in one order."""
+
+    def event(self, event: str, **fields: object) -> None:
+        super().event(event, **fields)
+        self.surrogates[f"event {event}"] = b""
+
+
+def test_the_result_of_a_secure_sum_is_kept_and_then_reported() -> None:
+    run, recorder = run_of("survey", **{"secure-sum": True}), Ordered()
+    strategy = SecureCounting(run, recorder)
+    summed = Total(header("coordinator"), {"records": torch.tensor([5.0, 1.0, 3.0]).double()})
+    asked: list[Any] = []
+
+    def total_of(names: list[str], numbers: Any) -> Any:
+        asked.append((names, numbers))
+        return summed, {"members": 3}
+
+    strategy._total = total_of  # type: ignore[method-assign]
+    words: Any = object()
+    strategy._learn(["s0", "s1"], words)
+    assert asked == [(["s0", "s1"], words)]
+    assert strategy.outcome.learning == {"members": 3}
+    assert list(recorder.surrogates) == ["file survey.json", "event counted"]
+    assert recorder.events == [{"event": "counted", "sites": 2}]
+    result = json.loads(recorder.surrogates["file survey.json"])
+    assert result == {"schema": 1, "kind": "survey", "sites": 2} | summed_result(summed, run)
+    # Without a model that is evaluated every site gets the same nothing.
+    group: Any = SimpleNamespace(dimension=7)
+    assert strategy._agreed_payload(group) == (b"", 7)
+    assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
+    single = Counting(run_of("survey"), Ordered())
+    sent = Counts(header("s0"), {"records": torch.tensor([5, 1, 3])})
+    single._usable = lambda: [sent]  # type: ignore[assignment,method-assign,return-value]
+    single._conclude()
+    assert isinstance(single.recorder, Ordered)
+    assert list(single.recorder.surrogates) == ["file survey.json", "event counted"]
+
+
+def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(
+    tmp_path: Path,
+) -> None:
+    model = Head(header("coordinator"), torch.ones(3, 2), torch.zeros(3))
+    save_model(model, tmp_path / "model.safetensors")
+    payload, digest = payload_of(read_model(tmp_path / "model.safetensors"))
+    assert hashlib.sha256(payload).hexdigest() == digest
+    settings = run_of("evaluation").settings.counting
+    own = settings.model_copy(
+        update={"model": str(tmp_path / "model.safetensors"), "digest": digest}
+    )
+    kept = Kept()
+    assert evaluated_payload(own, kept) == payload
+    assert kept.surrogates == {"file evaluated.pb": payload}
+    (tmp_path / "evaluated.pb").write_bytes(payload)
+    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb"), "kind": "values"})
+    assert evaluated_payload(again, Kept()) == payload
+    assert evaluated_payload(own.model_copy(update={"kind": "survey"}), Kept()) is None
+    other = own.model_copy(update={"digest": "e" * 64})
+    with pytest.raises(RunError, match=r"is not the model that counting.digest names"):
+        evaluated_payload(other, kept)
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluated_payload(own.model_copy(update={"model": str(tmp_path / "none.pb")}), kept)
