@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,7 +15,9 @@ from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg import strategy as module
 from fedsurrogate.strategies.fedavg.strategy import noise_of_update
+from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES = tuple("abcdefghij")
 
@@ -37,3 +41,35 @@ def test_an_update_of_one_record_is_noise_of_the_stated_size(method: str, rate: 
         run.settings.fedavg, run.mechanism, mu, run.settings.fedavg.rate(private=True)
     )
     assert float(noise.std()) == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("own", "mu", "linear"),
+    [
+        ({"method": "dp-fedavg"}, 0.0, 0.0),
+        ({"method": "dp-fedprox", "fedavg.mu": 0.3}, 0.3, 0.0),
+        ({"method": "dp-fedavg", "target": "number", "target-range": "0,1"}, 0.0, 0.3),
+        ({"method": "fedavg"}, 0.0, 0.0),
+    ],
+)
+def test_updates_are_defended_with_the_noise_of_their_steps(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], mu: float, linear: float
+) -> None:
+    private = {} if own["method"] == "fedavg" else {"epsilon": 4.0, "delta": 1e-5}
+    classes = {} if "target" in own else {"classes": "a,b"}
+    run = parse_run({"max-share": 2.5, "defence": "screen"} | own | private | classes)
+    asked: list[Any] = []
+
+    def defended(*given: Any) -> str:
+        asked.append(given)
+        return "defended"
+
+    monkeypatch.setattr(module, "defend_updates", defended)
+    replies: Any = [object()]
+    training: Any = object()
+    assert module.Updates(run, Kept()).defend(training, replies) == "defended"
+    # The rate of a linear model's private step, or of that target's.
+    rate = linear or 3.0
+    noise = noise_of_update(run.settings.fedavg, run.mechanism, mu, rate)
+    assert asked == [(replies, "screen", 2.5, pytest.approx(noise))]
+    assert (noise > 0) == bool(private)
