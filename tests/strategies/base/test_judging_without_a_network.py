@@ -19,6 +19,7 @@ from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base import federation
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site
+from fedsurrogate.strategies.base.reported import measures_in
 from fedsurrogate.strategies.fedavg.strategy import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
@@ -290,3 +291,13 @@ def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defend
     start += [{"event": "undefended", "reason": reason} for reason in ("2 a", "b")]
     assert events(strategy) == (start if number is None else [])
     assert strategy.outcome.names == (how if number is None else "")
+
+
+@pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
+def test_measures_that_cannot_be_read_are_none(text: str) -> None:
+    whole = {"number.0.age.records": 3.0, "no measure": 1.0, "number.0.age.absolute": 2}
+    assert measures_in({MEASURES: json.dumps(whole)}) == {
+        "number.0.age.records": 3.0,
+        "number.0.age.absolute": 2.0,
+    }
+    assert measures_in({MEASURES: text}) == measures_in({}) == {}
