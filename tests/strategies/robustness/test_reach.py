@@ -230,3 +230,21 @@ def test_ranges_and_scores_are_those_of_loops(seed: int, count: int, records: in
             allowed = 6 * farthest + 3 * (widest if widest < np.inf else 4) / n
             wanted = max(apart / allowed, inside / (6 * widest))
             assert float(found.scores(site, each)[at]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_class_without_a_component_is_not_there() -> None:
+    sent = surrogate(0, 3, records=200)
+    table = sent.mixtures
+    kept = table.labels != 1
+    spread: Any = table.covariance
+    less = Mixtures(
+        torch.tensor([40, 0, 50]),
+        table.labels[kept],
+        table.weights[kept],
+        table.means[kept],
+        Diagonal(spread.variances[kept]),
+    )
+    found = Moments.of(replace(sent, mixtures=less))
+    assert found.present.tolist() == [True, False, True]
+    assert found.certain().tolist() == [True, False, True]
+    assert not found.means[1].any()
