@@ -4,22 +4,28 @@ sums that a mechanism has no noise for.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Quadratic
 from fedsurrogate.common.models.generators import Generator, fresh_generator, tensors_of
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.generator_files import pack_generator, read_generator
+from fedsurrogate.common.wire.generator_files import (
+    pack_generator,
+    read_generator,
+    write_synthetic_set,
+)
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 
 HEADER = Header("gh-ofl", "r", "coordinator", "f", ("a", "b", "c"))
@@ -70,6 +76,35 @@ def test_a_generator_of_a_file_has_the_budget_and_the_shape_of_its_run(tmp_path:
     assert found.header == header
     for name, tensor in tensors.items():
         assert torch.equal(found.tensors[name], tensor)
+
+    drawn = write_synthetic_set(tmp_path / "set", found, torch.tensor([0, 2, 2]), 3, {"own": 1})
+    torch.testing.assert_close(
+        drawn, found.draw(torch.tensor([0, 2, 2]), torch.Generator().manual_seed(3))
+    )
+    with safe_open(tmp_path / "set", "pt") as content:
+        facts = content.metadata()
+        assert torch.equal(content.get_tensor("x"), drawn.half())
+        assert content.get_tensor("y").tolist() == [0, 2, 2]
+    assert (facts["classes"], facts["fingerprint"]) == ("a,b,c", "f")
+    described = json.loads(facts["manifest"])
+    assert (described["own"], described["seed"]) == (1, 3)
+    assert described["records"] == {"a": 1, "b": 0, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "less"),
+    [
+        (torch.float16, 2 * 2.0**-10),
+        (torch.bfloat16, 2 * 2.0**-7),
+        (torch.float32, 1e-6),
+        (torch.float64, 1e-6),
+    ],
+)
+def test_a_clip_leaves_room_for_the_rounding_of_its_numbers(kind: torch.dtype, less: float) -> None:
+    clipped, share = clip(torch.tensor([[3.0], [-0.25]], dtype=kind), 0.0)
+    assert clipped.dtype == kind
+    assert clipped.double().abs().flatten().tolist() == pytest.approx([1 - less] * 2, abs=1e-7)
+    assert share == 1
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "c"), ()])
