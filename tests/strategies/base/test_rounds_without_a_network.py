@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, SurrogateError
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO, Info
 from fedsurrogate.strategies.base import rounds
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Site
-from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
+from fedsurrogate.strategies.base.reported import downstream_in
+from fedsurrogate.strategies.base.training import Training, read_kept
+from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
+from fedsurrogate.strategies.fedavg import strategy as fedavg
 from fedsurrogate.strategies.fedavg.strategy import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
@@ -187,3 +194,124 @@ def test_who_is_silent_is_dropped_and_who_replies_is_read(monkeypatch: pytest.Mo
     strategy._stop("the budget is spent")
     assert strategy.outcome.stopped == "the budget is spent"
     assert events(strategy)[-1] == {"event": "stopped", "reason": "the budget is spent"}
+
+
+def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"kept")
+    assert read_kept(str(tmp_path), "kept") == b"kept"
+    (tmp_path / "folder").mkdir()
+    for name, kind in (
+        ("none", "FileNotFoundError"),
+        ("folder", "IsADirectoryError"),
+        ("kept/more", "NotADirectoryError"),
+    ):
+        with pytest.raises(RunError) as refusal:
+            read_kept(str(tmp_path), name)
+        assert str(refusal.value) == (
+            f"resume = {str(tmp_path)!r}: {name} cannot be read ({kind}); name the folder of an "
+            "earlier run"
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ([0, 2**62, 4], "RuntimeError"),
+        ([0, 2**63], "TypeError"),
+        ([2**40, 2**40, 0], "SafetensorError"),
+    ],
+)
+def test_a_checkpoint_of_a_side_that_torch_cannot_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, shape: list[int], kind: str
+) -> None:
+    _, training = begun(monkeypatch)
+    content = training.save()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert Training.load(training.config, content, "checkpoint").round == 4
+    huge = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps({"__metadata__": header["__metadata__"], "model.weight": huge}).encode()
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(RunError, match=rf"^checkpoint is not a valid checkpoint \({kind}\)$"):
+        Training.load(training.config, len(text).to_bytes(8, "little") + text, "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "asked", "done"), [(6.0, 1, 0), (6.0, 0, 0), (6.0, 2, 1), (0.0, 1, 0)]
+)
+def test_a_private_first_round_that_failed_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, asked: int, done: int
+) -> None:
+    strategy = DPCVAE({"method": "dpcvae"}, Kept())
+    names = SimpleNamespace(settings=SimpleNamespace(epsilon=epsilon))
+    strategy.config = names  # type: ignore[assignment]
+    training = SimpleNamespace(asked=asked, round=done)
+    monkeypatch.setattr(rounds.Rounds, "_begin", lambda self, grid, deadline: training)
+    if epsilon and asked and not done:
+        with pytest.raises(RunError, match="the first round of this run failed, but is charged"):
+            strategy._begin(None, 1.0)  # type: ignore[arg-type]
+    else:
+        assert strategy._begin(None, 1.0) is training  # type: ignore[arg-type,comparison-overlap]
+
+
+def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = {
+        "target": "number",
+        "target-range": "10,20;0,4",
+        "value-columns": "u,v",
+        "classes": "",
+    }
+    strategy = Updates({"method": "fedavg"} | number, Kept())
+    training = Training.begin(strategy.config, ("u", "v"), "f", 3)
+    training.model = {"weight": torch.eye(2, 3), "bias": torch.tensor([0.5, -1.0])}
+    head = training.classifier()
+    assert isinstance(head, Head)
+    # Half of each range, and from its middle.
+    assert head.weight.tolist() == [[5, 0, 0], [0, 2, 0]]
+    assert head.bias.tolist() == [17.5, 0.0]
+    assert head.header.classes == ("u", "v")
+    target = strategy.config.target
+    assert target is not None
+    assert json.loads(head.target) == json.loads(json.dumps(target.public))
+    assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
+
+
+def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, training = begun(monkeypatch, 4)
+    strategy.outcome.sites[2].barred = True
+    asked: list[Any] = []
+    monkeypatch.setattr(fedavg, "absorb", lambda *given_: asked.append(given_))
+    replies: Any = ["update"]
+    assert strategy.absorb(training, replies) == {}
+    assert asked == [(training, replies, 3)]
+
+
+def test_units_are_those_of_all_claims_that_count() -> None:
+    def claimed(unit: str) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(unit=unit) if unit else None)
+
+    outcome = Outcome()
+    assert outcome.units == frozenset()
+    outcome.surrogates = [claimed("record"), claimed("")]
+    assert outcome.units == {"record"}
+    outcome.sites = {
+        1: Site("a", "used", "", claim=claimed("patient").claim),
+        2: Site("b", "dropped", "", claim=claimed("other").claim),
+        3: Site("c", "used", ""),
+    }
+    assert outcome.units == {"record", "patient"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("share", 1.0), ("sliced", 4.0), ("sinkhorn", 4.0), ("balanced-mixed", 1.0)]
+)
+def test_scores_of_a_generator_have_their_limits(name: str, most: float) -> None:
+    for value, kept in (
+        (most, True),
+        (most + 1e-9, False),
+        (0.0, True),
+        (-1e-9, False),
+        (1, False),
+    ):
+        found = downstream_in({f"downstream.{name}": value, "downstream.other": 0.5})
+        assert found == ({name: value} if kept else {})
