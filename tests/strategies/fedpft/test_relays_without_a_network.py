@@ -140,3 +140,27 @@ def test_a_site_passes_the_relay_on_or_is_skipped(
     if answer != "relay":
         assert way.relay == b"old"
         assert strategy._earlier == (earlier if seal else None)
+
+
+@pytest.mark.parametrize("accuracy", [None, 0.75])
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_site_that_passed_the_relay_on_is_the_next_sender(
+    accuracy: float | None, simulated: bool
+) -> None:
+    strategy = begun()
+    site = strategy.outcome.sites[1]
+    site.fate, site.reason, site.bytes_up = "dropped", "late", 70
+    walk: Any = SimpleNamespace(done=["s0"], hops=[], sender="s0", sender_key="k0", sent_hop=1)
+    group: Any = SimpleNamespace(nodes={"s1": 1}, keys={"s1": "k1"})
+    info: Any = {"simulated": simulated, "fit-seconds": 2.5}
+    info |= {} if accuracy is None else {"accuracy.model": accuracy}
+    strategy._passed_on(walk, group, "s1", 2, b"relay", info, 1.23456)
+    assert (site.fate, site.reason, site.simulated) == ("used", "", simulated)
+    assert walk.done == ["s0", "s1"]
+    assert (walk.sender, walk.sender_key, walk.sent_hop) == ("s1", "k1", 2)
+    step = {"site": "s1", "bytes": 5, "seconds": 1.235}
+    assert walk.hops == [step | ({} if accuracy is None else {"accuracy": accuracy})]
+    assert isinstance(strategy.recorder, Kept)
+    event = {"event": "replied", "site": "s1", "hop": 2, "accuracy": accuracy}
+    facts = {"bytes": 70, "payload": 5, "seconds": 2.5}
+    assert strategy.recorder.events == [event | facts]
