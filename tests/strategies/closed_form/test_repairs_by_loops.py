@@ -86,6 +86,9 @@ def test_zeros_get_a_whole_ridge_and_a_hole_in_a_matrix_none() -> None:
                 RunError, match="the pooled covariance holds a number that is not fin"
             ):
                 factor_of(matrix)
+    # Of a mean of two thirds, the fifth ridge is the first that lifts what is below zero.
+    below = torch.diag(torch.tensor([1.0, 1.0, -1e-9], dtype=torch.float64))
+    assert factor_of(below)[1] == pytest.approx(1.1111e-8)
     # A pivot that is rounding alone is not taken for one.
     for least, wanted in ((3e-14, 0.0), (3e-15, 1e-12)):
         corner = math.sqrt(1 - least)

@@ -156,6 +156,18 @@ def test_a_charged_round_is_not_asked_for_twice(private: bool) -> None:
             check_charged(training)
 
 
+def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = parse_run(TIME | PRIVATE)
+    training = Training(run, ROWS, "f", 4, {}, {})
+    monkeypatch.setattr(in_rounds.Rounds, "_begin", lambda self, grid, deadline: training)
+    strategy = TargetRounds(run, Kept())
+    grid: Any = object()
+    assert strategy._begin(grid, 1.0) is training
+    training.asked = 1
+    with pytest.raises(RunError, match="but is charged"):
+        strategy._begin(grid, 1.0)
+
+
 @pytest.mark.parametrize("noisy", [False, True])
 def test_a_secure_sum_passes_on_its_noise_or_its_rounding(
     monkeypatch: pytest.MonkeyPatch, noisy: bool
