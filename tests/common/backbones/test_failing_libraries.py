@@ -1,4 +1,4 @@
-"""What libraries of backbones are asked for, what becomes of their presets, and what is said where they
+"""What libraries of backbones are asked for, what becomes of their presets, and the words where they
 fail. The libraries are pretended.
 """
 

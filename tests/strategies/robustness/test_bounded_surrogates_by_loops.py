@@ -261,7 +261,7 @@ def test_surrogates_are_capped_named_and_bounded_in_this_order(
         assert calls == []
         left, suspects = sent, []
     elif count == 2:
-        # Of two sites nobody knows which is wrong, so none is left out.
+        # Of two sites either may be wrong, so none is left out.
         assert calls == [("screen", ("s0", "s1"), False)]
         left, suspects = sent, []
     else:
