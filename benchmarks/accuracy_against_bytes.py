@@ -65,7 +65,9 @@ def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
     import fedsurrogate.client_app.methods.pooled_baselines as room
 
     room.in_simulation = lambda: True  # type: ignore[attr-defined]
-    return dict(compare(head, run, NodeConfig(partition_id=0, num_partitions=sites)))
+    return dict(
+        compare(head, run, NodeConfig(partition_id=0, num_partitions=sites), baselines=True)
+    )
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from fedsurrogate.common.wire.records import Info
 PICTURE_POINTS = 1500
 
 
-def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool = True) -> Info:
+def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool) -> Info:
     """Accuracy of a model on all test records of the run's data, and points for a picture.
 
     With `baselines` also what scikit-learn measures of it, with intervals. With `run.compare` also

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
 
-# Allowed distance from the centre: the larger of SPREAD times that by which the sites differ, and
-# the one that moves the pooled mean by SHARE of the way to the nearest other class; and SIGMAS
-# standard errors.
-SPREAD, SHARE, SIGMAS = 1.0, 0.05, 1.0
+# Allowed distance from the centre: the larger of that by which the sites differ, and the one that
+# moves the pooled mean by SHARE of the way to the nearest other class; and a standard error.
+SHARE = 0.05
 # Allowed variance of a site along any direction between classes, in multiples of the median site's.
 WIDER = 2.0
 # Harm that is no reason to move a site: root mean square, over classes, of the share of the others'
@@ -240,9 +239,9 @@ def _allowed(
     judged = holders >= JUDGES
     usual = spread[judged].median() if judged.any() else spread.new_zeros(())
     spread = torch.where(judged, spread, usual)
-    limit = torch.maximum(SPREAD**2 * spread, room.square())
+    limit = torch.maximum(spread, room.square())
     error = math.sqrt(2 * dims) * noise + 2 * (limit * (noise + more)).sqrt()
-    return limit + chance + SIGMAS * error
+    return limit + chance + error
 
 
 def _with_others(lines: Tensor, aside: Tensor, weights: Tensor) -> Tensor:

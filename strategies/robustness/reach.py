@@ -195,6 +195,6 @@ def _median_of_others(values: Tensor) -> Tensor:
 
     def at(index: Tensor) -> Tensor:
         """The value at an index (S,) of the sorted others."""
-        return ordered[(index + (place <= index)).clamp_max(len(ordered) - 1)]
+        return ordered[index + (place <= index)]
 
     return torch.where(others < 2, torch.inf, (at((others - 1) // 2) + at(others // 2)) / 2)

@@ -105,6 +105,8 @@ def around_zero(
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
         records = float(squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
+    if not records > 0:
+        raise ValueError("coded sums without records")
     mean = totals / records
     covariance = squares / records - torch.outer(mean, mean)
     products = unfold(tensors[PRODUCTS].double(), len(code)) if PRODUCTS in tensors else None

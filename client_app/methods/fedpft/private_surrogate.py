@@ -165,14 +165,14 @@ def dp_em(
         energy = (noisy_means.square().sum(2) - d * (sums.sigma / sizes).square()).clamp(0, 1)
         means = torch.where(trusted[:, :, None] | (step == 0), noisy_means, means)
         proportions = torch.where(trusted, sizes, torch.zeros_like(sizes))
-        proportions = proportions / proportions.sum(1, keepdim=True).clamp_min(1e-12)
+        proportions = proportions / proportions.sum(1, keepdim=True).clamp_min(1.0)
         variances = ((1 - (proportions * energy).sum(1)) / d).clamp_min(SMALLEST_VARIANCE)
         if step == 0:
             spread = variances.sqrt()[:, None, None]
             means = means + spread * torch.randn(
                 num_classes, components, d, generator=generator, dtype=torch.float64
             )
-            sizes = (sizes / components).expand(num_classes, components)
+            sizes = sizes.expand(num_classes, components)
     kept = proportions > 0
     if not kept.any():
         # "No component exceeds the noise" would be one more release, so the largest component

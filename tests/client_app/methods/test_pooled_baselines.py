@@ -68,7 +68,7 @@ def test_baselines_are_those_of_the_sites_own_records(tmp_path: Path) -> None:
     means = [torch.stack(each).mean(0) for each in zip(*heads, strict=True)]
     header = Header("fedpft", "r", "coordinator", "f", names)
     model = Head(header, *heads[0])
-    found: Any = compare(model, config, node(tmp_path))
+    found: Any = compare(model, config, node(tmp_path), baselines=True)
     assert found["accuracy.model"] == pytest.approx(accuracy(test @ heads[0][0].T + heads[0][1]))
     largest = max(truth.count(name) for name in names) / len(truth)
     assert found["accuracy.majority"] == pytest.approx(largest)
@@ -90,7 +90,7 @@ def test_baselines_are_those_of_the_sites_own_records(tmp_path: Path) -> None:
     places = (test @ plane)[[name in names for name in truth]]
     assert torch.allclose(shown.sort(1).values, places.T.sort(1).values, atol=1e-3)
     assert set(compare(model, config, node(tmp_path), baselines=False)) == {"accuracy.model"}
-    alone = compare(model, run(), node(tmp_path))
+    alone = compare(model, run(), node(tmp_path), baselines=True)
     assert not any(key.startswith("bytes") for key in alone)
     assert alone["accuracy.majority"] == found["accuracy.majority"]
 
@@ -98,7 +98,7 @@ def test_baselines_are_those_of_the_sites_own_records(tmp_path: Path) -> None:
 def test_a_site_with_data_of_its_own_compares_nothing(tmp_path: Path) -> None:
     model = Head(Header("fedpft", "r", "c", "f", ("0",)), torch.zeros(1, 64), torch.zeros(1))
     with pytest.raises(DataError, match="in a simulation only"):
-        compare(model, run(), NodeConfig(data="digits", cache_dir=str(tmp_path)))
+        compare(model, run(), NodeConfig(data="digits", cache_dir=str(tmp_path)), baselines=True)
 
 
 @given(st.lists(st.none() | st.lists(st.sampled_from("ab"), max_size=4), max_size=4))

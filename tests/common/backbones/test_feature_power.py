@@ -117,3 +117,14 @@ def test_features_of_backbones_with_power_one_half_are_never_negative(name, tmp_
     assert power == 1.0 or float(features.min()) >= 0
     if library == "torchvision":
         assert (power == 0.5) == (float(features.min()) >= 0)
+
+
+def test_only_features_that_are_never_negative_and_not_clipped_have_a_root() -> None:
+    for name, power in (
+        ("torchvision:resnet18", 0.5),
+        ("timm:vgg16_bn", 0.5),
+        ("pixels", 1.0),
+        ("timm:vit_b", 1.0),
+    ):
+        assert power_for(name) == power_for(name, clipped=False) == power
+        assert power_for(name, clipped=True) == 1.0

@@ -217,3 +217,26 @@ def test_a_claim_that_differs_in_anything_is_refused(changed: dict[str, Any], un
     ):
         with pytest.raises(SurrogateError, match="a privacy claim with noise ="):
             check_stated(replace(claim, noise=dict(claim.noise) | {"sums": pair}), config.mechanism)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("factor", [1 + 5e-7, 1 - 5e-7, 1 + 2e-6, 1 - 2e-6])
+def test_stated_noise_may_differ_by_a_millionth_and_is_of_the_same_sums(
+    at: int, factor: float
+) -> None:
+    due = run().mechanism
+    assert due is not None
+    last = sorted(due.noise)[-1]
+    pair = list(due.noise[last])
+    pair[at] *= factor
+    changed = replace(due, noise={**due.noise, last: (pair[0], pair[1])})
+    if abs(factor - 1) < 1e-6:
+        check_stated(changed, due)
+    else:
+        with pytest.raises(SurrogateError, match="a privacy claim with"):
+            check_stated(changed, due)
+    short: Any = (due.noise[last][0],)
+    less = {name: own for name, own in due.noise.items() if name != last}
+    for noise in ({**due.noise, last: short}, {**due.noise, "more": (1.0, 1.0)}, less):
+        with pytest.raises(SurrogateError, match="a privacy claim with"):
+            check_stated(replace(due, noise=noise), due)

@@ -269,6 +269,25 @@ def test_shares_are_sealed_and_digested_by_the_standards_and_give_the_secrets_of
             for wrong in (other, {"blind": {}, "masking": {}}):
                 with pytest.raises(SurrogateError):
                     check_revealed(reader, wrong, {site: dealt}, [site] if kind == "blind" else [])
+        sealed = dealt.content[reader]
+        for content in ({}, {reader: sealed[:-1] + bytes([sealed[-1] ^ 1])}, {reader: b""}):
+            with pytest.raises(SealError, match=f"shares of site {site!r} cannot be opened"):
+                open_share(
+                    replace(dealt, content=content),
+                    reader,
+                    secrets[reader].sharing,
+                    members,
+                    digest,
+                )
+        for digests in ({}, {reader: {}}, {reader: dealt.digests[reader] | {"masking": b""}}):
+            with pytest.raises(SealError, match=f"{site!r} do not have the digests"):
+                open_share(
+                    replace(dealt, digests=digests),
+                    reader,
+                    secrets[reader].sharing,
+                    members,
+                    digest,
+                )
     chosen = data.draw(st.lists(st.sampled_from(names), unique=True))
     for kind in ("blind", "masking"):
         own = {reader: opened[reader][kind] for reader in chosen}

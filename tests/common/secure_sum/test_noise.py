@@ -147,3 +147,33 @@ def test_noise_without_room_in_the_modulus_is_refused(joint: Joint, coarser: flo
         assert all(
             ROOM * math.sqrt(joint.rules.members * each) <= room for each in variances.values()
         )
+
+
+@settings(max_examples=20)
+@given(joints())
+def test_variances_are_those_of_the_claim_in_steps_divided_among_honest_sites(joint: Joint) -> None:
+    def whole(rules: SumRules) -> dict[str, int]:
+        found = {}
+        for name, shape in joint.shapes.items():
+            sigma, bound = joint.claim.noise[name]
+            # A unit, and what rounding each entry changes; a thousandth more for its own rounding.
+            apart = bound / joint.numbers[name].step + 1.001 * math.sqrt(math.prod(shape))
+            found[name] = math.ceil(((sigma / bound * apart) ** 2 + 16) / rules.honest) + 16
+        return found
+
+    given_ = (joint.claim, joint.numbers, joint.shapes, joint.rules)
+    try:
+        made = site_variances(*given_)
+    except ConfigError:
+        return
+    wanted = whole(joint.rules)
+    assert all(abs(made[name] - each) <= 1e-12 * each for name, each in wanted.items())
+    assert made.keys() == wanted.keys()
+    lasting = joint.rules.lasting
+    if lasting == joint.rules:
+        assert spare_variances(*given_) == {}
+        return
+    less = whole(lasting)
+    spare = spare_variances(*given_)
+    for name, each in wanted.items():
+        assert spare[name] == pytest.approx(each + 16 - less[name], abs=1)

@@ -3,18 +3,23 @@ that no other run has.
 """
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common.methods.method import Summed
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
 from fedsurrogate.common.secure_sum.of_run import (
     context_of,
     dimensions_of,
     local_epsilon,
     numbers_of,
+    projected_dimensions,
     rules_of,
     shapes_of,
 )
@@ -61,6 +66,9 @@ def test_the_numbers_of_an_exact_sum_hold_the_largest_sum_that_settings_allow(
 
 @settings(max_examples=15, deadline=None)
 @given(epsilon=st.floats(0.5, 8), records=st.integers(100, 10**6), colluding=st.floats(0, 1))
+@example(2.0, 100, 1.0)
+@example(2.0, 100_000, 0.85)
+@example(2.0, 100_000, 0.95)
 def test_noise_decides_how_many_dimensions_are_kept(
     epsilon: float, records: int, colluding: float
 ) -> None:
@@ -73,6 +81,10 @@ def test_noise_decides_how_many_dimensions_are_kept(
     found = dimensions_of(features, colluding, run.mechanism)
     assert found == max(1, round(exact))
     assert dimensions_of(features, colluding, None) == 512
+    for noise in ({"sums": (sigma, 1.0)}, {}):
+        assert dimensions_of(features, colluding, replace(run.mechanism, noise=noise)) == 512
+    other = replace(run.mechanism, name="sums")
+    assert dimensions_of(features, colluding, other) == 512
     fixed = features.model_copy(update={"dimensions": 7})
     assert dimensions_of(fixed, colluding, run.mechanism) == 7
 
@@ -118,5 +130,58 @@ def test_noise_of_one_site_alone_promises_less_and_other_noise_the_same(
     assert found > epsilon
     assert found == run.mechanism.epsilon_of_part(rules.lasting.honest)  # type: ignore[union-attr]
     assert local_epsilon(epsilon, None, rules) == epsilon
-    alone = parse_run({"method": "dp-fedavg", "epsilon": epsilon, "delta": 1e-5})
-    assert local_epsilon(epsilon, alone.mechanism, rules) == epsilon
+    # Noise of each site alone, such as of steps of DP-SGD.
+    alone = replace(run.mechanism, name="dp-sgd")  # type: ignore[type-var]
+    assert local_epsilon(epsilon, alone, rules) == epsilon
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    degree=st.integers(0, 3),
+    largest=st.sampled_from([0.5, 4.0, math.inf]),
+    bound=st.sampled_from([1.0, 7.0]),
+    whole=st.booleans(),
+    joint=st.booleans(),
+)
+@example(0, math.inf, 7.0, True, True)
+@example(0, math.inf, 7.0, True, False)
+@example(0, math.inf, 7.0, False, False)
+@example(2, 0.5, 7.0, True, False)
+@example(2, 4.0, 1.0, True, True)
+def test_a_number_is_as_large_as_its_degree_says_and_whole_where_it_counts(
+    degree: int, largest: float, bound: float, whole: bool, joint: bool
+) -> None:
+    summed = Summed("x", "C d", degree, whole, bound, largest)
+    plan: Any = SimpleNamespace(
+        mechanism_name="secure-sums" if joint else "",
+        combination=SimpleNamespace(sums_in=lambda round: [summed] if round == 2 else []),
+        messages=SimpleNamespace(sizes=lambda *given: dict(zip("Cdn", given, strict=True))),
+    )
+    sums: Any = SimpleNamespace(secure_sum_range=2.0, secure_sum_records=50)
+    most = bound if joint else min(2.0, largest) ** degree * math.sqrt(max(1, degree))
+    exact = FixedPoint.of(most, 50, 9, whole and degree == 0 and not joint)
+    assert numbers_of(plan, sums, 9, 2) == {"x": exact}
+    assert numbers_of(plan, sums, 9) == {}
+    assert shapes_of(plan, 3, 8, 2) == {"x": (3, 8)}
+    assert shapes_of(plan, 3, 8) == {}
+
+
+@pytest.mark.parametrize("given_file", ["auto", "rows.safetensors"])
+@pytest.mark.parametrize("dimension", [1, 40, 63, 64, 200])
+def test_features_are_projected_by_a_file_or_from_64_dimensions_on(
+    given_file: str, dimension: int
+) -> None:
+    run = parse_run(JOINT | {"features.projection": given_file, "features.dimensions": 50})
+    projects = given_file != "auto" or dimension >= 64
+    assert projected_dimensions(run, dimension) == (min(dimension, 50) if projects else 0)
+    assert projected_dimensions(parse_run(SUM), dimension) == 0
+
+
+def test_at_least_one_dimension_is_left_however_much_noise_there_is() -> None:
+    run = parse_run(JOINT)
+    assert run.mechanism is not None
+    loud = replace(run.mechanism, noise={"squares": (1e9, 1.0)})
+    assert dimensions_of(run.settings.features, 0.2, loud) == 1
+    quiet = replace(run.mechanism, noise={"squares": (1e-3, 1.0)})
+    few = run.settings.features.model_copy(update={"records": 4})
+    assert dimensions_of(few, 0.2, quiet) == round(7.5 * math.sqrt(4 * math.sqrt(0.8) / 1e-3))

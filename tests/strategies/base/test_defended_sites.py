@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.models.parameters import Parameters
@@ -95,11 +95,13 @@ def update(site: int, records: int, heads: bool = False, far: float = 1.0) -> Pa
     st.sampled_from(["none", "screen"]),
     st.booleans(),
 )  # fmt: skip
+@example([(400, 1.0), (20, 1.0), (30, 1.0), (25, 1.0)], 3.0, "none", False)
+@example([(400, 1.0), (20, 1.0), (30, 40.0), (25, 1.0)], 1.0, "screen", True)
 def test_updates_and_heads_are_screened_capped_and_bounded_in_this_order(
     sites: list[tuple[int, float]], most: float, rule: str, heads: bool
 ) -> None:
     sent = [update(at, records, heads, far) for at, (records, far) in enumerate(sites)]
-    found = (defend_heads if heads else defend_updates)(sent, rule, most)
+    found = defend_heads(sent, rule, most) if heads else defend_updates(sent, rule, most, 0.5)
     suspects = screen_updates(sent) if rule == "screen" else []
     names = {each.site for each in suspects}
     left = [each for each in sent if each.header.site not in names]
@@ -124,7 +126,7 @@ def test_updates_and_heads_are_screened_capped_and_bounded_in_this_order(
     assert [(each.site, each.kind) for each in found.suspects] == [
         (each.site, each.kind) for each in suspects
     ]
-    wanted, shares_of = (bounded_heads if heads else bounded_updates)(left)
+    wanted, shares_of = bounded_heads(left) if heads else bounded_updates(left, 0.5)
     assert found.bounded == shares_of
     for ours, theirs in zip(found.kept, wanted, strict=True):
         for name, tensor in theirs.tensors.items():

@@ -12,6 +12,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg.aggregation import aggregate, fresh_memory
 from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.strategies.pooling.robust_centres import robust_mean
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 
@@ -116,3 +117,18 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(method: str) -> None:
     for name, tensor in training.model.items():
         assert torch.equal(tensor, copy.model[name])
     assert training.payload() == copy.payload()
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+@pytest.mark.parametrize("sites", [3, 6])
+def test_a_robust_control_counts_as_that_of_each_site(rule: str, sites: int) -> None:
+    config, model = run("scaffold", defence=rule), {"w": torch.zeros(2)}
+    memory = {CONTROL + "w": torch.tensor([1.0, -1.0])}
+    controls = ([1.0, 0.0], [2.0, 3.0], [900.0, 3.5])
+    updates = [update(1, w=torch.zeros(2), control_w=torch.tensor(control)) for control in controls]
+    robust = robust_mean(torch.tensor(controls).double(), torch.ones(3), rule)
+    _, found = aggregate(config, model, updates, memory, sites)
+    wanted = torch.tensor([1.0, -1.0]).double() + 3 * robust / sites
+    assert torch.allclose(found[CONTROL + "w"].double(), wanted)
+    if rule == "median":
+        assert robust.tolist() == [2.0, 3.0]

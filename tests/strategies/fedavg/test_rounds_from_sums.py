@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -78,6 +78,7 @@ def test_the_sum_of_weighted_updates_moves_the_model_as_the_updates_do(
     ),
     sigmas=st.tuples(st.sampled_from([0.1, 5.0, 40.0]), st.sampled_from([0.1, 2.0, 20.0])),
 )
+@example(steps=[(1.0, 0.5, 1), (400.0, 0.9, 2)], sigmas=(5.0, 0.1))
 def test_a_step_follows_the_mean_of_noisy_gradients_with_momentum(
     steps: list[tuple[float, float, int]], sigmas: tuple[float, float]
 ) -> None:

@@ -9,7 +9,7 @@ from statistics import median_low
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm
@@ -214,14 +214,25 @@ class Loops:
     power=st.sampled_from([1.0, 2.0]),
     shared=st.booleans(),
     wide=st.sampled_from([1.0, 9.0]),
+    most=st.sampled_from([3, 60]),
 )
+@example(1, 3, 2, 6.0, 1.0, True, 1.0, 3)
+@example(2, 5, 3, 6.0, 1.0, False, 9.0, 3)
+@example(3, 3, 3, 2.0, 2.0, True, 1.0, 3)
 def test_class_means_are_bounded_as_the_rules_say(
-    seed: int, sites: int, classes: int, lie: float, power: float, shared: bool, wide: float
+    seed: int,
+    sites: int,
+    classes: int,
+    lie: float,
+    power: float,
+    shared: bool,
+    wide: float,
+    most: int,
 ) -> None:
     random = np.random.default_rng(seed)
     d = 5
     means = 3 * random.normal(size=(classes, d)) + 0.4 * random.normal(size=(sites, classes, d))
-    counts = random.integers(1, 60, (sites, classes)) * (random.random((sites, classes)) < 0.85)
+    counts = random.integers(1, most, (sites, classes)) * (random.random((sites, classes)) < 0.85)
     counts[0] = 40
     counts = counts.astype(float)
     means[0] += lie * random.normal(size=(classes, d))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -166,3 +166,85 @@ def test_the_table_of_class_means_is_in_units_of_the_spread_within_classes(
     # The mean of n records has 1 / n of their variance.
     np.testing.assert_allclose(found.noise, 1 / found.counts)
     assert found.within == found.means.shape[2]
+
+
+def median(values: list[float]) -> float:
+    """The lower of two middle values, as of torch."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([2, 8, 60]))
+@example(1, 3, 60)
+@example(2, 4, 8)
+@example(3, 2, 60)
+@example(4, 3, 2)
+def test_ranges_and_scores_are_those_of_loops(seed: int, count: int, records: int) -> None:
+    sites = [surrogate(site, seed, records=records) for site in range(count)]
+    # One dimension hardly varies, and gets a floor.
+    sites = [
+        replace(
+            each,
+            mixtures=replace(
+                each.mixtures,
+                covariance=Diagonal(
+                    each.mixtures.covariance.variances_per_dimension() * torch.tensor([1, 4, 1, 1e-4])
+                ),
+                means=each.mixtures.means * torch.tensor([1, 1, 1, 1e-3]),
+            ),
+        )
+        for each in sites
+    ]  # fmt: skip
+    own = [Moments.of(each) for each in sites]
+    found = Reach.of(own)
+    known = [each for each in own if each.spread]
+    if known:
+        usual = [median([float(m.usual_variances()[i]) for m in known]) for i in range(4)]
+    else:
+        rows = np.concatenate([each.means.numpy() for each in own])
+        centre = np.sort(rows, 0)[(len(rows) - 1) // 2]
+        usual = np.sort((rows - centre) ** 2, 0)[(len(rows) - 1) // 2].tolist()
+    np.testing.assert_allclose(found.variances, usual, rtol=1e-4)
+    scale = np.sqrt(np.maximum(usual, 0.3 * np.mean(usual)))
+    np.testing.assert_allclose(found.scale, scale, rtol=1e-4)
+    certain = [[c for c in range(3) if m.counts[c] >= 5] or [0, 1, 2] for m in own]
+    centres = [m.means[c].numpy().mean(0) for m, c in zip(own, certain, strict=True)]
+    middle = np.array([median([float(each[i]) for each in centres]) for i in range(4)])
+    np.testing.assert_allclose(found.middle, middle, rtol=1e-4, atol=1e-6)
+    far = [max((((m.points.numpy() - middle) / scale) ** 2).sum(1)) for m in own]
+    wide = [
+        max((m.variances[c].numpy() / scale**2).sum(1)) for m, c in zip(own, certain, strict=True)
+    ]
+    for site, each in enumerate(sites):
+        others = [at for at in range(count) if at != site]
+        spread = [wide[at] for at in others if own[at].spread]
+        farthest = float(np.median([far[at] for at in others])) if len(others) > 1 else np.inf
+        widest = float(np.median(spread)) if len(spread) > 1 else np.inf
+        assert float(found.farthest[site]) == pytest.approx(farthest, rel=1e-3)
+        assert float(found.widest[site]) == pytest.approx(widest, rel=1e-3)
+        table = each.mixtures
+        for at, label in enumerate(table.labels.tolist()):
+            n = max(1.0, float(table.counts[label] * table.weights[at]))
+            apart = (((table.means[at].numpy() - middle) / scale) ** 2).sum()
+            inside = (table.covariance.variances_per_dimension()[at].numpy() / scale**2).sum()
+            allowed = 6 * farthest + 3 * (widest if widest < np.inf else 4) / n
+            wanted = max(apart / allowed, inside / (6 * widest))
+            assert float(found.scores(site, each)[at]) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_class_without_a_component_is_not_there() -> None:
+    sent = surrogate(0, 3, records=200)
+    table = sent.mixtures
+    kept = table.labels != 1
+    spread: Any = table.covariance
+    less = Mixtures(
+        torch.tensor([40, 0, 50]),
+        table.labels[kept],
+        table.weights[kept],
+        table.means[kept],
+        Diagonal(spread.variances[kept]),
+    )
+    found = Moments.of(replace(sent, mixtures=less))
+    assert found.present.tolist() == [True, False, True]
+    assert found.certain().tolist() == [True, False, True]
+    assert not found.means[1].any()

@@ -5,15 +5,17 @@ plain loops over sites, classes and pairs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsurrogate.strategies.robustness import screening
+from fedsurrogate.strategies.robustness.agreement import correlations, unrelated
 from fedsurrogate.strategies.robustness.class_points import ClassPoints
 from fedsurrogate.strategies.robustness.screening import compare, far, label, moved, screen
 
@@ -212,3 +214,79 @@ def test_never_half_of_the_sites_are_suspects_and_each_is_one_of_them(
     if suspects:
         rest = points.without(points.sites.index(names[0]))
         assert [each.site for each in screen(rest)][: len(names) - 1] == names[1:]
+
+
+def worst_by_rules(points: ClassPoints, single_parts: bool) -> tuple[str, str, float, str] | None:
+    """The first pattern that a site has, in the order of the patterns."""
+    if points.odd is not None and float(points.odd.max()) >= 1:
+        at = int(points.odd.argmax())
+        return points.sites[at], "far", float(points.odd[at]), "outside the range of the other"
+    found = compare(points)
+    tables = {"far": far(points, found).numpy()}
+    if not single_parts:
+        tables |= {"moved": moved(found).numpy(), "label": label(found).numpy()}
+    for kind, table in tables.items():
+        sums = table.sum(1) if kind == "label" else table.max(1)
+        at = int(sums.argmax())
+        if sums[at] >= 1:
+            index = int(table[at].argmax())
+            name = points.classes[index]
+            other = points.classes[int(found.other[at, index])]
+            why = {
+                "far": f"its class {name!r}, or the spread of its data, differs",
+                "moved": f"its class {name!r} is far from the same class at the other sites, but",
+                "label": f"its class {name!r} lies where the other sites have class {other!r}, not "
+                f"where they have {name!r}",
+            }[kind]
+            return points.sites[at], kind, float(sums[at]), why
+    if single_parts:
+        return None
+    scores = unrelated(correlations(points), points.power > 1, points.means.shape[2])
+    at = int(scores.argmax())
+    why = "the differences between its class means have nothing in common with those of the other"
+    return (points.sites[at], "unrelated", float(scores[at]), why) if scores[at] > 1 else None
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 9999),
+    st.sampled_from([2, 5, 9]),
+    st.sampled_from(["odd", "far", "moved", "swapped", "drawn", "nothing"]),
+    st.booleans(),
+    st.booleans(),
+)
+@example(0, 9, "odd", False, True)
+@example(0, 9, "far", False, True)
+@example(0, 9, "moved", False, False)
+@example(0, 9, "moved", False, True)
+@example(0, 9, "swapped", False, True)
+@example(0, 9, "drawn", False, True)
+@example(0, 9, "drawn", True, False)
+@example(0, 9, "nothing", False, True)
+def test_suspects_are_named_one_after_the_other_by_the_first_pattern(
+    seed: int, sites: int, fault: str, single_parts: bool, plain: bool
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    points = drawn(sites, 4, 12, seed, noisy=not plain, missing=0.0, power=1.0)
+    centres = 3 * torch.randn(4, 12, generator=draw)
+    means = centres + 0.3 * torch.randn(sites, 4, 12, generator=draw)
+    at = seed % sites
+    if fault == "far":
+        means[at, 2] += 1000
+    elif fault == "moved":
+        means[at, 1] += 12 * torch.randn(12, generator=draw)
+    elif fault == "swapped":
+        means[at, :2] = means[at, :2].flip(0)
+    elif fault == "drawn":
+        means[at] = 3 * torch.randn(4, 12, generator=draw)
+    odd = torch.where(torch.arange(sites) == at, 1.5, 0.5) if fault == "odd" else None
+    points = replace(points, means=means, shape=torch.zeros(sites), odd=odd)
+    left, wanted = points, []
+    while len(wanted) < (sites - 1) // 2 and (rule := worst_by_rules(left, single_parts)):
+        wanted.append(rule)
+        left = left.without(left.sites.index(rule[0]))
+    found = screen(points, single_parts=single_parts)
+    assert [(each.site, each.kind) for each in found] == [rule[:2] for rule in wanted]
+    for each, rule in zip(found, wanted, strict=True):
+        assert each.score == pytest.approx(rule[2], rel=1e-5)
+        assert rule[3] in each.reason

@@ -4,6 +4,9 @@ never half of the sites.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,3 +92,58 @@ def test_a_site_is_far_from_the_limit_of_each_number_on_and_not_before(
         sent.append(Parameters(Header("fedavg", "r", str(site), "f", ("a", "b")), 1, tensors))
     found = [suspect.site for suspect in screen_updates(sent) if suspect.kind == "far"]
     assert found == ([str(liar)] if share > 1 else [])
+
+
+def of_cosines(count: int, honest: float, liar: float) -> list[Parameters]:
+    """Updates of length one: the last has this cosine with all others, which have another one."""
+    gram = torch.full((count, count), honest, dtype=torch.float64)
+    gram[-1] = gram[:, -1] = liar
+    gram.fill_diagonal_(1.0)
+    header = Header("fedavg", "r", "0", "f", ("a", "b"))
+    return [
+        Parameters(replace(header, site=str(site)), 1, {"weight": row})
+        for site, row in enumerate(torch.linalg.cholesky(gram))
+    ]
+
+
+@pytest.mark.parametrize("count", [4, 5, 10])
+@pytest.mark.parametrize("off", [-1e-3, 1e-3])
+def test_a_direction_is_opposed_below_a_limit_of_the_number_of_sites_and_of_their_agreement(
+    count: int, off: float
+) -> None:
+    # Without agreement: -0.15 - 0.8 / (S - 1), of vectors in a space that has room for it.
+    least = -0.15 - 0.8 / (count - 1)
+    honest = 0.25
+    cases = [(honest, least)]
+    # The median site agrees just enough, or just not: then 0.1 is the limit, or that above.
+    for more, limit in ((1e-3, 0.1), (-1e-3, least)):
+        near = (0.5 + more) * (count - 1) - limit
+        cases.append((near / (count - 2), limit))
+    cases.append((0.75, 0.1))
+    for own, limit in cases:
+        if own > 0.8:
+            # The others are then so near to each other that the last is far from them.
+            continue
+        found = screen_updates(of_cosines(count, own, limit + off))
+        if off > 0:
+            assert found == [], (own, limit)
+            continue
+        assert [(each.site, each.kind) for each in found] == [(str(count - 1), "opposed")]
+        assert found[0].score == pytest.approx(1 - off, abs=1e-6)
+        assert found[0].reason.startswith("the direction of its update disagrees")
+
+
+def test_heads_are_compared_class_by_class() -> None:
+    """A site without a class has zeros there, and the same rows count for the same classes."""
+    draw = torch.Generator().manual_seed(0)
+    whole = torch.randn(3, 300, generator=draw)
+    names = ("a", "b", "c")
+    sent = []
+    for site, classes in enumerate([names, ("c", "a", "b"), ("b", "c"), names, ("c", "b", "a")]):
+        rows = torch.stack([whole[names.index(each)] for each in classes])
+        rows = rows + 0.5 * torch.randn(rows.shape, generator=draw)
+        header = Header("fedavg", "r", str(site), "f", classes)
+        sent.append(Parameters(header, 1, {"weight": rows, "bias": rows[:, 0]}))
+    assert screen_updates(sent) == []
+    swapped = replace(sent[1], header=replace(sent[1].header, classes=names))
+    assert [each.site for each in screen_updates([sent[0], swapped, *sent[2:]])] == ["1"]

@@ -244,3 +244,23 @@ def test_labels_with_too_few_records_are_named_with_what_is_needed(
         label_heads(sums, annotated, [*names, "more"])
     with pytest.raises(ValueError, match="their numbers must be the same"):
         label_heads(sums, annotated, names, [sums.moment] * (len(names) + 1))
+
+
+def test_a_label_of_fewer_records_than_the_ridge_takes_keeps_its_log_odds() -> None:
+    """The strongest ridge keeps about a hundredth of each of 300 dimensions, for two records."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 300, generator=draw, dtype=torch.float64)
+    x[1] = x[0] + 0.03 * x[1]
+    y = torch.full((60, 1), torch.nan, dtype=torch.float64)
+    y[:2, 0] = torch.tensor([1.0, 0.0])
+    sums = coded(exact_code(y), x)
+    annotated = Annotated.exact(sums, 1)
+    free, held = (
+        label_heads(sums, annotated, ["a"], fewest=1, calibrated=each) for each in (False, True)
+    )
+    values = torch.linalg.eigvalsh(sums.covariance).clamp_min(0)
+    assert float((values / (values + float(held.strength[0]))).sum()) > 2
+    distance = float(free.weight[0] @ (x[0] - x[1]))
+    weight, bias = limited(free.weight[0].numpy(), float(free.bias[0]), 0.5, distance, 2)
+    np.testing.assert_allclose(held.weight[0], weight, rtol=1e-9)
+    assert float(held.bias[0]) == pytest.approx(bias, abs=1e-9)

@@ -1,0 +1,208 @@
+"""What libraries of backbones are asked for, what becomes of their presets, and the words where they
+fail. The libraries are pretended.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models
+
+from fedsurrogate.common.backbones import backbones, own_heads
+from fedsurrogate.common.backbones.backbones import LoadedNetwork, load_backbone, load_network
+from fedsurrogate.common.backbones.own_heads import own_head
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.errors import BackboneError, PackageError
+
+MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+
+
+class Failing(nn.Module):
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.error:
+            raise self.error
+        return x
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("too small. More"), r"cannot take images of 8 px \(too small. More\)"),
+        (AssertionError("224"), r"cannot take images of 8 px \(224\); set image-size to 0"),
+        (ValueError("odd"), r"cannot take images of 8 px \(odd\)"),
+        (torch.OutOfMemoryError("2 GiB. GPU 0"), r"free memory of the GPU \(2 GiB\); free memory"),
+        (None, r"returns shape \(1, 3, 8, 8\) for one image, not \(1, d\)"),
+    ],
+)
+def test_a_model_that_cannot_take_an_image_is_refused_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, reason: str
+) -> None:
+    def tiny(name: str, *, pretrained: bool) -> LoadedNetwork:
+        assert (name, pretrained) == ("net", True)
+        return LoadedNetwork(Failing(error), Preprocessing(8, 8))
+
+    monkeypatch.setitem(backbones._LIBRARIES, "timm", tiny)
+    with pytest.raises(BackboneError, match=f"backbone 'timm:net' .*{reason}"):
+        load_backbone("timm:net", device="cpu")
+
+
+def test_a_package_that_a_library_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(name: str, *, pretrained: bool) -> LoadedNetwork:
+        raise ImportError("No module named 'transformers'")
+
+    monkeypatch.setitem(backbones._LIBRARIES, "open_clip", lacking)
+    reason = "'open_clip:a/b' needs a package that is not installed here: No module named 'transf"
+    with pytest.raises(BackboneError, match=reason):
+        load_network("open_clip:a/b")
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, library: str, made: Any) -> list[dict[str, Any]]:
+    """Replace a library by one whose models are `made`, or raise it; returns what it is asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def create(name: str, **options: Any) -> Any:
+        asked.append({"name": name, **options})
+        if library == "open_clip":
+            asked[-1]["quiet"] = logging.root.manager.disable
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    if library == "torchvision":
+        monkeypatch.setattr(models, "get_model", create)
+    elif library == "timm":
+        config = {"input_size": (3, 9, 8), "crop_pct": 0.5, "interpolation": "bicubic"}
+        fake: Any = SimpleNamespace(
+            is_model=lambda name: name == "net",
+            list_models=lambda: ["net"],
+            create_model=create,
+            data=SimpleNamespace(
+                resolve_model_data_config=lambda model: (
+                    config | {"mean": MEAN, "std": STD} | getattr(model, "more", {})
+                )
+            ),
+        )
+        monkeypatch.setitem(sys.modules, "timm", fake)
+    else:
+        published = {"mean": MEAN, "std": STD, "quick_gelu": 1, "url": "x"}
+        fake = SimpleNamespace(
+            list_models=lambda: ["net", "bare"],
+            list_pretrained_tags_by_model=lambda name: ["one", "two"] if name == "net" else [],
+            get_pretrained_cfg=lambda name, tag: published if tag == "one" else {"mean": MEAN},
+            create_model=create,
+            get_model_preprocess_cfg=lambda clip: clip.config,
+        )
+        monkeypatch.setitem(sys.modules, "open_clip", fake)
+    return asked
+
+
+@pytest.mark.parametrize("library", ["torchvision:resnet18", "timm:net", "open_clip:net/one"])
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_weights_that_cannot_be_fetched_are_asked_for_as_a_file(
+    monkeypatch: pytest.MonkeyPatch, library: str, kind: type[Exception]
+) -> None:
+    asked = pretended(monkeypatch, library.split(":")[0], kind("no\n  route. Traceback"))
+    before = logging.root.manager.disable
+    with pytest.raises(BackboneError) as refusal:
+        load_network(library)
+    assert str(refusal.value) == (
+        f"cannot fetch the weights of '{library}' (no route); on a machine without internet put "
+        "them in a file and name it in weights-path; a hospital names it in its node-config"
+    )
+    assert len(asked) == 1
+    assert logging.root.manager.disable == before
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_model_of_timm_has_no_head_and_the_size_before_its_crop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: bool
+) -> None:
+    model: Any = nn.Linear(2, 2)
+    asked = pretended(monkeypatch, "timm", model)
+    file = tmp_path / "w.safetensors"
+    save_file({**model.state_dict(), "fc.weight": torch.ones(1)}, file)
+    for mode, classifier, heads in (
+        ({}, "fc", ("fc.",)),
+        ({"crop_mode": "squash"}, ("fc", "more.fc"), ("fc.", "more.fc.")),
+        ({"crop_mode": "center", "crop_pct": 1.2}, "fc", ("fc.",)),
+    ):
+        model.more, model.default_cfg = mode, {"classifier": classifier}
+        found = load_network("timm:net", str(file) if stored else "")
+        assert asked.pop() == {"name": "net", "pretrained": not stored, "num_classes": 0}
+        resize = 8 if "crop_pct" in mode else 16
+        squash = mode.get("crop_mode") == "squash"
+        wanted = Preprocessing(resize, 8, "bicubic", tuple(MEAN), tuple(STD), squash)
+        assert (found.model, found.preprocessing, found.head) == (model, wanted, heads)
+        assert not any(each.requires_grad for each in found.model.parameters())
+        assert not found.model.training
+    model.default_cfg = {"classifier": None}
+    assert load_network("timm:net").head == ()
+    del model.default_cfg
+    assert load_network("timm:net", "", 5).head == ()
+    resized = load_network("timm:net", "", 5).preprocessing
+    assert resized == Preprocessing(5, 5, "bicubic", tuple(MEAN), tuple(STD))
+    with pytest.raises(BackboneError, match=r"timm has no model 'nets'; similar names: net$"):
+        load_network("timm:nets")
+    with pytest.raises(BackboneError, match=r"timm has no model '0815'; similar names: none$"):
+        load_network("timm:0815")
+
+
+def test_a_model_of_open_clip_is_its_image_tower_as_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tower = nn.Linear(2, 2)
+    own = {"interpolation": "bilinear", "mean": MEAN, "std": STD, "resize_mode": "shortest"}
+    clip = SimpleNamespace(visual=tower, config=own | {"size": 7})
+    asked = pretended(monkeypatch, "open_clip", clip)
+    before = logging.root.manager.disable
+    for tag, size, mode, gelu, forced in (
+        ("one", 7, "shortest", True, {"mean": MEAN, "std": STD}),
+        ("two", (6, 5), "squash", False, {"mean": MEAN}),
+    ):
+        clip.config = own | {"size": size, "resize_mode": mode}
+        found = load_network(f"open_clip:net/{tag}")
+        assert asked.pop() == {
+            "name": "net",
+            "pretrained": tag,
+            "force_quick_gelu": gelu,
+            "force_preprocess_cfg": forced,
+            "pretrained_text": False,
+            "quiet": logging.WARNING,
+        }
+        side = size if isinstance(size, int) else size[0]
+        wanted = Preprocessing(
+            side, side, "bilinear", tuple(MEAN), tuple(STD), squash=mode == "squash"
+        )
+        assert (found.model, found.preprocessing) == (tower, wanted)
+        assert (found.head, found.prefix) == ((), "visual.")
+        assert logging.root.manager.disable == before
+    for name, known in (
+        ("net/three", "its tags are one, two"),
+        ("net", "its tags are one, two"),
+        ("other/one", "models are net, bare"),
+    ):
+        with pytest.raises(BackboneError, match=f"open_clip has no '{name}'; write .*; {known}$"):
+            load_network(f"open_clip:{name}")
+
+
+@pytest.mark.parametrize("error", [PackageError("no torchvision"), ValueError(), KeyError()])
+def test_published_weights_that_are_not_known_have_no_head(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def unknown(name: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(own_heads, "published_weights", unknown)
+    assert own_head("torchvision:resnet18", "", 512) is None

@@ -1,0 +1,321 @@
+"""A run of one round whose parts are pretended: what is asked of a surrogate and in which order, frames,
+names, late replies, and what is learned from stored ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.records import INFO, pack_question
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
+from fedsurrogate.strategies.base import one_shot
+from fedsurrogate.strategies.base.defended import Defended, Suspect
+from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.fedpft.strategy import FedPFT
+from tests.strategies.base.test_courses_of_a_run import Kept
+
+CENTRE = torch.ones(3)
+SETTINGS = {"method": "fedpft", "deadline": 50.0, "quorum": 0.5}
+
+
+def sent(site: str, frame: bytes = b"", x: float = 1.0, print_: str = "f") -> Any:
+    own = Header("fedpft", "r", site, print_, ("a",), frame)
+    return SimpleNamespace(header=own, claim=None, tables={"x": torch.tensor([x]), "name": "text"})
+
+
+class Toy(FedPFT):
+    """Surrogates of three columns; a payload is the name of its sender."""
+
+    suspects: tuple[Suspect, ...] = ()
+
+    def parse(self, payload: bytes) -> Any:
+        if payload == b"broken":
+            raise SurrogateError("no surrogate")
+        return sent(payload.decode())
+
+    def check(self, sent: Any) -> None:
+        self.calls.append(("check", sent.header.site))
+
+    def dimension(self, sent: Any) -> int:
+        return 3
+
+    def records(self, sent: Any) -> int:
+        return 7
+
+    def facts(self, sent: Any) -> dict[str, object]:
+        return {"fact": 1}
+
+    def moved(self, sent: Any, frame: bytes) -> Any:
+        return SimpleNamespace(**vars(sent) | {"moved": frame})
+
+    def learn(self, sent: Any, classes: Any) -> Learned:
+        self.calls.append(("learn", [each.header.site for each in sent], classes))
+        model: Any = SimpleNamespace(
+            header=Header("fedpft", "r", "c", "f", ("a", "b")), dimension=3
+        )
+        return Learned(model, Defended(sent, {}, list(self.suspects)), "source", {"solver": "x"})  # type: ignore[arg-type]
+
+    def defend(self, sent: Any, classes: Any) -> Any:
+        raise NotImplementedError
+
+    def restricted(self, sent: Any, classes: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def calls(self) -> list[Any]:
+        return self.__dict__.setdefault("asked", [])
+
+    def kept(self, sent: Any, stored: Any) -> Any:
+        return sent
+
+    def shared_classes(self, sent: Any) -> tuple[str, ...]:
+        return ()
+
+
+def toy(**more: Any) -> tuple[Toy, Kept]:
+    recorder = Kept()
+    return Toy(SETTINGS | more, recorder, "cpu", CENTRE), recorder
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot, "check_reply", lambda *given: None)
+    monkeypatch.setattr(one_shot, "check_stated", lambda *given: None)
+
+
+def test_a_surrogate_is_parsed_framed_and_checked_before_its_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy, _ = toy()
+    calls = strategy.calls
+    monkeypatch.setattr(one_shot, "check_reply", lambda *given: calls.append(("reply", given)))
+    monkeypatch.setattr(one_shot, "check_stated", lambda *given: calls.append(("stated", given)))
+    found = strategy.unpack(b"s0")
+    plan = strategy.config.plan
+    claim = strategy.config.mechanism_for("record", plan.subtracted(3, centre_digest(CENTRE)))
+    assert calls == [
+        ("reply", (found, plan.messages, strategy.expectation())),
+        ("check", "s0"),
+        ("stated", (None, claim)),
+    ]
+    monkeypatch.setattr(
+        strategy, "parse", lambda payload: sent("s0", Frame(torch.ones(2), torch.ones(2)).packed())
+    )
+    with pytest.raises(SurrogateError):
+        strategy.unpack(b"s0")
+    monkeypatch.setattr(
+        strategy, "parse", lambda payload: sent("s0", Frame(torch.ones(3), torch.ones(3)).packed())
+    )
+    strategy.unpack(b"s0")
+    monkeypatch.setattr(type(strategy.config), "hides_sites", property(lambda run: True))
+    with pytest.raises(SurrogateError, match="in a frame of columns that the settings do not give"):
+        strategy.unpack(b"s0")
+
+
+def test_surrogates_are_in_one_frame_and_those_that_overflow_are_rejected() -> None:
+    strategy, recorder = toy()
+    wide, far = (Frame(torch.tensor([x]), torch.tensor([1.0])).packed() for x in (1.0, 9.0))
+    given_ = [sent("s10", wide), sent("s9", far), sent("s8", wide), sent("s1", wide, torch.inf)]
+    for at, each in enumerate(given_):
+        strategy._received[at] = each
+        strategy.outcome.sites[at] = Site(each.header.site, "used", "")
+        recorder.surrogates[each.header.site] = b""
+    found = strategy._usable()
+    assert [each.header.site for each in found] == ["s8", "s9", "s10"]
+    assert [getattr(each, "moved", None) for each in found] == [None, wide, None]
+    assert recorder.of("rejected") == ["s1"]
+    assert (
+        strategy.outcome.sites[3].reason == "columns of scales that the other sites' are far from"
+    )
+    assert sorted(recorder.surrogates) == ["s10", "s8", "s9"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["s0", "s1", "s2", "broken", SurrogateError("not signed")]),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_of_stored_surrogates_the_first_valid_one_of_each_site_counts(
+    sources: list[Any], suspect: bool
+) -> None:
+    strategy, recorder = toy(quorum=0.01)
+    strategy.suspects = (Suspect("s1", "far", 2.0, "lies"),) if suspect and "s1" in sources else ()
+    stored = [
+        (f"file{at}", each if isinstance(each, SurrogateError) else (each, each.encode()))
+        for at, each in enumerate(sources)
+    ]
+    valid = [each for each in ("s0", "s1", "s2") if each in sources]
+    left = [each for each in valid if not (suspect and each == "s1")]
+    if not left:
+        with pytest.raises(RunError):
+            strategy.learn_from(stored)
+        return
+    strategy.learn_from(stored)
+    reasons, taken = [], set()
+    for at, each in enumerate(sources):
+        site = strategy.outcome.sites[at + 1]
+        if isinstance(each, SurrogateError):
+            reasons.append((f"file{at}", "not signed"))
+        elif each == "broken":
+            reasons.append(("broken", "no surrogate"))
+        elif each in taken:
+            reasons.append((f"file{at}", f"a second surrogate of site {each!r}"))
+        else:
+            taken.add(each)
+            assert (site.name, site.bytes_up, site.records, site.late) == (each, 2, 7, False)
+    events = [e for e in recorder.events if e["event"] == "rejected"]
+    lies = [("s1", "suspect: lies")] if suspect and "s1" in valid else []
+    assert [(e["site"], e["reason"]) for e in events] == reasons + lies
+    assert recorder.surrogates["file centre.pb"] == pack_question(CENTRE)
+    assert strategy.calls[-1] == ("learn", valid, strategy.config.settings.classes)
+    assert (strategy.outcome.learned, strategy.outcome.learning) == ("source", {"solver": "x"})
+    last = recorder.events[-1]
+    assert (last["event"], last["solver"], last["classes"]) == ("learned", "x", 2)
+    assert last["seconds"] == strategy.outcome.seconds["learn"]
+    assert recorder.events[1] == {"event": "invited", "sites": len(sources)}
+    replied = [e for e in recorder.events if e["event"] == "replied"]
+    assert [(e["site"], e["fact"], e["payload"]) for e in replied] == [
+        (each, 1, 2) for each in sorted(taken, key=sources.index)
+    ]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("late", ["", "s0"])
+def test_a_reply_is_used_in_time_and_kept_for_later_after_the_deadline(late: str) -> None:
+    strategy, recorder = toy()
+    site = strategy.outcome.sites[4] = Site("s0", "dropped", "too slow", bytes_up=40)
+    strategy.outcome.seconds = {"fit": 3.0}
+    info: Any = {"simulated": True, "fit-seconds": 2.0, "extract-seconds": 5.0}
+    strategy._take(4, b"s0", info, late)
+    facts = {"site": "s0", "bytes": 40, "fact": 1, "seconds": 2.0, "payload": 2}
+    assert (site.records, site.late) == (7, bool(late))
+    assert recorder.surrogates == {"s0": b"s0"}
+    if late:
+        reason = "replied after the deadline; its surrogate is kept for relearn"
+        assert recorder.events == [{"event": "late", "before": "s0", "reason": reason, **facts}]
+        assert (site.fate, site.reason, strategy._received) == ("dropped", reason, {})
+        assert strategy.outcome.seconds == {"fit": 3.0}
+        return
+    assert recorder.events == [{"event": "replied", **facts}]
+    assert (site.fate, site.reason, site.simulated) == ("used", "", True)
+    assert list(strategy._received) == [4]
+    assert strategy.outcome.seconds == {"fit": 3.0, "extract": 5.0}
+    strategy._take(4, b"s1", info)
+    assert recorder.events[-1]["reason"] == "the surrogate names another site as its sender: 's1'"
+    assert (strategy._received, recorder.surrogates) == ({}, {})
+
+
+@pytest.mark.parametrize("unanswered", [[], ["a"]])
+@pytest.mark.parametrize("replies", [[], [3, 4]])
+@pytest.mark.parametrize("grace", [0.0, 2.5])
+def test_late_replies_are_waited_for_where_some_are_missing(
+    monkeypatch: pytest.MonkeyPatch, unanswered: list[str], replies: list[int], grace: float
+) -> None:
+    strategy, recorder = toy()
+    assert strategy.receive_late(grace) is False
+    seen: list[Any] = []
+    strategy._asked = SimpleNamespace(  # type: ignore[assignment]
+        unanswered=unanswered, prolonged=lambda given: seen.append(given) or replies
+    )
+    monkeypatch.setattr(strategy, "_receive", lambda reply, late: seen.append((reply, late)))
+    assert strategy.receive_late(grace) == bool(unanswered and replies)
+    assert seen == ([grace, *((each, True) for each in replies)] if unanswered else [])
+    event = {"event": "waiting", "reason": "for sites that missed the deadline", "seconds": grace}
+    assert recorder.events == ([event] if unanswered and grace else [])
+
+
+class Held(list[int]):
+    """Receipts of a site whose last node was the second."""
+
+    def __init__(self, nodes: Sequence[int] = (2,)) -> None:
+        super().__init__(nodes)
+
+    def has_node(self, node: int) -> bool:
+        return node in self
+
+    def show(self, *given: Any) -> None:
+        """Nothing is added."""
+
+
+@pytest.mark.parametrize("deadline", [50.0, 500.0])
+@pytest.mark.parametrize("receipts", [False, True])
+def test_where_receipts_are_kept_a_site_is_asked_for_its_name_first(
+    monkeypatch: pytest.MonkeyPatch, deadline: float, receipts: bool
+) -> None:
+    strategy, recorder = toy()
+    strategy.deadline = deadline
+    strategy.outcome.sites = {at: Site(f"node {at}", "dropped", "") for at in range(1, 6)}
+    strategy.outcome.sites[1].registered = True
+    strategy.receipts = Held() if receipts else Held([])  # type: ignore[assignment]
+    asked: list[Any] = []
+
+    def collection(grid: Any, messages: Any, seconds: float) -> Any:
+        asked.append((sorted(each.metadata.dst_node_id for each in messages), seconds))
+        assert {each.metadata.message_type for each in messages} == {"query.name"}
+        return [4, 5]
+
+    def read(reply: int, site: Site) -> Any:
+        if reply == 5:
+            raise SurrogateError("no name")
+        site.name = "named"
+        return None, {}
+
+    monkeypatch.setattr(one_shot, "Collection", collection)
+    monkeypatch.setattr(strategy, "_node", lambda reply: reply)
+    monkeypatch.setattr(strategy, "_read", read)
+    monkeypatch.setattr(strategy, "invite", lambda grid, seconds: [1, 2, 3, 4, 5])
+    grid: Any = object()
+    messages = list(strategy.configure_train(1, strategy.initial, ConfigRecord(), grid))
+    nodes = [each.metadata.dst_node_id for each in messages]
+    assert nodes == ([1, 2, 4, 5] if receipts else [1, 2, 3, 4, 5])
+    assert asked == ([([3, 4, 5], min(120.0, deadline))] if receipts else [])
+    reason = "did not report its name within 120 seconds" if receipts else ""
+    assert [each.reason for each in strategy.outcome.sites.values()] == ["", "", reason, "", ""]
+    question = pack_question(CENTRE)
+    assert question is not None
+    for each in messages:
+        info = dict(each.content.config_records[INFO])
+        assert (info["run"], info["bytes"]) == (strategy.config.digest, len(question))
+    assert recorder.surrogates == {"file centre.pb": question}
+    with pytest.raises(ConfigError, match="train_config has lr"):
+        strategy.configure_train(1, strategy.initial, ConfigRecord({"lr": 1}), grid)
+    strategy._done = True
+    assert strategy.configure_train(1, strategy.initial, ConfigRecord(), grid) == []
+    assert strategy.aggregate_train(1, []) == (None, None)
+
+
+def test_too_few_surrogates_of_one_scale_end_the_run() -> None:
+    strategy, _ = toy(quorum=0.6)
+    for at, x in enumerate((1.0, torch.inf, 2.0)):
+        strategy._received[at] = sent(f"s{at}", x=x)
+        strategy.outcome.sites[at] = Site(f"s{at}", "used", "")
+        strategy.recorder.surrogate(f"s{at}", b"")
+    assert len(strategy._usable()) == 2
+    strategy._received[0] = sent("s0", x=torch.nan)
+    with pytest.raises(RunError, match="columns of scales that the other sites' are far from"):
+        strategy._usable()
+
+
+def test_of_a_site_and_a_run_nothing_is_known_at_first() -> None:
+    site = Site("s0", "dropped", "")
+    assert site.kept_share == 1
+    numbers = {name: each for name, each in vars(site).items() if isinstance(each, int | float)}
+    assert {name for name, each in numbers.items() if each} == {"kept_share"}
+    assert not any(vars(Outcome()).values())

@@ -1,0 +1,317 @@
+"""Replies of a round, sites that join during a run, and rounds that only budgets stop, without a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.records import INFO, Info
+from fedsurrogate.strategies.base import rounds
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
+from fedsurrogate.strategies.base.reported import downstream_in
+from fedsurrogate.strategies.base.training import Training, read_kept
+from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
+from fedsurrogate.strategies.fedavg import strategy as fedavg
+from fedsurrogate.strategies.fedavg.strategy import Updates
+from tests.strategies.base.test_courses_of_a_run import Kept
+from tests.strategies.base.test_one_round_without_a_network import Held
+
+BUDGET = PUBLIC_SENTENCES["budget"]
+
+
+def begun(monkeypatch: pytest.MonkeyPatch, sites: int = 3, **more: Any) -> tuple[Updates, Training]:
+    strategy = Updates({"method": "fedavg", "classes": "a,b"} | more, Kept())
+    training = Training.begin(strategy.config, ("a", "b"), "f" * 20, 4)
+    training.round = 4
+    strategy.outcome.sites = {at: Site(f"s{at}", "used", "old") for at in range(sites)}
+    monkeypatch.setattr(strategy, "_node", lambda reply: reply[0])
+    return strategy, training
+
+
+def events(strategy: Updates) -> list[dict[str, Any]]:
+    assert isinstance(strategy.recorder, Kept)
+    return strategy.recorder.events
+
+
+def introduction(site: str, **changed: Any) -> Info:
+    own = {"site": site, "fingerprint": "f" * 20, "dimension": 4, "classes": '["a"]', "key": ""}
+    return own | changed
+
+
+@pytest.mark.parametrize(
+    ("info", "heard", "reason", "barred"),
+    [
+        (introduction("s1", simulated=True), True, "", False), (introduction("s1"), True, "", False),
+        (introduction("s2"), False, "the site reports the name 's2', which is another site's", False),
+        (introduction("s1", fingerprint="e" * 20), True, "backbone eeeeeeeeeeeeeeee of dimension 4, not the run's", True),
+        (introduction("s1", dimension=5), True, "backbone ffffffffffffffff of dimension 5, not the run's", True),
+        (introduction("s1", key="x"), True, "the introduction has classes or a key that cannot be read", False),
+    ],
+)  # fmt: skip
+def test_a_site_that_joins_during_a_run_has_its_backbone(
+    monkeypatch: pytest.MonkeyPatch, info: Info, heard: bool, reason: str, barred: bool
+) -> None:
+    strategy, training = begun(monkeypatch)
+    site = strategy.outcome.sites[1]
+    site.heard, site.bytes_up = heard, 7
+    monkeypatch.setattr(strategy, "_read", lambda reply, given_: (None, info))
+    reply: Any = (1,)
+    strategy._meet(reply, training)
+    assert site.barred == barred
+    if not reason:
+        assert events(strategy) == [{"event": "joined", "site": "s1", "round": 5}]
+        assert site.simulated == (info.get("simulated") is True)
+        assert (site.fate, site.reason) == ("used", "old")
+        return
+    rejected = {"event": "rejected", "site": "s1", "reason": reason, "bytes": 7, "round": 5}
+    assert events(strategy) == [rejected]
+    assert (site.fate, site.simulated) == ("rejected", False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["used", "budget", "late budget", "data"]), min_size=1, max_size=6),
+    st.sampled_from([0.0, 4.0]),
+    st.sampled_from([0.3, 0.6, 1.0]),
+)
+def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
+    fates: list[str], epsilon: float, quorum: float
+) -> None:
+    private = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    with pytest.MonkeyPatch.context() as patch:
+        method = {"method": "dp-fedavg" if epsilon else "fedavg"}
+        strategy, _ = begun(patch, len(fates), quorum=quorum, **method, **private)
+    for at, fate in enumerate(fates):
+        own = PUBLIC_SENTENCES["data"] if fate == "data" else BUDGET
+        strategy.outcome.sites[at].reason = "" if fate == "used" else f"{own}: more"
+    asked = list(range(len(fates)))
+    silent = [at for at, fate in enumerate(fates) if fate == "late budget"]
+    used = fates.count("used")
+    found = strategy._only_budgets_are_missing(asked, silent, used)
+    refused = fates.count("budget")
+    enough = used + refused >= max(1, math.ceil(quorum * len(fates) - 1e-9))
+    assert found == bool(epsilon and refused and enough)
+
+
+@pytest.mark.parametrize("fault", ["", "broken", "empty", "claim", "sender"])
+def test_a_reply_of_a_round_is_used_or_rejected_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    strategy, training = begun(monkeypatch)
+    site = strategy.outcome.sites[1]
+    site.records, site.bytes_up = 3, 70
+    claim = object()
+    sender = "s2" if fault == "sender" else "s1"
+    header = Header("fedavg", "r", sender, "f", ("a", "b"))
+    read = SimpleNamespace(header=header, claim=claim, records=9)
+    info: Any = {"simulated": True, "fit-seconds": 2.0, "image-steps-seconds": 0.5, "other-seconds": 1.0}  # fmt: skip
+
+    def content(payload: bytes, given_: Training) -> Any:
+        assert (payload, given_) == (b"sums", training)
+        if fault == "broken":
+            raise SurrogateError("no update")
+        return read
+
+    def stated(given_: Any, mechanism: Any) -> None:
+        assert (given_, mechanism) == (claim, strategy.config.mechanism)
+        if fault == "claim":
+            raise SurrogateError("another claim")
+
+    monkeypatch.setattr(
+        strategy, "_read", lambda *given_: (None if fault == "empty" else b"sums", info)
+    )
+    monkeypatch.setattr(strategy, "read", content)
+    monkeypatch.setattr(strategy, "facts", lambda given_: {"fact": 1})
+    monkeypatch.setattr(rounds, "check_stated", stated)
+    records: dict[str, int] = {}
+    monkeypatch.setattr(strategy, "records", lambda given_: records.get("", 9))
+    reply: Any = (1,)
+    found = strategy._reply(reply, training)
+    if fault:
+        reason = {
+            "broken": "no update", "empty": "a reply without a payload", "claim": "another claim",
+            "sender": "the reply names another site as its sender: 's2'",
+        }[fault]  # fmt: skip
+        assert found is None
+        rejected = {"event": "rejected", "site": "s1", "reason": reason, "bytes": 70, "round": 5}
+        assert events(strategy) == [rejected]
+        assert site.records == 3
+        return
+    assert found is read
+    assert (site.fate, site.reason, site.simulated, site.records) == ("used", "", True, 9)
+    assert site.claim is claim
+    replied = {"event": "replied", "site": "s1", "round": 5, "bytes": 70, "payload": 4, "seconds": 2.0}  # fmt: skip
+    assert events(strategy) == [replied | {"parts": {"image-steps": 0.5}, "fact": 1}]
+    records[""] = 0
+    strategy._reply(reply, training)
+    assert site.records == 9
+
+
+def test_requests_of_a_round_have_its_number_and_the_last_confirmed_round_of_each_site(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy, training = begun(monkeypatch)
+    training.confirmed = {"s1": 4, "s9": 2}
+    strategy.receipts = Held([])  # type: ignore[assignment]
+    messages = strategy._questions(training, [2, 1])
+    payload = training.payload()
+    found = {
+        each.metadata.dst_node_id: dict(each.content.config_records[INFO]) for each in messages
+    }
+    common = {
+        "run": strategy.config.digest, "round": 5, "lineage": training.lineage, "bytes": len(payload),
+    }  # fmt: skip
+    assert found == {2: common | {"confirmed": 0}, 1: common | {"confirmed": 4}}
+    assert {each.metadata.message_type for each in messages} == {"train"}
+
+
+def test_who_is_silent_is_dropped_and_who_replies_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, training = begun(monkeypatch, 4)
+    read = {0: "update", 2: None}
+    monkeypatch.setattr(strategy, "_reply", lambda reply, given_: read[reply[0]])
+    answers: Any = [(0,), (2,)]
+    replies, silent = strategy._replies(training, [0, 1, 2], answers)
+    assert (replies, silent) == (["update"], {1})
+    dropped = {"event": "dropped", "site": "s1", "reason": NO_REPLY, "round": 5}
+    assert events(strategy) == [dropped]
+    assert [each.fate for each in strategy.outcome.sites.values()] == [
+        "used",
+        "dropped",
+        "used",
+        "used",
+    ]
+    strategy._stop("the budget is spent")
+    assert strategy.outcome.stopped == "the budget is spent"
+    assert events(strategy)[-1] == {"event": "stopped", "reason": "the budget is spent"}
+
+
+def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"kept")
+    assert read_kept(str(tmp_path), "kept") == b"kept"
+    (tmp_path / "folder").mkdir()
+    for name, kind in (
+        ("none", "FileNotFoundError"),
+        ("folder", "IsADirectoryError"),
+        ("kept/more", "NotADirectoryError"),
+    ):
+        with pytest.raises(RunError) as refusal:
+            read_kept(str(tmp_path), name)
+        assert str(refusal.value) == (
+            f"resume = {str(tmp_path)!r}: {name} cannot be read ({kind}); name the folder of an "
+            "earlier run"
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ([0, 2**62, 4], "RuntimeError"),
+        ([0, 2**63], "TypeError"),
+        ([2**40, 2**40, 0], "SafetensorError"),
+    ],
+)
+def test_a_checkpoint_of_a_side_that_torch_cannot_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, shape: list[int], kind: str
+) -> None:
+    _, training = begun(monkeypatch)
+    content = training.save()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert Training.load(training.config, content, "checkpoint").round == 4
+    huge = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps({"__metadata__": header["__metadata__"], "model.weight": huge}).encode()
+    text += b" " * (-len(text) % 8)
+    with pytest.raises(RunError, match=rf"^checkpoint is not a valid checkpoint \({kind}\)$"):
+        Training.load(training.config, len(text).to_bytes(8, "little") + text, "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "asked", "done"), [(6.0, 1, 0), (6.0, 0, 0), (6.0, 2, 1), (0.0, 1, 0)]
+)
+def test_a_private_first_round_that_failed_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, asked: int, done: int
+) -> None:
+    strategy = DPCVAE({"method": "dpcvae"}, Kept())
+    names = SimpleNamespace(settings=SimpleNamespace(epsilon=epsilon))
+    strategy.config = names  # type: ignore[assignment]
+    training = SimpleNamespace(asked=asked, round=done)
+    monkeypatch.setattr(rounds.Rounds, "_begin", lambda self, grid, deadline: training)
+    if epsilon and asked and not done:
+        with pytest.raises(RunError, match="the first round of this run failed, but is charged"):
+            strategy._begin(None, 1.0)  # type: ignore[arg-type]
+    else:
+        assert strategy._begin(None, 1.0) is training  # type: ignore[arg-type,comparison-overlap]
+
+
+def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = {
+        "target": "number",
+        "target-range": "10,20;0,4",
+        "value-columns": "u,v",
+        "classes": "",
+    }
+    strategy = Updates({"method": "fedavg"} | number, Kept())
+    training = Training.begin(strategy.config, ("u", "v"), "f", 3)
+    training.model = {"weight": torch.eye(2, 3), "bias": torch.tensor([0.5, -1.0])}
+    head = training.classifier()
+    assert isinstance(head, Head)
+    # Half of each range, and from its middle.
+    assert head.weight.tolist() == [[5, 0, 0], [0, 2, 0]]
+    assert head.bias.tolist() == [17.5, 0.0]
+    assert head.header.classes == ("u", "v")
+    target = strategy.config.target
+    assert target is not None
+    assert json.loads(head.target) == json.loads(json.dumps(target.public))
+    assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
+
+
+def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, training = begun(monkeypatch, 4)
+    strategy.outcome.sites[2].barred = True
+    asked: list[Any] = []
+    monkeypatch.setattr(fedavg, "absorb", lambda *given_: asked.append(given_))
+    replies: Any = ["update"]
+    assert strategy.absorb(training, replies) == {}
+    assert asked == [(training, replies, 3)]
+
+
+def test_units_are_those_of_all_claims_that_count() -> None:
+    def claimed(unit: str) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(unit=unit) if unit else None)
+
+    outcome = Outcome()
+    assert outcome.units == frozenset()
+    outcome.surrogates = [claimed("record"), claimed("")]
+    assert outcome.units == {"record"}
+    outcome.sites = {
+        1: Site("a", "used", "", claim=claimed("patient").claim),
+        2: Site("b", "dropped", "", claim=claimed("other").claim),
+        3: Site("c", "used", ""),
+    }
+    assert outcome.units == {"record", "patient"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("share", 1.0), ("sliced", 4.0), ("sinkhorn", 4.0), ("balanced-mixed", 1.0)]
+)
+def test_scores_of_a_generator_have_their_limits(name: str, most: float) -> None:
+    for value, kept in (
+        (most, True),
+        (most + 1e-9, False),
+        (0.0, True),
+        (-1e-9, False),
+        (1, False),
+    ):
+        found = downstream_in({f"downstream.{name}": value, "downstream.other": 0.5})
+        assert found == ({name: value} if kept else {})

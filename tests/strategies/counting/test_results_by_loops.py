@@ -1,0 +1,345 @@
+"""Results of counts by loops over their cells; what is kept, shown and refused of each site, without a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.counting.counts import Counts
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.labels import Labels
+from fedsurrogate.common.targets.number import Number
+from fedsurrogate.common.targets.time import Time
+from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.strategies.base.one_shot import OneShot
+from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.counting.evaluated import evaluated_payload, payload_of, read_model
+from fedsurrogate.strategies.counting.intervals import auroc, rate, total
+from fedsurrogate.strategies.counting.results import (
+    PooledCounts,
+    evaluation_result,
+    keep_result,
+    pooled,
+    records_counted,
+    result_of,
+    summed_result,
+)
+from fedsurrogate.strategies.counting.strategy import Counting
+from fedsurrogate.strategies.counting.summed import SecureCounting
+from fedsurrogate.strategies.pooling.total import Total
+from tests.strategies.base.test_courses_of_a_run import Kept
+
+few = settings(max_examples=25, deadline=None)
+NAMES = ("a", "b", "c")
+SEEDS = st.integers(0, 9999)
+
+
+def run_of(kind: str, **more: Any) -> Run:
+    run = parse_run({"counting.kind": "survey", "classes": "a,b,c"} | more)
+    counting = run.settings.counting.model_copy(update={"kind": kind, "digest": "d" * 64})
+    return replace(run, settings=run.settings.model_copy(update={"counting": counting}))
+
+
+def header(site: str) -> Header:
+    return Header("counting", "r", site, "f", NAMES)
+
+
+def claim(**sigmas: float) -> Mechanism:
+    noise = {name: (sigma, 1.0) for name, sigma in sigmas.items()}
+    return Mechanism("counts", 1.0, 1e-5, "record", 1.0, 0.0, noise)
+
+
+@few
+@given(SEEDS, st.sampled_from([2, 3]), st.sampled_from([0.0, 2.0]), st.sampled_from([0.0, 3.0]))
+def test_an_evaluation_counts_cell_by_cell(seed: int, classes: int, v: float, w: float) -> None:
+    draw = np.random.default_rng(seed)
+    decisions = draw.integers(20, 90, (classes, classes)).astype(float)
+    scores = draw.integers(0, 60, (1 if classes == 2 else classes, 2, 5)).astype(float)
+    tables = {"decisions": torch.from_numpy(decisions), "scores": torch.from_numpy(scores)}
+    found = evaluation_result(PooledCounts(tables, {"decisions": v, "scores": w}), NAMES[:classes])
+    everything = range(classes)
+
+    def share(inside: list[tuple[int, int]], outside: list[tuple[int, int]]) -> Any:
+        cells = [torch.tensor([decisions[at] for at in each]) for each in (inside, outside)]
+        return asdict(rate(*cells, v))
+
+    right = [(k, k) for k in everything]
+    wrong = [(k, o) for k in everything for o in everything if k != o]
+    assert found["records"] == asdict(total(torch.from_numpy(decisions), v))
+    assert found["accuracy"] == pytest.approx(share(right, wrong))
+    assert found["decisions"] == decisions.astype(int).tolist()
+    assert found["noise"] == {"decisions": math.sqrt(v), "scores": math.sqrt(w)}
+    assert list(found["classes"]) == list(NAMES[:classes])
+    for k in everything:
+        own = found["classes"][NAMES[k]]
+        others = [o for o in everything if o != k]
+        assert own["records"] == asdict(total(torch.from_numpy(decisions[k]), v))
+        assert own["sensitivity"] == pytest.approx(share([(k, k)], [(k, o) for o in others]))
+        negative = [(o, p) for o in others for p in others], [(o, k) for o in others]
+        assert own["specificity"] == pytest.approx(share(*negative))
+        # Of two classes both have the area of the second.
+        area = auroc(torch.from_numpy(scores[0 if classes == 2 else k]), w)
+        assert own["auroc"] == asdict(area)
+
+
+@few
+@given(SEEDS, st.integers(1, 3))
+def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
+    seed: int, sites: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    sent, tables, noise = [], [], []
+    for at in range(sites):
+        tables.append(draw.integers(0, 40, 3))
+        noise.append(float(draw.choice([0.0, 1.5, 4.0])))
+        own = claim(records=noise[-1]) if noise[-1] else None
+        sent.append(Counts(header(f"s{at}"), {"records": torch.from_numpy(tables[-1])}, own))
+    variances = [sigma**2 + 1 / 12 if sigma else 0.0 for sigma in noise]
+    together = pooled(sent)
+    assert together.tables["records"].tolist() == sum(tables).tolist()  # type: ignore[attr-defined]
+    assert together.tables["records"].dtype == torch.float64
+    assert together.variances == {"records": pytest.approx(sum(variances))}
+    strategy = Counting(run_of("survey"), Kept())
+    found = strategy._result(sent)
+    cells = torch.from_numpy(sum(tables)).double()  # type: ignore[arg-type]
+    assert found == {
+        "records": asdict(total(cells, sum(variances))),
+        "classes": {
+            name: asdict(total(cells[k : k + 1], sum(variances))) for k, name in enumerate(NAMES)
+        },
+        "noise": {f"s{at}": pytest.approx(math.sqrt(each)) for at, each in enumerate(variances)},
+        "per_site": {f"s{at}": table.tolist() for at, table in enumerate(tables)},
+    }
+    right = PooledCounts({"right": cells + 0.4}, {"right": 9.0})
+    values = result_of(right, run_of("values").settings.counting, NAMES)
+    assert values == {"right": cells.int().tolist(), "noise": 3.0}
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 2.0])
+def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> None:
+    kept = Kept()
+    more = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    keep_result(kept, run_of("survey", **more).settings, 4, {"records": 3})  # type: ignore[arg-type]
+    whole: dict[str, Any] = {"schema": 1, "kind": "survey", "sites": 4, "records": 3}
+    whole |= {"privacy": {"epsilon": 2.0, "delta": 1e-5}} if epsilon else {}
+    assert kept.surrogates == {
+        "file survey.json": (json.dumps(whole, indent=2) + "\n").encode(),
+    }
+
+
+def test_a_secure_sum_of_counts_says_so_and_false_ones_end_the_run() -> None:
+    run = run_of("survey")
+    table = torch.tensor([5.0, 0.0, 3.0]).double()
+    summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
+    exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
+    assert summed_result(summed, run) == exact | {"secure_sum": True}
+    plain = summed_result(replace(summed, sigmas={}), run)
+    assert plain["noise"] == {"records": 0.0}
+    false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})
+    with pytest.raises(RunError, match=r"below zero .* so some site has added false numbers"):
+        summed_result(false, run)
+
+
+@few
+@given(SEEDS, st.integers(0, 3))
+def test_records_with_a_target_are_the_most_of_any_label_or_number(seed: int, scale: int) -> None:
+    draw = np.random.default_rng(seed)
+    labels, number = Labels(("x", "y")), Number(("u", "v"), ((0.0, 1.0),))
+    time = Time(("t", "e"), (0.0, 1.0, 2.0))
+    for target, kind, name, shape in (
+        (labels, "evaluation", "answers", (2, 2, 4)),
+        (time, "evaluation", "answers", (3, 2, 4)),
+        (number, "evaluation", "errors", (2, 7)),
+        (labels, "survey", "records", (6,)),
+    ):
+        table = draw.integers(-2, 30, shape) * scale
+        found = records_counted(
+            {name: torch.from_numpy(table)}, run_of(kind).settings.counting, target
+        )
+        if name == "errors":
+            most = max(round(each[0] / 100) for each in table)
+        elif name == "records":
+            most = max(int(table[:3].sum()), int(table[3:].sum()))
+        else:
+            most = max(int(each.sum()) for each in table)
+        assert found == max(0, most)
+    many = torch.zeros(2, 7).long()
+    many[1, 0] = 1249
+    errors = run_of("evaluation").settings.counting
+    assert records_counted({"errors": many}, errors, number) == 12
+
+
+@pytest.mark.parametrize("kind", ["survey", "evaluation", "values"])
+def test_records_are_those_of_the_first_table(kind: str) -> None:
+    tables = {
+        "survey": {"records": [2, 3, -1]},
+        "evaluation": {"decisions": [[4, 0, 0], [0, 3, 0], [0, 0, -2]], "scores": [[[9]]]},
+        "values": {"right": [7, 5, 6]},
+    }[kind]
+    strategy = Counting(run_of(kind), Kept())
+    for sign in (1, -1):
+        sent = {name: sign * torch.tensor(table) for name, table in tables.items()}
+        wanted = {"survey": 4, "evaluation": 5, "values": 7}[kind]
+        assert strategy.records(Counts(header("s"), sent)) == (wanted if sign > 0 else 0)
+
+
+BROKEN = ["no json", "[]", "3", '{"a": "b"}', '{"a": {"b": 1}}', '{"a": [[1], 2]}', 9000 * "["]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_exact_counts_that_cannot_be_read_are_refused(text: str) -> None:
+    strategy = Counting(run_of("evaluation"), Kept())
+    found = strategy._exact_tables('{"a": [1, 2], "b": [[3]]}')
+    assert {name: table.tolist() for name, table in found.items()} == {"a": [1, 2], "b": [[3]]}
+    assert {table.dtype for table in found.values()} == {torch.float64}
+    with pytest.raises(SurrogateError, match="exact counts that cannot be read"):
+        strategy._exact_tables(text)
+
+
+DECISIONS = [[30, 2, 1], [4, 40, 2], [3, 1, 50]]
+
+
+@pytest.mark.parametrize("kind", ["survey", "evaluation", "values"])
+@pytest.mark.parametrize("shown", ["both", "one", "none", "untrue"])
+@pytest.mark.parametrize("simulated", [False, True])
+def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, shown: str, simulated: bool
+) -> None:
+    strategy, recorder = Counting(run_of(kind), Kept()), Kept()
+    strategy.recorder, strategy.simulated = recorder, simulated
+    strategy._node = lambda reply: reply.node  # type: ignore[method-assign]
+    monkeypatch.setattr(OneShot, "_receive", lambda self, reply, late: None)
+    answers: dict[str, list[Any]] = {"both": [True, True], "one": [False, True]}
+    show = (answers | {"none": [False, False], "untrue": [1, "y"]})[shown]
+    noisy = {"decisions": torch.tensor(DECISIONS), "scores": torch.ones(3, 2, 4).long()}
+    if kind == "survey":
+        noisy = {"records": torch.tensor([2, 3, 4])}
+    elif kind == "values":
+        noisy = {"right": torch.tensor([9, 8])}
+    exact = {name: (2 * table).tolist() for name, table in noisy.items()}
+    for at in (0, 1):
+        sent = Counts(header(f"s{at}"), noisy, claim(**dict.fromkeys(noisy, 1.0)))
+        strategy._received[at] = sent  # type: ignore[assignment]
+        strategy.outcome.sites[at] = Site(f"s{at}", "used", "", records=5)
+        recorder.surrogates[f"s{at}"] = b"sent"
+        info = {"show": show[at]} | ({"exact": json.dumps(exact)} if at or shown != "one" else {})
+        content = SimpleNamespace(config_records={"info": info})
+        strategy._receive(SimpleNamespace(node=at, content=content))  # type: ignore[arg-type]
+    strategy._receive(SimpleNamespace(node=7))  # type: ignore[arg-type]
+    alone = [at for at in (0, 1) if kind == "survey" or show[at] is True]
+    assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
+    assert [strategy.outcome.sites[at].records for at in (0, 1)] == [
+        5 if at in alone else 0 for at in (0, 1)
+    ]
+    strategy._usable = lambda: list(strategy._received.values())  # type: ignore[assignment,method-assign,return-value]
+    assert strategy.aggregate_train(1, []) == (None, None)
+    assert all(strategy.outcome.sites[at].claim is strategy._received[at].claim for at in (0, 1))
+    (event,) = recorder.events
+    records = {"survey": 9, "evaluation": 133, "values": 9}[kind]
+    assert event == {"event": "counted", "sites": 2, "records": 2 * records}
+    result = json.loads(recorder.surrogates[f"file {kind}.json"])
+    assert result["sites"] == 2
+    if kind != "evaluation":
+        assert "exact" not in result
+        return
+    one = evaluation_result(PooledCounts(
+        {name: table.double() for name, table in noisy.items()}, dict.fromkeys(noisy, 1 + 1 / 12)
+    ), NAMES)  # fmt: skip
+    assert result["per_site"] == {f"s{at}": pytest.approx(one["accuracy"]) for at in alone}
+    if simulated and shown != "one":
+        tables = {name: 4 * table.double() for name, table in noisy.items()}
+        whole = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, 0.0)), NAMES)
+        assert result["exact"] == json.loads(json.dumps(whole | {"model": "d" * 64}))
+    else:
+        assert "exact" not in result
+
+
+def test_counts_are_neither_learned_from_nor_screened_nor_restricted() -> None:
+    strategy = Counting(run_of("survey"), Kept())
+    sent = [Counts(header("s"), {"records": torch.ones(3).long()})]
+    with pytest.raises(RunError, match="nothing can be learned from counts"):
+        strategy.learn(sent, NAMES)
+    assert strategy.defend(sent, NAMES).kept == sent
+    assert strategy.restricted(sent[0], ["a"]) is None
+    assert strategy.dimension(sent[0]) == 1
+    assert strategy.receive_late(1.0) is False
+    assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
+
+
+class Ordered(Kept):
+    """A recorder that has its files and events in one order."""
+
+    def event(self, event: str, **fields: object) -> None:
+        super().event(event, **fields)
+        self.surrogates[f"event {event}"] = b""
+
+
+def test_the_result_of_a_secure_sum_is_kept_and_then_reported() -> None:
+    run, recorder = run_of("survey", **{"secure-sum": True}), Ordered()
+    strategy = SecureCounting(run, recorder)
+    summed = Total(header("coordinator"), {"records": torch.tensor([5.0, 1.0, 3.0]).double()})
+    asked: list[Any] = []
+
+    def total_of(names: list[str], numbers: Any) -> Any:
+        asked.append((names, numbers))
+        return summed, {"members": 3}
+
+    strategy._total = total_of  # type: ignore[method-assign]
+    words: Any = object()
+    strategy._learn(["s0", "s1"], words)
+    assert asked == [(["s0", "s1"], words)]
+    assert strategy.outcome.learning == {"members": 3}
+    assert list(recorder.surrogates) == ["file survey.json", "event counted"]
+    assert recorder.events == [{"event": "counted", "sites": 2}]
+    result = json.loads(recorder.surrogates["file survey.json"])
+    assert result == {"schema": 1, "kind": "survey", "sites": 2} | summed_result(summed, run)
+    # Without a model that is evaluated every site gets the same nothing.
+    group: Any = SimpleNamespace(dimension=7)
+    assert strategy._agreed_payload(group) == (b"", 7)
+    assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
+    single = Counting(run_of("survey"), Ordered())
+    sent = Counts(header("s0"), {"records": torch.tensor([5, 1, 3])})
+    single._usable = lambda: [sent]  # type: ignore[assignment,method-assign,return-value]
+    single._conclude()
+    assert isinstance(single.recorder, Ordered)
+    assert list(single.recorder.surrogates) == ["file survey.json", "event counted"]
+
+
+def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(
+    tmp_path: Path,
+) -> None:
+    model = Head(header("coordinator"), torch.ones(3, 2), torch.zeros(3))
+    save_model(model, tmp_path / "model.safetensors")
+    payload, digest = payload_of(read_model(tmp_path / "model.safetensors"))
+    assert hashlib.sha256(payload).hexdigest() == digest
+    settings = run_of("evaluation").settings.counting
+    own = settings.model_copy(
+        update={"model": str(tmp_path / "model.safetensors"), "digest": digest}
+    )
+    kept = Kept()
+    assert evaluated_payload(own, kept) == payload
+    assert kept.surrogates == {"file evaluated.pb": payload}
+    (tmp_path / "evaluated.pb").write_bytes(payload)
+    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb"), "kind": "values"})
+    assert evaluated_payload(again, Kept()) == payload
+    assert evaluated_payload(own.model_copy(update={"kind": "survey"}), Kept()) is None
+    other = own.model_copy(update={"digest": "e" * 64})
+    with pytest.raises(RunError, match=r"is not the model that counting.digest names"):
+        evaluated_payload(other, kept)
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluated_payload(own.model_copy(update={"model": str(tmp_path / "none.pb")}), kept)

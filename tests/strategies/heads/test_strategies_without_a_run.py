@@ -1,0 +1,261 @@
+"""Strategies of heads without a network: limits of messages, rows of classes, what is combined, and which
+sites are asked.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.classifiers import Network
+from fedsurrogate.common.models.networks import body_of
+from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedavg.representation import Representation
+from fedsurrogate.strategies.fedavg.strategy import Updates
+from fedsurrogate.strategies.heads import local
+from fedsurrogate.strategies.heads import strategy as module
+from fedsurrogate.strategies.heads.local import Local
+from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.robustness.defence import defend_heads
+from tests.strategies.base.test_courses_of_a_run import Kept
+
+CLASSES = ("a", "b", "c")
+
+
+def head(site: int = 0, classes: tuple[str, ...] = CLASSES, records: int = 9) -> Parameters:
+    draw = torch.Generator().manual_seed(site)
+    tensors = {
+        "weight": torch.randn(len(classes), 4, generator=draw),
+        "bias": torch.randn(len(classes), generator=draw),
+        "mean": torch.ones(4),
+    }
+    return Parameters(Header("average", "r", f"s{site}", "f", classes), 1, tensors, records)
+
+
+@given(st.integers(0, 2**24))
+def test_a_message_has_at_most_eight_numbers_a_byte_or_four_million(size: int) -> None:
+    found = Heads({"method": "average"}, Kept()).most_numbers(range(size))  # type: ignore[arg-type]
+    assert found == max(size, min(8 * size, 4_194_304))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sets(st.sampled_from("abcd")))
+def test_a_head_of_some_classes_has_their_rows(classes: set[str]) -> None:
+    strategy, sent = Heads({"method": "average"}, Kept()), head()
+    found = strategy.restricted(sent, sorted(classes))
+    kept = [at for at, name in enumerate(CLASSES) if name in classes]
+    if not kept:
+        assert found is None
+        return
+    assert found is not None
+    assert found.header.classes == tuple(CLASSES[at] for at in kept)
+    assert torch.equal(found.tensors["weight"], sent.tensors["weight"][kept])
+    assert torch.equal(found.tensors["bias"], sent.tensors["bias"][kept])
+    assert torch.equal(found.tensors["mean"], sent.tensors["mean"])
+    assert (strategy.dimension(sent), strategy.records(sent)) == (4, 9)
+
+
+@pytest.mark.parametrize("classes", [(), ("c", "a", "b")])
+def test_the_rule_of_the_method_gets_what_the_defence_keeps(
+    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
+) -> None:
+    strategy = Heads({"method": "average", "max-share": 2.5, "defence": "screen"}, Kept())
+    sent = [head(site, records=5 + 90 * (site == 1)) for site in range(3)]
+    asked: list[Any] = []
+
+    def combine(*given_: Any) -> str:
+        asked.append(given_)
+        return "model"
+
+    def defend(*given_: Any) -> Defended[Parameters]:
+        assert given_ == (sent, "screen", 2.5)
+        return Defended(sent[:2], {"s1": 0.5})
+
+    monkeypatch.setattr(module, "load", lambda name: combine)
+    monkeypatch.setattr(module, "defend_heads", defend)
+    learned = strategy.learn(sent, classes)
+    own = strategy.config
+    assert asked == [(sent[:2], classes or CLASSES, own.settings, own.defence)]
+    assert (learned.model, learned.defended) == ("model", Defended(sent[:2], {"s1": 0.5}))
+    monkeypatch.undo()
+    kept = strategy.defend(sent, CLASSES)
+    assert kept.capped == defend_heads(sent, "screen", 2.5).capped != {}
+
+
+@pytest.mark.parametrize("change", ["", "nan", "round", "records"])
+def test_a_head_is_checked_as_an_update_of_the_first_round(change: str) -> None:
+    strategy, sent = Heads({"method": "average"}, Kept()), head()
+    if change == "nan":
+        sent.tensors["bias"][1] = torch.nan
+    changed = {
+        "round": Parameters(sent.header, 2, sent.tensors, 9),
+        "records": Parameters(sent.header, 1, sent.tensors, 0),
+    }.get(change, sent)
+    shapes = {name: tuple(each.shape) for name, each in sent.tensors.items()}
+    if not change:
+        strategy.check(changed)
+        return
+    with pytest.raises(SurrogateError) as wanted:
+        check_update(changed, shapes, 1, private=False)
+    with pytest.raises(SurrogateError) as found:
+        strategy.check(changed)
+    assert str(found.value) == str(wanted.value)
+
+
+def info_of(message: Message) -> dict[str, Any]:
+    return dict(message.content.config_records[INFO])
+
+
+class Asked:
+    """In place of the network of a strategy of local heads: what is asked, and what sites report."""
+
+    def __init__(self, strategy: Local, reports: list[Any]) -> None:
+        self.strategy, self.reports = strategy, reports
+        self.calls: list[Any] = []
+
+    def introduce(self, grid: Any, deadline: float) -> Any:
+        self.calls.append(("introduce", deadline))
+        self.strategy.outcome.sites = {
+            at: Site(f"s{at}", "dropped" if at == 3 else "invited", "late") for at in (1, 2, 3)
+        }
+        return SimpleNamespace(nodes={"s1": 1, "s2": 2})
+
+    def judge(self, replies: Any) -> float:
+        self.calls.append(("judge", replies))
+        return 0.25
+
+    def read(self, reply: Any, site: Site) -> Any:
+        if reply == "error":
+            raise SurrogateError("no model")
+        return None, {} if reply is None else {"accuracy.model": reply}
+
+    def collection(self, grid: Any, messages: Any, deadline: float) -> Any:
+        sent = [
+            (each.metadata.dst_node_id, each.metadata.message_type, info_of(each))
+            for each in messages
+        ]
+        if "brief" not in sent[0][2]:
+            return sent
+        self.calls.append((sent, deadline))
+        return self.reports
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]) -> Asked:
+    strategy = Local({"method": "local", "deadline": 7.0}, Kept())
+    asked = Asked(strategy, reports)
+    monkeypatch.setattr(strategy, "introduce", asked.introduce)
+    monkeypatch.setattr(strategy, "_judge", asked.judge)
+    monkeypatch.setattr(strategy, "_read", asked.read)
+    monkeypatch.setattr(strategy, "_simulated", lambda: simulated)
+    monkeypatch.setattr(local, "Collection", asked.collection)
+    return asked
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("reports", [[0.5, 0.7], [None, 0.7], ["error", 0.25], ["error", None]])
+def test_local_heads_are_judged_by_every_used_site_and_compared_in_a_simulation(
+    monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]
+) -> None:
+    asked = pretended(monkeypatch, simulated, reports)
+    strategy, grid = asked.strategy, object()
+    assert strategy.run(grid) == 0.25  # type: ignore[arg-type]
+    own = {"run": strategy.config.digest}
+    wanted: list[Any] = [
+        ("introduce", 7.0),
+        ("judge", [(1, "evaluate", own), (2, "evaluate", own)]),
+    ]
+    brief = {"brief": True}
+    if simulated:
+        wanted.append(([(1, local.COMPARE, brief), (2, local.COMPARE, brief)], 7.0))
+    assert asked.calls == wanted
+    known = [each for each in reports if isinstance(each, float)]
+    mean = {"model": pytest.approx(sum(known) / len(known))} if simulated and known else {}
+    assert strategy.outcome.accuracy == mean
+    events: list[dict[str, Any]] = [{"event": "configured", "method": "local"}]
+    if simulated and "error" in reports:
+        events.append({"event": "comparison-failed", "reason": "no model"})
+    assert isinstance(strategy.recorder, Kept)
+    assert strategy.recorder.events == events
+
+
+def test_sites_with_local_heads_introduce_themselves_once_and_train_when_they_judge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = pretended(monkeypatch, False, [])
+    strategy, grid, none = asked.strategy, object(), ConfigRecord()
+    strategy.deadline = 3.0
+    for _ in range(2):
+        again = list(strategy.configure_evaluate(1, ArrayRecord(), none, grid))  # type: ignore[arg-type]
+        assert [each.metadata.dst_node_id for each in again] == [1, 2]
+    assert asked.calls == [("introduce", 3.0)]
+    assert {at: (each.fate, each.reason) for at, each in strategy.outcome.sites.items()} == {
+        1: ("used", ""), 2: ("used", ""), 3: ("dropped", "late"),
+    }  # fmt: skip
+    assert strategy.configure_train(1, ArrayRecord(), none, grid) == []  # type: ignore[arg-type]
+    assert strategy.aggregate_train(1, []) == (None, None)
+    for call in (strategy.configure_train, strategy.configure_evaluate):
+        with pytest.raises(ConfigError, match=r"(train|evaluate)_config has lr"):
+            call(1, ArrayRecord(), ConfigRecord({"lr": 1}), grid)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reports", [[0.5, 0.7], [0.5], [0.5, None], [None, 0.5, 0.5]])
+def test_a_shared_body_is_judged_by_the_own_heads_of_all_sites(
+    monkeypatch: pytest.MonkeyPatch, reports: list[float | None]
+) -> None:
+    from fedsurrogate.strategies.fedavg import representation
+
+    strategy = Representation({"method": "fedrep"}, Kept())
+    strategy.outcome.sites = {at: Site(f"s{at}", "used", "") for at in range(len(reports))}
+    strategy.outcome.sites[9] = Site("s9", "dropped", "")
+    infos = [{} if each is None else {"accuracy.model": each} for each in reports]
+    sent: list[Any] = []
+
+    def collection(grid: Any, messages: Any, deadline: float) -> Any:
+        sent.extend((each.metadata.dst_node_id, info_of(each), deadline) for each in messages)
+        return infos[1:]
+
+    values: Any = {"x": 1}
+    monkeypatch.setattr(Updates, "_judged", lambda self, grid, deadline, given_: infos[0] | given_)
+    monkeypatch.setattr(strategy, "_payload", lambda: b"body")
+    monkeypatch.setattr(strategy, "_read", lambda reply, site: (None, reply))
+    monkeypatch.setattr(representation, "Collection", collection)
+    grid: Any = object()
+    if None in reports:
+        known = sum(each is not None for each in reports)
+        with pytest.raises(SurrogateError, match=f"^{known} of {len(reports)} sites reported the"):
+            strategy._judged(grid, 3.0, values)
+    else:
+        mean = sum(each or 0.0 for each in reports) / len(reports)
+        found = strategy._judged(grid, 3.0, values)
+        assert found == {"x": 1, "accuracy.model": pytest.approx(mean)}
+    brief = {"brief": True, "bytes": 4}
+    assert sent == [(at, brief, 3.0) for at in range(1, len(reports))]
+
+
+def test_the_model_of_a_shared_body_has_a_head_of_zeros() -> None:
+    strategy = Representation({"method": "fedrep", "classes": "a,b", "fedavg.model": "mlp"}, Kept())
+    training = Training.begin(strategy.config, ("a", "b"), "f", 5)
+    whole = dict(training.model)
+    training.model = body_of(whole)
+    model = strategy.classifier(training)
+    assert isinstance(model, Network)
+    assert model.tensors.keys() == whole.keys() != training.model.keys()
+    for name, tensor in model.tensors.items():
+        assert tensor.shape == whole[name].shape
+        if name in training.model:
+            assert torch.equal(tensor, training.model[name])
+        else:
+            assert not tensor.any()
+    assert (model.inputs, model.header) == (5, training.header())

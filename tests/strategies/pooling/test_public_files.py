@@ -1,0 +1,156 @@
+"""Public files of a secure sum that cannot be used, and what a total says of its features."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies.pooling.plausibility import check_moments
+from fedsurrogate.strategies.pooling.public_mean import read_centre, read_public
+from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
+from fedsurrogate.strategies.pooling.total import Total
+from tests.strategies.pooling.test_public_projection import SECURE
+from tests.strategies.robustness.test_bounded_surrogates_by_loops import sums
+
+HEADER = Header("afl", "r", "coordinator", "f", ("a", "b", "c"))
+
+
+def test_public_features_are_a_finite_table_of_records(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"x": torch.tensor([[4.0, -9.0], [16.0, 1.0]])}, file)
+    assert read_public(str(file)).tolist() == [[4, -9], [16, 1]]
+    assert read_public(str(file)).dtype == torch.float64
+    centre = read_centre(str(file), 0.5)
+    assert centre is not None
+    assert centre.tolist() == pytest.approx([3.0, -1.0], abs=2e-3)
+    assert read_centre(str(file)).tolist() == pytest.approx([10.0, -4.0], abs=1e-2)  # type: ignore[union-attr]
+    assert read_centre("") is None
+    for table in (
+        *(torch.ones(shape) for shape in ((3,), (1, 2, 2), (0, 2), (2, 0))),
+        *(torch.tensor([[1.0, hole]]) for hole in (torch.nan, torch.inf)),
+    ):
+        save_file({"x": table}, file)
+        reason = rf"x of shape \({', '.join(map(str, table.shape))},?\) must be \(n, d\) and finite"
+        with pytest.raises(ConfigError, match=reason):
+            read_public(str(file))
+    save_file({"y": torch.ones(2, 2)}, file)
+    (tmp_path / "broken").write_bytes(b"broken")
+    huge = b'{"x":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}'
+    (tmp_path / "huge").write_bytes(len(huge).to_bytes(8, "little") + huge)
+    for other in (file, tmp_path, tmp_path / "missing", tmp_path / "broken", tmp_path / "huge"):
+        with pytest.raises(ConfigError, match=r"fedpft.public = .*: (no readable|x of shape)"):
+            read_public(str(other))
+
+
+def test_a_projection_is_a_finite_matrix_for_the_features_of_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "rows.safetensors"
+    run = parse_run(SECURE | {"features.projection": str(file), "features.dimensions": 2})
+
+    def refusal(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> str:
+        save_file(tensors, file, metadata)
+        with pytest.raises(ConfigError) as found:
+            read_map(run, 4)
+        return str(found.value)
+
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for fine in (None, {"other": "1"}, {"power": "1"}):
+        save_file({"projection": rows}, file, fine)
+        made = read_map(run, 4)
+        assert made.centre is None
+        torch.testing.assert_close(made.projection, rows[:2], atol=2e-3, rtol=2e-3)
+    save_file({"projection": rows, "centre": torch.ones(4)}, file, {"power": "1"})
+    assert read_map(run, 4).centre.tolist() == [1, 1, 1, 1]  # type: ignore[union-attr]
+    needs = "needs a finite matrix named projection, or a head named fc.weight"
+    holes = torch.full((2, 4), torch.inf)
+    for tensors in (*({"projection": each} for each in (rows[0], rows[None], holes)), {"y": rows}):
+        assert needs in refusal(tensors)
+    centre = {"projection": rows, "centre": torch.ones(5)}
+    assert "a centre of 5 dimensions, but a matrix of 4 columns" in refusal(centre)
+    other = refusal({"projection": rows}, {"power": "0.5"})
+    assert "was made for features.power = 0.5, and this run has 1;" in other
+    assert "no readable safetensors file" in refusal({"projection": rows, "centre": torch.ones(2, 2)})  # fmt: skip
+    for content in (b"", b"broken"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="no readable safetensors file"):
+            read_map(run, 4)
+    file.unlink()
+    with pytest.raises(ConfigError, match="no readable safetensors file"):
+        read_map(run, 4)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_head_of_a_total_has_the_map_of_the_sites_and_their_columns(mapped: bool) -> None:
+    public = PublicMap(torch.ones(2, 7), torch.ones(7)) if mapped else PublicMap()
+    total = Total(HEADER, {"sums": torch.ones(3, 2)}, public=public)
+    assert total.dimension == (7 if mapped else 2)
+    head = Head(HEADER, torch.ones(3, 2), torch.zeros(3))
+    found = total.mapped(head, b"frame")
+    assert found.header.frame == b"frame"
+    assert found.projection is public.projection
+    assert found.centre is public.centre
+    assert torch.equal(found.weight, head.weight)
+
+
+@pytest.mark.parametrize("part", ["sums", "squares"])
+def test_sums_that_rounding_may_hide_are_not_called_false(part: str) -> None:
+    counts, table = torch.tensor([4.0, 0.0, 0.0]).double(), torch.zeros(3, 2).double()
+    table[0, 0] = 4.0
+    # Their trace must be four, and is one: by three too little, or the sum by two too long.
+    squares = torch.tensor([1.0, 0.0, 0.0]).double()
+    step = 2 / math.sqrt(2) if part == "sums" else 1.5
+    for share, text in ((0.99, "class sums longer than"), (1.01, "set a smaller secure-sum-range")):
+        rounding = {part: share * step}
+        total = Total(HEADER, {"counts": counts, "sums": table, "squares": squares}, rounding=rounding)  # fmt: skip
+        with pytest.raises(RunError, match=text):
+            check_moments(total)
+
+
+def test_the_sum_that_is_most_too_long_is_named() -> None:
+    counts = torch.tensor([100.0, 1.0, 1.0]).double()
+    table = torch.zeros(3, 2).double()
+    # The first is long but has records; the second is longer than it may be by most.
+    table[:, 0] = torch.tensor([90.0, 60.0, 50.0])
+    squares = torch.ones(3).double()
+    sigmas = {"counts": 0.1, "sums": 0.1, "squares": 0.1}
+    with pytest.raises(RunError, match=r"length 58\.\d+; at most 0\.88"):
+        check_moments(Total(HEADER, {"counts": counts, "sums": table, "squares": squares}, sigmas))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.sampled_from([0.0, 1.0, 7.0]))
+def test_counts_that_noise_alone_may_give_say_nothing_of_a_usual_site(
+    classes: int, noise: float
+) -> None:
+    # The mean of the positive part of a normal, and two deviations of so many.
+    mean, variance = 1 / math.sqrt(2 * math.pi), 0.5 - 1 / (2 * math.pi)
+    fewest = 10 + noise * (classes * mean + 2 * math.sqrt(classes * variance))
+    for share, usual in ((0.999, 1e6), (1.001, 1.001 * fewest)):
+        small = [[share * fewest / classes] * classes for _ in range(30)]
+        large = [[1e6 / classes] * classes for _ in range(12)]
+        found = shares_kept([*small, *large], 1.0, 1.0, noise)
+        assert found[-1] == pytest.approx(min(1.0, usual / 1e6))
+        assert found[0] == 1
+
+
+def test_a_whole_share_changes_nothing_and_a_part_all_that_is_summed() -> None:
+    own = sums(0, 1)
+    for share in (1.0, 1.5):
+        assert scaled(own, share) is own
+    half: Any = scaled(own, 0.5)
+    torch.testing.assert_close(half.sums.counts, own.sums.counts / 2)
+    torch.testing.assert_close(half.sums.sums, own.sums.sums / 2)
+    assert half.sums.sigmas == {"counts": 0.5, "sums": 1.0}
+    assert half.sums.squares is None

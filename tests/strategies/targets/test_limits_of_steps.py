@@ -1,0 +1,259 @@
+"""Limits of what sites send in rounds of times, just below and just above, and formulas of what is added."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.parts import in_parts
+from fedsurrogate.strategies.targets.cox_steps import CoxSteps
+from fedsurrogate.strategies.targets.learning import column_factors
+from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
+from fedsurrogate.strategies.targets.rounds import HazardSearch
+from tests.coded import coded
+
+TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
+D = 3
+few = settings(max_examples=20, deadline=None)
+
+
+def reply(**tensors: torch.Tensor) -> Parameters:
+    return Parameters(Header("afl", "r", "s", "f", ("a",)), 1, tensors, 5)
+
+
+def residuals(seed: int, n: int = 20) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Exact sums of the second round around the site's mean, and the records."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, D, generator=draw).double() + 0.5
+    code = torch.rand(n, generator=draw).double() - 0.5
+    apart = x - x.mean(0)
+    tensors = {
+        "records": torch.tensor([float(n)]).double(),
+        "totals": x.sum(0),
+        "code": code.sum()[None],
+        "sums": (code @ apart)[None],
+        "squares": fold(apart.T @ apart),
+    }
+    return tensors, x, code
+
+
+@pytest.mark.parametrize("sigma", [0.0, 2.0])
+@pytest.mark.parametrize("count", [9, 40])
+def test_a_cell_is_below_zero_by_what_honest_noise_explains(sigma: float, count: int) -> None:
+    run = parse_run(TIME | ({"epsilon": 4.0, "delta": 1e-5} if sigma else {}))
+    steps = ResidualSteps(run)
+    noise = run.mechanism.noise["code"][0] if run.mechanism else 0.0
+    # Of so many cells none is beyond it in ten million honest messages; and one part in a hundred.
+    least = -noise * math.sqrt(2 * math.log(8 * count / 1e-7)) * 1.01
+    for share in (0.999, 1.001):
+        counts = torch.full((count,), 3.0)
+        counts[1] = share * least if sigma else (0.0 if share < 1 else -1e-3)
+        if share < 1:
+            steps.check(reply(code=counts))
+        else:
+            with pytest.raises(SurrogateError, match=f"a cell of {float(counts[1]):g} records"):
+                steps.check(reply(code=counts))
+
+
+@few
+@given(st.integers(0, 9999))
+def test_residuals_of_a_site_sum_to_at_most_its_records(seed: int) -> None:
+    steps = ResidualSteps(parse_run(TIME))
+    tensors, _, _ = residuals(seed)
+    steps.check(reply(**tensors))
+    for share in (1.009, -1.009, 1.011, -1.011):
+        sent = reply(**tensors | {"code": share * tensors["records"]})
+        if abs(share) < 1.01:
+            steps.check(sent)
+        else:
+            with pytest.raises(SurrogateError, match="residuals with the sum"):
+                steps.check(sent)
+    assert steps.counts(reply(code=torch.tensor([2.0, -1.0]))) == [2, 0]
+    assert steps.counts(reply(**tensors)) == [20]
+    assert steps.counts(reply(sums=torch.ones(1))) is None
+
+
+@few
+@given(st.integers(0, 9999), st.lists(st.sampled_from([1.0, 0.5, 0.1]), min_size=1, max_size=4))
+def test_sums_of_sites_are_added_around_zero_with_their_shares(
+    seed: int, shares: list[float]
+) -> None:
+    steps = ResidualSteps(parse_run(TIME))
+    sites = [residuals(seed + at) for at in range(len(shares))]
+    found = steps.pooled([reply(**tensors) for tensors, _, _ in sites], shares)
+    parts: dict[str, Any] = dict.fromkeys(("records", "totals", "code", "sums", "squares"), 0.0)
+    rounding = 0.0
+    for (tensors, x, code), share in zip(sites, shares, strict=True):
+        own = {
+            "records": len(x), "totals": x.sum(0), "code": code.sum(), "sums": code @ x,
+            "squares": fold(x.T @ x),
+        }  # fmt: skip
+        parts = {name: each + share * own[name] for name, each in parts.items()}
+        apart = (x - x.mean(0)).numpy()
+        longest = np.linalg.norm(apart.T @ apart, axis=1).max()
+        rounding += (share * 2 * 2.0**-11 / math.sqrt(3) * longest) ** 2
+        assert tensors["records"].tolist() == [20]
+    for name, wanted in parts.items():
+        tensor = found.tensors[name]
+        torch.testing.assert_close(tensor, torch.as_tensor(wanted).double().reshape(tensor.shape))
+    assert found.rounding == pytest.approx(math.sqrt(rounding))
+    assert found.sigmas == {}
+    private = parse_run(TIME | {"epsilon": 4.0, "delta": 1e-5})
+    assert private.mechanism is not None
+    noisy = ResidualSteps(private).pooled([reply(code=torch.ones(9)) for _ in shares], shares)
+    root = math.sqrt(sum(share**2 for share in shares))
+    assert noisy.sigmas == {
+        name: pytest.approx(sigma * root) for name, (sigma, _) in private.mechanism.noise.items()
+    }
+    assert (noisy.rounding, noisy.tensors["code"].tolist()) == (
+        0.0,
+        [pytest.approx(sum(shares))] * 9,
+    )
+
+
+def cox_sums(seed: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(30, D, generator=draw)
+    weights = torch.rand(5, 30, generator=draw)
+    return {
+        "code": torch.randint(1, 9, (9,), generator=draw).float(),
+        "weights": weights.sum(1),
+        "first": weights @ x,
+        "second": fold(x.T @ x),
+        "event-sums": x.sum(0),
+    }
+
+
+def whole(**tensors: torch.Tensor) -> Parameters:
+    """A reply in the parts that sites send."""
+    target = parse_run(TIME | {"time-head": "cox"}).target
+    assert target is not None
+    course = target.course(False)
+    assert course is not None
+    parts = [in_parts(name, each.double(), course.parts) for name, each in tensors.items()]
+    return reply(**{name: each for own in parts for name, each in own.items()})
+
+
+@pytest.mark.parametrize("name", ["code", "weights"])
+@pytest.mark.parametrize("part", [0.009, 0.011])
+def test_sums_of_a_cox_model_are_below_zero_by_a_hundredth_at_most(name: str, part: float) -> None:
+    steps = CoxSteps(parse_run(TIME | {"time-head": "cox"}))
+    sent = cox_sums(1)
+    sent[name][2] = -part * float(sent[name].abs().max())
+    if part < 0.01:
+        steps.check(whole(**sent))
+        counts = [max(0.0, each) for each in sent["code"].tolist()]
+        assert steps.counts(whole(**sent)) == pytest.approx(counts)
+        return
+    with pytest.raises(SurrogateError, match=f"{name}: a sum below zero"):
+        steps.check(whole(**sent))
+
+
+def test_sums_of_a_cox_model_are_finite_of_some_records_with_moments_that_records_have() -> None:
+    steps = CoxSteps(parse_run(TIME | {"time-head": "cox"}))
+    sent = cox_sums(2)
+    with pytest.raises(SurrogateError, match="sums of no records"):
+        steps.check(whole(**sent | {"weights": torch.zeros(5)}))
+    with pytest.raises(SurrogateError):
+        steps.check(whole(**sent | {"event-sums": torch.full((D,), torch.inf)}))
+    # Correlations whose least eigenvalue is below zero by a hundredth of the number of features.
+    for least in (-0.029, -0.031):
+        r = 1 - least
+        second = torch.eye(D, dtype=torch.float64)
+        second[0, 1] = second[1, 0] = r
+        scale = torch.tensor([1e3, 2.0, 1e-3]).double()
+        own = sent | {"second": fold(second * scale * scale[:, None])}
+        if least > -0.03:
+            steps.check(whole(**own))
+        else:
+            with pytest.raises(SurrogateError, match="a negative eigenvalue"):
+                steps.check(whole(**own))
+
+
+@few
+@given(
+    st.integers(0, 9999), st.floats(0, 1), st.floats(0, 1), st.integers(5, 40), st.integers(2, 4)
+)
+def test_what_rounding_has_changed_adds_in_squares_and_leaves_again(
+    seed: int, one: float, other: float, n: int, times: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    parts = []
+    for size, rounding in ((n, one), (times * n, other)):
+        x = torch.randn(size, D, generator=draw).double()
+        made = coded(torch.ones(size, 1).double(), x)
+        parts.append(type(made)(made.code, made.sums, made.moment, rounding=rounding))
+    both = parts[0] + parts[1]
+    wanted = math.hypot(n * one, times * n * other) / (n + times * n)
+    assert both.rounding == pytest.approx(wanted)
+    assert (both - parts[0]).rounding == pytest.approx(other, abs=1e-6)
+    small = type(both)(both.code, both.sums, both.moment, rounding=0.0)
+    assert (small - parts[0]).rounding == 0
+    factor = torch.tensor([0.5, 3.0, 1.5]).double()
+    moved = both.rescaled(factor)
+    longest = 3.0 * math.sqrt((0.5**2 + 3**2 + 1.5**2) / 3)
+    assert moved.rounding == pytest.approx(wanted * longest)
+    # A constant column stays, and the others get a deviation of one.
+    x = torch.randn(50, D, generator=draw).double() * torch.tensor([3.0, 0.1, 1e-9]).double()
+    factors = column_factors(coded(torch.ones(50, 1).double(), x))
+    deviations = x.std(0, correction=0)
+    torch.testing.assert_close(factors[:2], 1 / deviations[:2])
+    assert float(factors[2]) == 1
+
+
+@few
+@given(st.integers(0, 9999), st.sampled_from([0.0, 0.7, 5.0]))
+def test_a_step_of_discrete_hazards_has_the_gradient_of_the_penalised_likelihood(
+    seed: int, penalty: float
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    bins = 3
+    events = torch.rand(bins, generator=draw).double() + 1
+    event_sums = torch.randn(D, generator=draw).double()
+    search = HazardSearch.start(events, event_sums, 4 + events, penalty)
+    asked: list[Any] = []
+
+    class Recorded:
+        point = torch.randn(bins + D, generator=draw).double()
+
+        def after(self, *given_: Any) -> str:
+            asked.append(given_)
+            return "next"
+
+    sums: Any = type("Sums", (), {
+        "log_survival": -3.5, "events": torch.rand(bins, generator=draw).double(),
+        "first": torch.randn(D, generator=draw).double(), "second": torch.eye(D).double() * 2,
+        "spread": torch.rand(bins, generator=draw).double(),
+        "mixed": torch.randn(bins, D, generator=draw).double(),
+    })  # fmt: skip
+    newton: Any = Recorded()
+    found = HazardSearch(events, event_sums, penalty, newton).after(sums)
+    assert found.newton == "next"
+    ((likelihood, gradient, information),) = asked
+    levels, weight = newton.point[:bins].numpy(), newton.point[bins:].numpy()
+    value = -3.5 + levels @ events.numpy() + weight @ event_sums.numpy()
+    assert likelihood == pytest.approx(value - penalty * weight @ weight / 2)
+    slope = np.concatenate(
+        [events - sums.events, event_sums.numpy() - sums.first.numpy() - penalty * weight]
+    )
+    np.testing.assert_allclose(gradient, slope)
+    table = np.block(
+        [
+            [np.diag(sums.spread), sums.mixed.numpy()],
+            [sums.mixed.numpy().T, (2 + penalty) * np.eye(D)],
+        ]
+    )
+    np.testing.assert_allclose(information, table)
+    np.testing.assert_allclose(search.levels, np.log(events / 4))
+    assert not search.weight.any()

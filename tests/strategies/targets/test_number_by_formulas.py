@@ -1,0 +1,167 @@
+"""Heads of numbers by their formulas in numpy: what the fit is given, and what follows from it, with noise,
+with rounding, and for a given strength.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.strategies.targets.number import NumberHead, coefficients, interval, number_head
+from fedsurrogate.strategies.targets.strength import (
+    Directions,
+    Fitted,
+    Outcomes,
+    cross_validated,
+    expected,
+)
+from fedsurrogate.strategies.targets.sums import CodedSums
+from tests.coded import noisy, number_sums
+
+few = settings(max_examples=30, deadline=None)
+LOW, HIGH = [-1.0, -1.0], [1.0, 1.0]
+# In the unit of the numbers, which have been scaled to [-1, 1].
+ENDS = ([10.0, -3.0], [20.0, 1.0])
+MIDDLE, HALF = np.array([15.0, -1.0]), np.array([5.0, 2.0])
+
+
+def cohort(seed: int, n: int) -> CodedSums:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, 4)) * np.array([1.0, 0.5, 0.2, 0.1]) + draw.normal(size=4) / 5
+    y = np.tanh(x[:, :2] + 0.3 * draw.normal(size=(n, 2)) + np.array([0.1, -0.4]))
+    return number_sums(torch.from_numpy(y), torch.from_numpy(x), -1, 1)
+
+
+def check(head: NumberHead, sums: CodedSums, fitted: Fitted, variance: np.ndarray, more: np.ndarray) -> None:  # fmt: skip
+    n = max(float(sums.code[0]), 1.0)
+    weight, error = fitted.weight.numpy(), fitted.error.numpy()
+    mean = sums.mean.numpy()
+    np.testing.assert_allclose(head.weight, HALF[:, None] * weight, rtol=1e-7)
+    bias = MIDDLE + HALF * (sums.code[1:].numpy() / n - weight @ mean)
+    np.testing.assert_allclose(head.bias, bias, rtol=1e-7)
+    np.testing.assert_allclose(head.deviation, HALF * np.sqrt(error + more), rtol=1e-7)
+    np.testing.assert_allclose(head.explained, 1 - error / variance, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(head.strength, fitted.strength)
+
+
+@few
+@given(st.integers(0, 9999), st.integers(30, 400), st.sampled_from([0.1, 1.0, 2.5]), st.booleans())
+def test_a_head_under_noise_is_given_what_the_noise_leaves(
+    seed: int, n: int, scale: float, centre: bool
+) -> None:
+    code, table = (scale * torch.tensor(each).double() for each in ([2.0, 0.5, 1.5], [0.3, 0.7, 1]))
+    sums = noisy(cohort(seed, n), code, table, 1.3 * scale, seed, 0.8 * scale, centre)
+    assert sums.products is not None
+    records = max(float(sums.code[0]), 1.0)
+    means = sums.code[1:].numpy() / records
+    squares = np.diag(sums.products.numpy()) / records
+    variance = squares - means**2
+    blur = (0.8 * scale) ** 2 + (2 * means * code[1:].numpy()) ** 2
+    blur = np.sqrt(blur + ((squares - 2 * means**2) * float(code[0])) ** 2) / records
+    if (bad := np.flatnonzero(variance <= np.maximum(blur, 1e-12))).size:
+        reason = (
+            f"number {bad[0] + 1} has the variance .* is within the noise of {blur[bad[0]]:.2g}:"
+        )
+        with pytest.raises(RunError, match=reason):
+            number_head(sums, *ENDS)
+        return
+    cross = sums.sums[1:].numpy() / records - np.outer(means, sums.mean)
+    entry = np.hypot(table[1:].numpy(), means * float(table[0])) / records
+    given_ = (cross, variance, np.full(2, records), entry)
+    directions = Directions.of_noisy(sums.covariance, 1.3 * scale / records, 0.2)
+    fitted = expected(directions, Outcomes(*map(torch.from_numpy, given_)))
+    check(number_head(sums, *ENDS), sums, fitted, variance, blur)
+
+
+@few
+@given(st.integers(0, 9999), st.integers(12, 200), st.sampled_from([0.0, 0.02]))
+def test_a_head_of_exact_sums_knows_what_rounding_has_changed(
+    seed: int, n: int, rounding: float
+) -> None:
+    sums = replace(cohort(seed, n), rounding=rounding)
+    assert sums.products is not None
+    means = sums.code[1:].numpy() / n
+    variance = np.diag(sums.products.numpy()) / n - means**2
+    cross = sums.sums[1:].numpy() / n - np.outer(means, sums.mean)
+    outcomes = Outcomes(
+        *map(torch.from_numpy, (cross, variance, np.full(2, float(n)), np.zeros(2)))
+    )
+    fitted = cross_validated(Directions.of(sums.covariance, rounding), outcomes)
+    check(number_head(sums, *ENDS), sums, fitted, variance, np.zeros(2))
+    assert float(fitted.strength.min()) >= rounding
+    # A given strength, with the error of its hat matrix; at most 99 % of the records are explained.
+    covariance = sums.covariance.numpy()
+    for kappa in (1e-12, 0.1, 3.0):
+        ridged = covariance + kappa * np.eye(4)
+        weight = np.linalg.solve(ridged, cross.T).T
+        freedom = (1 + np.trace(np.linalg.solve(ridged, covariance))) / n
+        left = [v - 2 * w @ c + w @ covariance @ w for v, w, c in zip(variance, weight, cross, strict=True)]  # fmt: skip
+        error = np.maximum(left, 0) / max(1 - freedom, 0.01) ** 2
+        tensors = map(torch.from_numpy, (weight, cross, np.full(2, kappa), error, np.zeros(2)))
+        check(number_head(sums, *ENDS, kappa), sums, Fitted(*tensors), variance, np.zeros(2))
+
+
+def test_as_few_records_as_dimensions_leave_a_hundredth_of_freedom() -> None:
+    sums = cohort(1, 4)
+    head = number_head(sums, LOW, HIGH, 1e-9)
+    covariance = sums.covariance.numpy()
+    assert sums.products is not None
+    means = sums.code[1:].numpy() / 4
+    variance = np.diag(sums.products.numpy()) / 4 - means**2
+    cross = sums.sums[1:].numpy() / 4 - np.outer(means, sums.mean)
+    weight = np.linalg.solve(covariance + 1e-9 * np.eye(4), cross.T).T
+    left = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
+    np.testing.assert_allclose(head.deviation, np.sqrt(np.maximum(left, 0)) / 0.01, atol=1e-4)
+
+
+@few
+@given(st.integers(0, 9999), st.floats(0.5, 0.999))
+def test_intervals_are_those_of_a_normal_distribution(seed: int, level: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    head = number_head(cohort(seed, 50), *ENDS)
+    predictions = torch.randn(5, 2, generator=draw).double()
+    low, high = interval(head, predictions, level)
+    width = norm.ppf((1 + level) / 2) * head.deviation
+    torch.testing.assert_close(high, predictions + width, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(low, predictions - width, rtol=1e-5, atol=1e-9)
+    usual = interval(head, predictions)[1] - predictions
+    np.testing.assert_allclose(usual, np.tile(1.959964 * head.deviation, (5, 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+@pytest.mark.parametrize("n", [5, 6, 40])
+def test_coefficients_of_either_number_need_more_records_than_coefficients(
+    output: int, n: int
+) -> None:
+    sums = cohort(7, n)
+    if n < 6:
+        with pytest.raises(RunError, match=r"of 4 coefficients need more than 5 records, not 5$"):
+            coefficients(sums, 10, 20, output)
+        return
+    found = coefficients(sums, 10, 20, output)
+    other = coefficients(
+        CodedSums(
+            sums.code[[0, 1 + output]],
+            sums.sums[[0, 1 + output]],
+            sums.moment,
+            sums.products[output : output + 1, output : output + 1] if sums.products is not None else None,
+        ),
+        10,
+        20,
+    )  # fmt: skip
+    usual, wider = (coefficients(sums, 10, 20, output, level) for level in (0.95, 0.99))
+    torch.testing.assert_close(found.low, usual.low)
+    assert bool((wider.low < found.low).all())
+    torch.testing.assert_close(found.value, other.value)
+    torch.testing.assert_close(found.low, other.low)
+    torch.testing.assert_close(found.high, other.high)
+    assert found.explained == pytest.approx(other.explained)
+    assert math.isfinite(float(found.high.sum()))
