@@ -91,4 +91,4 @@ def request(
 def message(payload: bytes | None, **numbers: Any) -> Any:
     size = {} if payload is None else {"bytes": len(payload)}
     named = {key.removesuffix("_"): value for key, value in numbers.items()}
-    return to_record(payload, named | size)
+    return to_record(payload, size | named)

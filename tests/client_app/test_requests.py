@@ -326,3 +326,16 @@ def test_a_step_of_a_sum_gets_the_whole_request(calls: Calls, tmp_path: Path, ki
     assert WORK[kind](asked) == (b"reply", {})
     step = Step(run, asked.node, SITE, FLOWER, b"members", {"sum": "name", "bytes": 7})
     assert calls.made == [(kind.replace("-", "_"), step)]
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("introduction", SUMMED), ("head", {})])
+def test_a_request_without_a_model_has_no_payload(
+    calls: Calls, tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    gate(calls)
+    for name in ("load_site", "kept_head", "pack_classifier", "sum_keys", "entry"):
+        calls.instead(name, {"load_site": features(True), "pack_classifier": b""}.get(name))
+    run = parse_run(settings)
+    with pytest.raises(SurrogateError, match="of 1 bytes; at most 0 are allowed"):
+        WORK[kind](request(tmp_path, run, payload=b"x"))
+    WORK[kind](request(tmp_path, run, payload=b"", lineage="abc"))

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.requests import WORK
 from fedsurrogate.common.errors import (
+    DataError,
     StorageError,
     SurrogateError,
 )
@@ -176,6 +177,12 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
             *models,
             ("compare", model, run, node, not brief.get("brief")),
         ]
+
+
+def test_a_comparison_at_a_hospital_is_refused_whatever_came_with_it(tmp_path: Path) -> None:
+    asked = request(tmp_path, parse_run({}), "imagefolder", payload=b"model", bytes=3)
+    with pytest.raises(DataError, match="needs the data of all sites"):
+        WORK["comparison"](asked)
 
 
 def test_the_log_is_opened_once_for_each_state_folder_and_says_when_and_how_bad(
