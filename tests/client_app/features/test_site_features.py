@@ -67,7 +67,7 @@ def loaded(
 ROWS = st.lists(st.integers(0, 9), unique=True, max_size=10).map(sorted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     train=ROWS,
     test=ROWS,
@@ -146,7 +146,7 @@ def test_patients_are_the_units_unless_the_site_or_its_unit_is_the_record(
 ) -> None:
     run = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": "a,b"} if private else {})
     column = {"patient-column": "patient"} if named else {}
-    node = NodeConfig(data="safetensors", data_dir=str(tmp_path), unit=unit, state_dir=str(tmp_path),
+    node = NodeConfig(data="dicom", data_dir=str(tmp_path), unit=unit, state_dir=str(tmp_path),
                       patient_column=column.get("patient-column", ""))  # type: ignore[arg-type]  # fmt: skip
     own = dataset([0, 1, 0], patients=("p", "p", "q") if named else None)
     part = SiteShare(own, torch.arange(2), torch.tensor([2]), False)
