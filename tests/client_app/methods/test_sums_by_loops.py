@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.sum_proto import pack_map
 from tests.rounds_of_times import hospitals, task_of
 
 NAMES, D = ("a", "b", "c"), 4
@@ -230,3 +233,38 @@ def test_a_site_without_records_in_large_cells_is_refused() -> None:
     for least in (1, 5):
         with pytest.raises(DataError, match=f"no training records in cells of {least} or more"):
             released_round(task_of(SURVIVAL[0], (x, y), {}, 1, least))
+
+
+@pytest.mark.parametrize("target", [False, True])
+def test_a_part_of_a_sum_is_of_features_in_the_runs_public_map(target: bool) -> None:
+    public = PublicMap(torch.randn(2, D, generator=torch.Generator().manual_seed(3)), torch.ones(D))
+    rows = [(label % 3, "p") for label in range(9)]
+    if target:
+        run = parse_run(NUMBER | {"secure-sum": True})
+        asked = replace(of_number(run, 9, 1), payload=pack_map(public))
+        found, _ = coded_sums.coded_moments(asked)
+        total = found["totals"]
+    else:
+        asked = replace(task(SUMMED[0], rows), payload=pack_map(public))
+        found, _ = class_moments(asked)
+        total = found["sums"].sum(0)
+    assert public.projection is not None
+    x = asked.found.train.features.double()
+    if not target:
+        x = x[[NAMES[label] != "b" for label, _ in rows]]
+    mapped = (x - 1) @ public.projection.double().T
+    # A map travels at 16 bits.
+    torch.testing.assert_close(total, mapped.sum(0), rtol=1e-2, atol=5e-2)
+
+
+def test_records_that_are_left_out_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Those without an event where they are fewer than the policy asks for."""
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    for censored in (0, 3):
+        caplog.clear()
+        y = np.stack([np.full(20, 0.5), np.arange(20) >= censored], 1)
+        with caplog.at_level("WARNING", "fedsurrogate.site"):
+            sent = unpack_parameters(released_round(task_of(SURVIVAL[0], (x, y), {}, 1, 5)).payload)
+        assert sent.records == 20 - censored
+        words = f"{censored} records without an event are left out of what this site sends: fewer than 5"
+        assert [each.getMessage() for each in caplog.records] == ([words] if censored else [])
