@@ -31,7 +31,7 @@ class Calls:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.made: list[Note] = []
-        self._patch = patch
+        self.patch = patch
 
     def noting(self, name: str, result: Any = None) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -40,9 +40,9 @@ class Calls:
 
         return call
 
-    def instead(self, name: str, result: Any = None) -> None:
-        """Note calls of a function that requests call, and make none."""
-        self._patch.setattr(requests, name, self.noting(name, result))
+    def instead(self, name: str, result: Any = None, module: Any = requests) -> None:
+        """Note calls of a function that a module calls, and make none."""
+        self.patch.setattr(module, name, self.noting(name, result))
 
     def names(self) -> list[str]:
         return [each[0] for each in self.made]
