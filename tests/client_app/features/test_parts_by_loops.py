@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.whole_site import NoRecordsError
 from fedsurrogate.client_app.features import parts as module
 from fedsurrogate.client_app.features import shards
+from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.parts import Part, check_same_size, in_parts, shape_of_images
 from fedsurrogate.client_app.features.shards import ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
@@ -251,3 +254,72 @@ def test_shards_are_written_when_all_their_records_are_there_and_read_back_if_un
         hit = row // SIZE * SIZE
         wanted = [hit] if len(firsts) > 1 else firsts
         assert [each.start for each in damaged.missing()] == wanted
+
+
+@pytest.mark.parametrize("bad", [0, 3, 19, 20, 21, 25])
+@pytest.mark.parametrize("endless", [False, True])
+def test_the_log_names_twenty_broken_images_and_counts_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: int, endless: bool
+) -> None:
+    """In the order of the records, whether they cannot be read or their features are not finite."""
+    total, fake = 40, Fake("cpu", True)
+
+    def opened(index: int, _: int) -> Image.Image:
+        if index < bad and not endless:
+            raise OSError(f"cut at {index}")
+        return Image.new("RGB", (2, 2), (index,) * 3)
+
+    def forward(images: Tensor) -> Tensor:
+        found = fake.forward(images)
+        return torch.where(found[:, :1] < bad, torch.inf, found) if endless else found
+
+    images = Dataset("wards", torch.zeros(total, dtype=torch.int64), ("a",),
+                     torch.ones(total, dtype=torch.bool), "key", opener=opened)  # fmt: skip
+    with caplog.at_level("INFO", "fedsurrogate.site"):
+        found = extract(images, replace(fake.backbone, forward=forward), tmp_path)
+    assert found.ok.tolist() == [row >= bad for row in range(total)]
+    assert found.x[bad:].tolist() == [[row, 2 * row] for row in range(bad, total)]
+    assert not found.x[:bad].any()
+    lines = [each.getMessage() for each in caplog.records]
+    why = (
+        (lambda row: "features that are NaN or beyond +-65504")
+        if endless
+        else (lambda row: f"OSError: cut at {row}")
+    )
+    wanted = [
+        f"wards: record {row + 1} is broken and skipped ({why(row)})" for row in range(min(bad, 20))
+    ]
+    assert [line for line in lines if "is broken" in line] == wanted
+    (last,) = (line for line in lines if " images in " in line)
+    assert last.startswith(f"wards: features of {total - bad} images in ")
+    assert last.endswith(f", {bad} broken images skipped")
+    again = extract(images, replace(fake.backbone, forward=forward), tmp_path)
+    assert (found.cached, again.cached) == (False, True)
+    assert torch.equal(torch.as_tensor(again.x), torch.as_tensor(found.x))
+    assert found.fingerprint == again.fingerprint == "f"
+
+
+def test_images_that_all_fail_are_refused_with_the_reason_of_the_first(tmp_path: Path) -> None:
+    def opened(index: int, _: int) -> Image.Image:
+        raise OSError(f"cut at {index}")
+
+    fake = Fake("cpu", True)
+    images = Dataset(
+        "wards", torch.zeros(3, dtype=torch.int64), ("a",), torch.ones(3, dtype=torch.bool), "key"
+    )
+    words = "none of the 3 images of 'wards' can be read; reason for the first: OSError: cut at 0"
+    with pytest.raises(NoRecordsError, match=words):
+        extract(replace(images, opener=opened), fake.backbone, tmp_path)
+    with pytest.raises(NoRecordsError, match="reason for the first: it is empty"):
+        extract(replace(images, opener=opened, labels=images.labels[:0]), fake.backbone, tmp_path)
+
+    def endless(found: Tensor) -> Tensor:
+        return torch.full((len(found), 2), torch.nan)
+
+    with pytest.raises(BackboneError, match="backbone 'fake': features that are NaN or beyond"):
+        extract(
+            replace(images, opener=lambda index, _: Image.new("RGB", (2, 2))),
+            replace(fake.backbone, forward=endless),
+            tmp_path,
+        )
+    assert not [each for each in tmp_path.rglob("*") if each.name.endswith((".npy", ".partial"))]
