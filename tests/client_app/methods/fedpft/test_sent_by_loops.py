@@ -4,6 +4,8 @@ sums of clipped gradients at a received head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.fedpft import surrogate
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import round_sums
 from fedsurrogate.client_app.methods.fedpft.surrogate import (
     SiteData,
@@ -28,6 +31,7 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.streamed_fit import PASSES
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import pack_question, unpack_surrogate
 from fedsurrogate.strategies.base.training import Training
@@ -42,10 +46,10 @@ def records(labels: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return x + y[:, None], y
 
 
-def of_class(surrogate: Any, name: str) -> tuple[int, Any, Any, Any]:
+def of_class(found: Any, name: str) -> tuple[int, Any, Any, Any]:
     """Count, weights, means and covariance rows of a class."""
-    at = surrogate.header.classes.index(name)
-    own = surrogate.mixtures
+    at = found.header.classes.index(name)
+    own = found.mixtures
     rows = own.labels == at
     return int(own.counts[at]), own.weights[rows], own.means[rows], rows
 
@@ -223,3 +227,45 @@ def test_a_head_of_other_shapes_is_refused(logistic: dict[str, Any]) -> None:
         with pytest.raises(SurrogateError, match="a head and map of shapes"):
             round_sums(task(run, [0, 2], training.payload(), round=1))
         training.model[name] = before
+
+
+@pytest.mark.parametrize(("components", "passes"), [(1, 2), (2, 1 + PASSES)])
+def test_features_in_a_file_are_read_in_as_many_passes_as_the_progress_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: int, passes: int
+) -> None:
+    run = parse_run(
+        {
+            "fedpft.covariance": "diag",
+            "fedpft.components": components,
+            "fedpft.samples-per-component": 2,
+        }
+    )
+    x, y = records([0] * 8 + [1] * 3 + [2] * 6)
+    begun: list[Any] = []
+    forgotten: list[Any] = []
+    counted: list[int] = []
+
+    @contextmanager
+    def progress(*given: Any, **named: Any) -> Iterator[Any]:
+        begun.append((*given, named))
+        yield counted.append
+
+    monkeypatch.setattr(surrogate, "progress", progress)
+    monkeypatch.setattr(surrogate, "forget", forgotten.append)
+    limits, threads = SiteLimits(smallest_class=4), torch.get_num_threads()
+    whole = make_surrogate(SiteData(x, y, NAMES, "f", "north"), run, limits).surrogate
+    made = make_surrogate(
+        SiteData(x, y, NAMES, "f", "north", folder=tmp_path), run, limits
+    ).surrogate
+    assert begun == [("north", passes * 17, {"what": "records"})]
+    assert all(each is x for each in forgotten)
+    assert len(forgotten) == len(counted) > 0
+    assert sum(counted) <= passes * 17
+    assert torch.get_num_threads() == threads
+    assert made.header == whole.header
+    assert made.header.classes == ("a", "c")
+    for name in ("a", "c"):
+        one, other = of_class(made, name), of_class(whole, name)
+        assert one[0] == other[0]
+        assert len(one[1]) == len(other[1]) == components
+        np.testing.assert_allclose(one[1] @ one[2], other[1] @ other[2], atol=1e-2)
