@@ -23,6 +23,7 @@ from fedsurrogate.client_app.governance.approvals import (
     decisions,
 )
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_ledger
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.uncharged import check_dimension
 from fedsurrogate.client_app.governance.witness import Witness
@@ -33,12 +34,13 @@ from fedsurrogate.client_app.governance.work_limits import (
     check_size,
     check_work,
 )
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
+from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, PolicyError
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.run import parse_run
-from tests.client_app.governance.ledger_processes import release
+from tests.client_app.governance.ledger_processes import TOTAL, release
 
 WORK = {
     "most_classes": 1000, "longest_class_name": 200, "largest_image_size": 1024, "largest_dimension": 8192,
@@ -263,3 +265,34 @@ def test_a_backbone_whose_dimension_the_images_decide_is_refused_in_a_private_ru
     check_dimension(load_backbone("pixels", "", 4, "cpu"))
     with pytest.raises(ConfigError, match="'pixels' with image-size = 0"):
         check_dimension(load_backbone("pixels", "", 0, "cpu"))
+
+
+def test_a_reply_has_a_receipt_if_and_only_if_the_ledger_has_grown(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    node = NodeConfig(
+        site="north",
+        data="safetensors",
+        data_dir=str(tmp_path / "data"),
+        state_dir=str(tmp_path / "state"),
+        witness_dir=str(tmp_path / "witness"),
+    )
+    ledger = open_ledger(node)
+    assert ledger.witness is not None
+    for number in range(2):
+        # The header is an entry of its own.
+        before = check_receipts(node, "")
+        assert before == 1 + number
+        assert new_receipt(node, before) == {}
+        ledger.charge(release(number=number + 1), TOTAL)
+        seen = ledger.witness.read()
+        assert seen is not None
+        receipt = new_receipt(node, before)
+        assert receipt == {"receipt": str(seen.receipt(before + 1, seen.last))}
+        assert check_receipts(node, receipt["receipt"]) == before + 1
+    older = seen.receipt(9, seen.last)
+    with pytest.raises(LedgerError, match="has seen 9 entries of the ledger, which has 3"):
+        check_receipts(node, str(older))
+    public = NodeConfig(site="north", state_dir=str(tmp_path / "public"))
+    assert (check_receipts(public, str(older)), new_receipt(public, 0)) == (0, {})
+    with pytest.raises(ConfigError, match="is public; every run begins its own ledger"):
+        open_ledger(public)
