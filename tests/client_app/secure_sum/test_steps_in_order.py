@@ -5,7 +5,7 @@ written before anything leaves, and of what numbers a masked vector is made.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -287,6 +287,21 @@ def test_a_masked_vector_is_the_sums_as_whole_numbers_with_noise_or_random(
     assert found["fixing"] == (asked.node, NAME, [b"north", b"west"], {"numbers": "s"}, records)
     if not far:
         assert found["why_changed"] == (asked.node, {"numbers": "s"}, {"training": "r"})
+
+
+def test_sums_that_have_their_noise_already_get_no_joint_noise(
+    calls: Calls, tmp_path: Path
+) -> None:
+    claim = PRIVATE.mechanism_for("record")
+    assert claim is not None
+    own = replace(claim, name="dp-sgd")
+    calls.patch.setattr(Run, "mechanism_for", lambda run, unit: own)
+    made, _, values, _, _, _ = masked_by(calls, PRIVATE, tmp_path)
+    assert "noise_of_site" not in calls.names()
+    assert "local-epsilon" not in made.facts
+    numbers = numbers_of(PRIVATE.plan, PRIVATE.settings, 4, 1)
+    whole = np.concatenate([numbers[name].encode(values[name]).ravel() for name in SHAPES])
+    assert np.array_equal(calls.of("mask")[3], whole)
 
 
 def test_a_model_that_not_all_sites_have_agreed_on_is_refused_before_any_record_is_used(
