@@ -146,6 +146,20 @@ def test_each_rule_alone_refuses_a_run_that_all_others_allow(
     ).check_request(parse_run({}))
 
 
+def test_a_model_may_be_received_where_no_sum_hides_the_site(tmp_path: Path) -> None:
+    strict = OPEN.model_copy(update={"exact_sums_at_models": False})
+    Gate(strict, Ledger(tmp_path / "none", "data")).check_request(parse_run({"method": "fedavg"}))
+
+
+@given(st.booleans(), st.booleans(), st.booleans())
+def test_exact_numbers_leave_where_all_rules_let_them(
+    without: bool, hidden: bool, seal: bool
+) -> None:
+    policy = Policy(without_dp=without, require_seal=seal)
+    found = Gate(policy, Ledger(Path("unused"), "data")).exact_numbers_may_leave(hidden)
+    assert found == (without and not hidden and not seal)
+
+
 MIB = 2**20
 RELEASES = st.builds(
     lambda private, mechanism, size, sealed: replace(

@@ -4,7 +4,9 @@ beyond them.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance import budget, witness
+from fedsurrogate.client_app.governance import budget, witness, work_limits
 from fedsurrogate.client_app.governance.approvals import (
     Allowed,
     Decision,
@@ -25,20 +27,25 @@ from fedsurrogate.client_app.governance.approvals import (
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_ledger
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
+from fedsurrogate.client_app.governance.release import DISCLOSURES, disclosure_of
+from fedsurrogate.client_app.governance.release import entry as entry_of
 from fedsurrogate.client_app.governance.uncharged import check_dimension
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.governance.work_limits import (
     NO_WORK_LIMITS,
     UNLIMITED,
     WorkLimits,
+    admit,
     check_size,
     check_work,
 )
+from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, PolicyError
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
+from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter
 from fedsurrogate.common.run import parse_run
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -296,3 +303,46 @@ def test_a_reply_has_a_receipt_if_and_only_if_the_ledger_has_grown(tmp_path: Pat
     assert (check_receipts(public, str(older)), new_receipt(public, 0)) == (0, {})
     with pytest.raises(ConfigError, match="is public; every run begins its own ledger"):
         open_ledger(public)
+
+
+def test_features_of_two_backbones_at_the_same_instant_are_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = NodeConfig(site="north", state_dir=str(tmp_path))
+    limits = WorkLimits(extractions_per_day=1)
+    monkeypatch.setattr(work_limits, "time", SimpleNamespace(time=lambda: 1e9))
+    one, other = (parse_run({"image-size": size}).settings for size in (8, 9))
+    for _ in range(2):
+        admit(one, node, limits, "1")
+    with pytest.raises(PolicyError, match="extractions-per-day = 1: the run requests 2"):
+        admit(other, node, limits, "2")
+
+
+def test_the_delta_of_all_releases_is_twice_that_of_a_run_unless_it_is_set() -> None:
+    plain, own = Budget(4.0, 1e-5, 1.0), Budget(4.0, 1e-5, 1.0, delta_total=7e-5)
+    assert plain.filter == PrivacyFilter(4.0, 1e-5, 2e-5)
+    assert own.filter == PrivacyFilter(4.0, 1e-5, 7e-5)
+
+
+def test_the_newest_disclosure_of_a_run_is_named(tmp_path: Path) -> None:
+    node = NodeConfig(site="north", state_dir=str(tmp_path))
+    assert disclosure_of(node, "run") == ""
+    folder = tmp_path / DISCLOSURES
+    folder.mkdir()
+    for name, at in (("run-b", 5), ("run-a", 9), ("run-c", 9), ("other-d", 20)):
+        (folder / f"{name}.json").write_text("{}")
+        os.utime(folder / f"{name}.json", (at, at))
+    (folder / "run-z.txt").write_text("")
+    assert disclosure_of(node, "run") == f"{DISCLOSURES}/run-c"
+    assert disclosure_of(node, "other") == f"{DISCLOSURES}/other-d"
+
+
+def test_an_entry_without_a_claim_states_no_privacy_at_all() -> None:
+    run = parse_run({})
+    found = entry_of(run, "7", MethodOutput(b"abc", facts={"f": 1.0}), 4)
+    assert (found.epsilon, found.delta, found.rounds, found.opens) == (0.0, 0.0, 0, False)
+    assert (found.mechanism, found.unit, found.events) == ("none", "record", ())
+    assert (found.sigmas, found.sensitivities, found.facts) == ({}, {}, {"f": 1.0})
+    assert (found.bytes, found.round, found.flower_run) == (3, 4, "7")
+    assert found.sha256 == hashlib.sha256(b"abc").hexdigest()
+    assert (found.run, found.method, found.sample_rate) == (run.full_digest, "fedpft", 1.0)
