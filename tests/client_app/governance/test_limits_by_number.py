@@ -26,6 +26,7 @@ from fedsurrogate.client_app.governance.approvals import (
 )
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import DISCLOSURES, disclosure_of
 from fedsurrogate.client_app.governance.release import entry as entry_of
@@ -346,3 +347,31 @@ def test_an_entry_without_a_claim_states_no_privacy_at_all() -> None:
     assert (found.bytes, found.round, found.flower_run) == (3, 4, "7")
     assert found.sha256 == hashlib.sha256(b"abc").hexdigest()
     assert (found.run, found.method, found.sample_rate) == (run.full_digest, "fedpft", 1.0)
+
+
+def test_a_ledger_of_another_format_or_data_set_is_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, "data")
+    ledger.open()
+    ledger.charge(release(), TOTAL)
+    for changed, words in (
+        ({"format": 2}, "has a format other than 1"),
+        ({"dataset": "other"}, "is that of data set 'other'"),
+    ):
+        other = Ledger(tmp_path / words[:3].strip(), "data")
+        with pytest.MonkeyPatch.context() as patch:
+            header = {"kind": "header", "format": 1, "dataset": "data"} | changed
+            patch.setattr(Ledger, "_header", lambda self, header=header: header)
+            other.open()
+        with pytest.raises(LedgerError, match=words):
+            other.entries()
+    assert len(ledger.entries()) == 1
+
+
+def test_a_folder_of_data_has_one_name_of_sixteen_digits_by_its_kind_and_place(
+    tmp_path: Path,
+) -> None:
+    place = str(tmp_path / "data")
+    whole = hashlib.sha256(f"dicom\0{Path(place).resolve()}".encode()).hexdigest()
+    assert dataset_id("dicom", place) == whole[:16]
+    assert dataset_id("dicom", f"{tmp_path}/other/../data") == whole[:16]
+    assert dataset_id("parquet", place) != whole[:16]
