@@ -244,6 +244,9 @@ def test_shards_are_written_when_all_their_records_are_there_and_read_back_if_un
         again = ShardWriter.resumed(folder, count)
         assert (again.done, again.missing(), again.dimension, again.size) == (count, [], 3, (7, 8))
         assert ShardWriter.resumed(folder, count + 1).done == 0
+        with (folder / "shards.jsonl").open("a") as notes:
+            notes.write('[]\n7\n{"end": 4}\n{"end": [], "sha256": "x"}\n{')
+        assert ShardWriter.resumed(folder, count).done == count
         # One changed bit costs the shard that has it, wherever it is.
         row = data.draw(st.integers(0, count - 1))
         name, at = data.draw(st.sampled_from([("ok", row), ("x.npy", None)]))

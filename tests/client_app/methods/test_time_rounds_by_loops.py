@@ -71,7 +71,9 @@ def test_two_records_are_enough_for_a_policy_of_two_and_must_weigh_alike() -> No
         offset = torch.tensor([float((x @ beta).max())]).double()
         model = {"beta": beta, "offset": offset, "hazard": torch.ones(BINS).double()}
         parts = {k: t for name, own in model.items() for k, t in in_parts(name, own, 3).items()}
-        released(task_of(run, site, parts, 1, 1))
+        # In the first round and in the last.
+        for number in (1, 4):
+            released(task_of(run, site, parts, number, 1))
         if refused:
             with pytest.raises(DataError, match="an effective number of 2 records"):
                 released(task_of(run, site, parts, 1, 2))
