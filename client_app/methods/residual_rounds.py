@@ -132,8 +132,8 @@ def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
         )
     if not kept.any():
         raise DataError(
-            f"no training records in cells of {least} or more, which the policy's smallest-class and "
-            "smallest-cell ask for in sums without noise"
+            f"no training records in cells of {least} or more, which the policy's smallest-class "
+            "and smallest-cell ask for in sums without noise"
         )
     if not kept.all():
         log.warning(
