@@ -182,7 +182,6 @@ def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
     """No two steps of secure sums at once: each reads this site's state before it signs or reveals
     anything.
     """
-    (node.state / "sums").mkdir(parents=True, exist_ok=True)
     return FileLock(node.state / "sums" / f"{site}.lock")
 
 
@@ -268,7 +267,7 @@ def _facts(task: Task) -> dict[str, str]:
     """
     run = task.run
     facts = {} if run.settings.classes else {"classes": json.dumps(task.classes)}
-    if run.plan.kind == "rounds" and run.frames:
+    if run.plan.kind == "rounds":
         # A site without records to release says so in its first round.
         with suppress(DataError):
             if frame := task.own_frame(run.settings.classes or task.classes):

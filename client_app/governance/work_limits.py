@@ -166,11 +166,7 @@ def _counted(
 ) -> dict[str, Any]:
     first, number = counts["runs"].get(flower_run, (now, 0))
     recent = [at for at in counts["requests"] if now - HOUR < at <= now]
-    extractions = {
-        key: at
-        for key, at in counts["extractions"].items()
-        if now - DAY < at <= now or key == features
-    }
+    extractions = {key: at for key, at in counts["extractions"].items() if now - DAY < at <= now}
     _check_limits(
         limits,
         most_seconds=max(0.0, now - first),

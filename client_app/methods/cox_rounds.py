@@ -102,13 +102,12 @@ def effective(weights: Tensor) -> float:
     return total**2 / float(weights.square().sum()) if total else 0.0
 
 
-def even_bins(bins: Tensor, weights: Tensor, count: int, least: int) -> Tensor:
+def even_bins(bins: Tensor, weights: Tensor, least: int) -> Tensor:
     """Bins of records, merged until in each one the weights are even enough.
 
     Args:
         bins: in which each record leaves, (n,).
         weights: of the records, (n,).
-        count: number of bins.
         least: effective number of records in each bin that has any.
 
     Returns:
@@ -117,7 +116,7 @@ def even_bins(bins: Tensor, weights: Tensor, count: int, least: int) -> Tensor:
     Raises:
         DataError: where all records together are not even enough.
     """
-    sizes = torch.bincount(bins, minlength=count).tolist()
+    sizes = torch.bincount(bins).tolist()
     needed = least
     while True:
         merged = torch.tensor(merged_places(sizes, needed))[bins]
@@ -144,7 +143,7 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     if not task.run.settings.secure_sum and least > 1:
         scores = (features @ point.beta - point.offset).clamp(-LARGEST_SCORE, LARGEST_SCORE)
         # Hazards are alike within a bin, so what they weigh is no less even.
-        bins = even_bins(bins, scores.exp(), target.bins + 1, least)
+        bins = even_bins(bins, scores.exp(), least)
     sums = risk_sums(features, bins, point.beta, point.hazard, point.offset, LARGEST_SCORE)
     events = values[:, 1] == 1
     return {

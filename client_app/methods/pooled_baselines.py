@@ -72,7 +72,7 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool) -> I
             parts.append((train.features, index[train.labels]))
         broken = (~torch.as_tensor(all_features.ok)).nonzero().flatten().tolist()
         reports.append(with_broken(dataset, broken, "images", reopen=True).facts())
-        test = usable(dataset, all_features, (~dataset.is_train).nonzero().squeeze(1), run.power)
+        test = usable(dataset, all_features, (~dataset.is_train).nonzero().flatten(), run.power)
         tests.append((test.features, index[test.labels]))
         patients.append(test.units)
     features, labels = (torch.cat(column) for column in zip(*tests, strict=True))
@@ -112,7 +112,7 @@ def _of_target(model: Head, run: Run, node: NodeConfig) -> Info:
     scores, values, reports = [], [], []
     for dataset, _ in whole(run.settings, run.target, node.num_partitions):
         features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
-        test = usable(dataset, features, (~dataset.is_train).nonzero().squeeze(1), run.power)
+        test = usable(dataset, features, (~dataset.is_train).nonzero().flatten(), run.power)
         assert test.values is not None
         scores.append(model.scores(test.features))
         values.append(test.values)

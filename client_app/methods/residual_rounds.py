@@ -130,10 +130,10 @@ def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
             f"{left} of the records of this site have an event before the horizon; the policy's "
             f"smallest-class and smallest-cell ask for {least}, or none, in sums without noise"
         )
-    if int(kept.sum()) < max(1, least):
+    if not kept.any():
         raise DataError(
-            f"{int(kept.sum())} training records; the policy's smallest-class and smallest-cell "
-            f"ask for {least} in sums without noise"
+            f"no training records in cells of {least} or more, which the policy's smallest-class "
+            "and smallest-cell ask for in sums without noise"
         )
     if not kept.all():
         log.warning(

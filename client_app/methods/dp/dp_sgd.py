@@ -183,7 +183,7 @@ def _clipped_sum(
             # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             losses(module(some), truth).sum().backward()  # type: ignore[no-untyped-call]
-        each = [parameter.grad_sample.detach() for parameter in parameters]  # type: ignore[attr-defined]
+        each = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
         return [*each, norms_of(each)]
 
     total, cut, start = sums_like(parameters, clip), 0, 0

@@ -193,9 +193,9 @@ def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tenso
     members: dict[str, str] = {}
     names: list[str] = []
     for part in (each.strip() for each in groups.split(";") if each.strip()):
-        name, sign, rest = part.partition("=")
+        name, _, rest = part.partition("=")
         inside = [each.strip() for each in rest.split(",") if each.strip()]
-        if not (name and sign and inside) or name in names:
+        if not (name and inside) or name in names:
             raise ConfigError(
                 f"groups {part!r}: a group is name=class,class, and each name appears once"
             )

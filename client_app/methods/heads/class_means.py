@@ -36,7 +36,7 @@ def class_means(task: Task) -> MethodOutput:
     counts = torch.zeros(len(classes), settings.groups)
     means = torch.zeros(len(classes), settings.groups, features.shape[1])
     for label in range(len(classes)):
-        rows = (labels == label).nonzero().squeeze(1)
+        rows = (labels == label).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)]
         parts = rows.tensor_split(max(1, min(most, len(rows) // settings.samples_per_group)))
         for group, part in enumerate(part for part in parts if len(part)):

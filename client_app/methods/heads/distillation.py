@@ -67,7 +67,7 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
         lessons = features @ teacher.tensors["weight"].T + teacher.tensors["bias"]
         weight, bias = train_on_features(
             features,
-            torch.cat([labels[:, None].float(), lessons], 1),
+            torch.cat([labels[:, None], lessons], 1),
             len(classes),
             run.settings.head,
             run.settings.seed,

@@ -237,7 +237,7 @@ def test_each_bin_that_leaves_weighs_enough_records(
     weights = (scale * torch.randn(40, generator=draw)).clamp(-12, 12).double().exp()
     bins = torch.randint(count, (40,), generator=draw)
     try:
-        merged = even_bins(bins, weights, count, least)
+        merged = even_bins(bins, weights, least)
     except DataError:
         assert effective(weights) < least
         return

@@ -104,6 +104,62 @@ def test_a_run_is_refused_exactly_where_it_breaks_a_rule(
     assert any(str(error.value).startswith(rule) for rule in broken)
 
 
+OPEN = Policy(
+    without_dp=True, epsilon_per_run=2.0, smallest_colluding=0.0, exact_sums_at_models=True,
+    mechanisms=("*",), delta=1e-3,
+)  # fmt: skip
+
+
+# By rule: a run, and the change of a policy that allows it, after which it is refused.
+@pytest.mark.parametrize(
+    ("run", "change", "words"),
+    [
+        ({}, {"require_seal": True}, "require-seal = true"),
+        ({}, {"require_secure_sum": True}, "require-secure-sum = true: the run would show"),
+        (SUMMED, {"smallest_colluding": 0.9}, "smallest-colluding = 0.9: the run is safe only"),
+        ({"classes": "a,b"}, {"most_classes": 1}, "most-classes = 1: the run requests 2"),
+        ({}, {"methods": ("afl",)}, "methods = afl: the run requests 'fedpft'"),
+        ({}, {"backbones": ("timm:*",)}, "backbones = timm:*: the run requests 'pixels'"),
+        (PRIVATE, {"mechanisms": ("dp-em",)}, "mechanisms = dp-em: the run requests 'sums'"),
+        ({}, {"without_dp": False}, "without-dp = false: the run has no differential privacy"),
+        (
+            SUMMED | {"method": "fedavg"},
+            {"exact_sums_at_models": False},
+            "exact-sums-at-models = false",
+        ),
+        (PRIVATE, {"epsilon_per_run": 0.5}, "epsilon-per-run = 0.5: the run requests epsilon = 1"),
+        (PRIVATE, {"delta": 1e-6}, "delta = 1e-06: the run requests delta = 1e-05"),
+    ],
+)
+def test_each_rule_alone_refuses_a_run_that_all_others_allow(
+    tmp_path: Path, run: dict[str, Any], change: dict[str, Any], words: str
+) -> None:
+    asked = parse_run(run)
+    Gate(OPEN, Ledger(tmp_path / "none", "data")).check_request(asked)
+    strict = OPEN.model_copy(update=change)
+    with pytest.raises(PolicyError) as error:
+        Gate(strict, Ledger(tmp_path / "none", "data")).check_request(asked)
+    assert str(error.value).startswith(words)
+    # What is no privacy mechanism is not compared with their names.
+    Gate(
+        OPEN.model_copy(update={"mechanisms": ("dp-em",)}), Ledger(tmp_path / "n", "d")
+    ).check_request(parse_run({}))
+
+
+def test_a_model_may_be_received_where_no_sum_hides_the_site(tmp_path: Path) -> None:
+    strict = OPEN.model_copy(update={"exact_sums_at_models": False})
+    Gate(strict, Ledger(tmp_path / "none", "data")).check_request(parse_run({"method": "fedavg"}))
+
+
+@given(st.booleans(), st.booleans(), st.booleans())
+def test_exact_numbers_leave_where_all_rules_let_them(
+    without: bool, hidden: bool, seal: bool
+) -> None:
+    policy = Policy(without_dp=without, require_seal=seal)
+    found = Gate(policy, Ledger(Path("unused"), "data")).exact_numbers_may_leave(hidden)
+    assert found == (without and not hidden and not seal)
+
+
 MIB = 2**20
 RELEASES = st.builds(
     lambda private, mechanism, size, sealed: replace(

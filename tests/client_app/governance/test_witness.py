@@ -3,13 +3,14 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.witness import Witness, Witnessed
 from fedsurrogate.common.errors import LedgerError, SurrogateError
 from fedsurrogate.common.security.receipts import (
     MOST_RECEIPTS,
@@ -206,3 +207,35 @@ def test_receipts_come_back_as_they_went(tmp_path: Path) -> None:
     assert parse_receipts("") == []
     with pytest.raises(SurrogateError, match="more than"):
         parse_receipts(join_receipts([*receipts, receipts[0]]))
+
+
+@given(
+    opened=st.integers(99, 102),
+    length=st.integers(1, 6),
+    decided=st.lists(
+        st.tuples(st.integers(1, 5), st.sampled_from([None, False, True])), max_size=2
+    ),
+)
+def test_a_receipt_of_a_lost_ledger_is_settled_by_the_last_decision_alone(
+    opened: int, length: int, decided: list[tuple[int, bool | None]]
+) -> None:
+    """A later one; and of a ledger that was kept, if that was at least as long."""
+    own, lost = (Witnessed(100, 9, "a" * 64, digit * 64) for digit in "12")
+    receipt = replace(lost, opened=opened).receipt(length, "b" * 64)
+    decisions = [
+        {"kind": "decision", "sequence": at} | ({} if kept is None else {"kept": kept})
+        for at, kept in decided
+    ]
+    settled = bool(decided) and opened <= 100
+    if settled and decided[-1][1]:
+        settled = length <= decided[-1][0]
+    with TemporaryDirectory() as place:
+        seen = Witness(Path(place, "witness"), "d" * 16, Path(place, "state"))
+        seen._write(own)
+        if settled:
+            seen.hold_against(decisions, [receipt])
+            return
+        with pytest.raises(
+            LedgerError, match=f"has seen {length} entries of a ledger of this site"
+        ):
+            seen.hold_against(decisions, [receipt])

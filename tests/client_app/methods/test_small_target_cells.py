@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from fedsurrogate.client_app.methods.target_counts import count_cells, large_cells, large_topics
+from fedsurrogate.client_app.methods import target_counts
+from fedsurrogate.client_app.methods.target_counts import (
+    count_answers,
+    count_cells,
+    large_cells,
+    large_topics,
+)
 from fedsurrogate.client_app.methods.target_evaluation import NOT_ITS_MEANING, of_target
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head
@@ -75,6 +83,46 @@ def test_a_topic_needs_enough_of_each_kind_that_is_there(
         sizes = [kinds.count(0), kinds.count(1)]
         expected.append(any(sizes) and all(size == 0 or size >= least for size in sizes))
     assert large_topics(how, values, good, least).tolist() == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    numbers=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.5, 1.0])), max_size=9),
+    topics=st.lists(st.booleans(), min_size=3, max_size=3),
+    inner=st.sampled_from([(), (4,), (2, 2)]),
+)
+def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_record(
+    numbers: list[tuple[int, float]], topics: list[bool], inner: tuple[int, ...]
+) -> None:
+    """Some records at a time, each with its own score, value and weight."""
+    shape = (3, *inner)
+
+    def judged(facts: Any, names: Any, scores: Tensor, values: Tensor) -> Tensor:
+        assert (facts["name"], names) == ("number", ("age",))
+        units = torch.arange(math.prod(shape)).reshape(shape) % 3 == 0
+        size = (scores[:, 0] - 2 * values[:, 0]) / 16
+        return units[None] * size.reshape(-1, *(1,) * len(shape)) / math.prod(shape)
+
+    how: Any = SimpleNamespace(table=SimpleNamespace(shape=shape, most=1.0), judged=judged)
+    scores = torch.tensor([[n + 0.25] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
+    values = torch.tensor([[9.0 - n] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
+    weights = torch.tensor([w for _, w in numbers], dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_counts, "ROWS", 2)
+        found = count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
+    wanted = torch.zeros(shape, dtype=torch.float64)
+    for row, (_, weight) in enumerate(numbers):
+        own = judged(PUBLIC, ("age",), scores[row : row + 1], values[row : row + 1])[0]
+        for topic, counts in enumerate(topics):
+            wanted[topic] += weight * own[topic] * counts
+    torch.testing.assert_close(found.value, wanted, rtol=0, atol=1e-5)
+
+    def unfit(*given: Any) -> Tensor:
+        raise KeyError("deviation")
+
+    how.judged = unfit
+    with pytest.raises(SurrogateError, match=r"cannot be counted .'deviation'.$"):
+        count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
 
 
 RUN = parse_run(

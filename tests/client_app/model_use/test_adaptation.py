@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
@@ -454,3 +456,31 @@ def test_the_chosen_candidate_is_the_likeliest_of_those_that_pass(
     assert chosen == wanted
     gain = next(each.gain for each in judged if each.name == chosen)
     assert (f"by {gain:.3f} a record" in reason) == (chosen != SHARED)
+
+
+@pytest.mark.parametrize("sharp", [8.0, 3000.0])
+def test_the_shared_model_is_judged_at_its_best_temperature(shared: Head, sharp: float) -> None:
+    """Fold by fold, at the temperature that is best on the other folds, by a plain search."""
+    model = Head(HEADER, sharp * shared.weight, sharp * shared.bias)
+    own = held(60, 6, 0.3)
+    little = parse_run({"head.epochs": 1, "head.min-steps": 1}).settings.head
+    found, folds, y = adapt(model, own, little, 2), _folds(own, 2), own.labels.numpy()
+    chances = model.scores(own.features).double().softmax(1).numpy().clip(1e-30)
+
+    def losses(rows: Any, heat: float) -> Any:
+        warm = scipy.special.log_softmax(np.log(chances[rows]) / heat, 1)
+        return np.minimum(-warm[np.arange(len(warm)), y[rows]], -np.log(1e-6))
+
+    def mean(log_heat: float, rows: Any) -> float:
+        warm = scipy.special.log_softmax(np.log(chances[rows]) / np.exp(log_heat), 1)
+        return -float(warm[np.arange(len(warm)), y[rows]].mean())
+
+    each = np.zeros(60)
+    for fold in range(5):
+        best = minimize_scalar(mean, (-4, 4), (-4, 4), (folds != fold,), "bounded").x
+        each[folds == fold] = losses(folds == fold, np.exp(best))
+    judged = {one.name: one for one in found.judged}
+    assert judged[SHARED].loss == pytest.approx(each.mean(), rel=1e-3)
+    assert (judged[SHARED].gain, judged[SHARED].low, judged[SHARED].high) == (0, 0, 0)
+    for one in found.judged:
+        assert one.gain == pytest.approx(each.mean() - one.loss, rel=1e-3, abs=1e-3)

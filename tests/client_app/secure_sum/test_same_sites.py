@@ -4,7 +4,9 @@ forgotten are over one set of sites, with the same settings, and over unchanged 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -155,3 +157,38 @@ def test_a_sum_with_other_settings_of_what_a_site_adds_is_another_sum(
     assert same_sites._differ(digests(), digests(**change))
     # A model that the run trains is another one in each round; a public map is not.
     assert (digests() == digests(b"other")) == (kind == "updates")
+
+
+def test_records_of_other_settings_are_refused_for_the_settings_and_not_random(
+    tmp_path: Path,
+) -> None:
+    """What is remembered of several sums is all of it, each kind by itself."""
+    node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
+    with same_sites.fixing(node, "x", ALL, {"numbers": "n"}, {"training": "r"}):
+        pass
+    with same_sites.fixing(node, "y", ALL, {"training": "s"}, {"held-out": "h"}):
+        pass
+    (file,) = (tmp_path / "sums").glob("*.json")
+    content = json.loads(file.read_text())
+    assert content["records"] == {"training": "r", "held-out": "h"}
+    assert content["settings"] == {"numbers": "n", "training": "s"}
+    assert content["sum"] == ""
+    assert "data have changed" in same_sites.why_changed(node, {"numbers": "n"}, {"training": "2"})
+    assert same_sites.why_changed(node, {"numbers": "2"}, {"training": "2"}) == ""
+    assert same_sites.why_changed(node, {"numbers": "n"}, {"training": "r"}) == ""
+
+
+@pytest.mark.parametrize(("records", "known"), [("old", True), ("", False)])
+def test_a_record_of_an_earlier_version_is_of_training_records(
+    tmp_path: Path, records: str, known: bool
+) -> None:
+    node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
+    with same_sites.fixing(node, "x", ALL, {}, {}):
+        pass
+    (file,) = (tmp_path / "sums").glob("*.json")
+    content = json.loads(file.read_text())
+    del content["settings"]
+    file.write_text(json.dumps(content | {"records": records}))
+    assert bool(same_sites.why_changed(node, {}, {"training": "new"})) == known
+    assert same_sites.why_changed(node, {}, {"training": records or "new"}) == ""
+    assert same_sites.why_changed(node, {}, {"held-out": "new"}) == ""

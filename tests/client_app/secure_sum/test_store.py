@@ -143,3 +143,17 @@ def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
     written = store.file_of(node, NAMES[0], "north").stat()
     assert [(each.st_ino, each.st_size) for each in flushed] == [(written.st_ino, written.st_size)]
     assert written.st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_a_state_goes_when_it_is_older_than_a_run_and_not_as_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float
+) -> None:
+    node = node_in(tmp_path)
+    state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
+    store.create(node, Policy(), NAMES[0], state)
+    file = store.file_of(node, NAMES[0], "north")
+    os.utime(file, (1000.0, 1000.0))
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: 1060.0 + more))
+    store.create(node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0])
+    assert file.exists() == (not more)

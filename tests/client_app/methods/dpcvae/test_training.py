@@ -257,9 +257,15 @@ def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn
     )  # type: ignore[arg-type]
     for drawn in (0, 1, 7, 40):
         x, y = part.features[:drawn], part.labels[:drawn]
-        total, _ = clipped_sums(trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1)
+        total, cut = clipped_sums(
+            trainer.modules, trainer.losses, (x, y, trainer.noise(drawn)), 0.1
+        )
+        flat = torch.cat([each.value.flatten() for each in total.values()])
         for expected in (1.0, 13.0):
-            mean, *_ = private_gradient(trainer, x, y, 0.1, 2.0, expected)
+            mean, count, signal = private_gradient(trainer, x, y, 0.1, 2.0, expected)
+            assert count == cut
+            # The noise of each of n numbers has the deviation 0.2; all of it has sqrt(n) times that.
+            assert signal == pytest.approx(float(flat.norm()) / (0.2 * len(flat) ** 0.5), rel=1e-6)
             for name, sum_ in total.items():
                 found = mean[name].double() * expected
                 assert torch.allclose(found, sum_.value, rtol=1e-5, atol=1e-5)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedavg.personalization import (
+    Scores,
     _share,
     nearest_records,
     own_head,
@@ -98,6 +102,54 @@ def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -
         replace(task, found=replace(task.found, train=one)), head, FITS["fedlambda"]
     )
     assert right > 95
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(2, 30), tested=st.integers(0, 12), seed=st.integers(0, 99))
+def test_the_weight_is_chosen_on_held_out_records_and_judged_on_test_records(
+    count: int, tested: int, seed: int
+) -> None:
+    """Record by record, for heads that are right by chance alone."""
+    draw = torch.Generator().manual_seed(seed)
+    parts = [
+        LabelledFeatures(
+            torch.randn(n, 3, generator=draw), torch.randint(0, 2, (n,), generator=draw)
+        )
+        for n in (count, tested)
+    ]
+    # The site has its classes in another order than the head.
+    found = SiteFeatures(parts[0], parts[1], ("b", "a"), "f", 0.0, simulated=False)
+    run = parse_run({"method": "fedlambda", "seed": seed, "baseline.validation": 0.3})
+    names = ("a", "b")
+    head = Head(
+        Header("fedlambda", "r", "c", "f", names), torch.randn(2, 3, generator=draw), torch.zeros(2)
+    )
+    table, seen = torch.randn(2, 3, generator=draw), []
+
+    def fit(x: Tensor, y: Tensor, classes: int) -> Scores:
+        seen.append((x, y, classes))
+        return lambda asked: (asked @ table.T).softmax(1)
+
+    right, total = personal_accuracy(Task(run, NodeConfig(), "s", found), head, fit)
+    assert total == tested
+    x, y = parts[0].features, 1 - parts[0].labels
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    held = max(1, round(0.3 * count))
+    ((given_x, given_y, classes),) = seen
+    assert torch.equal(given_x, x[order[held:]])
+    assert torch.equal(given_y, y[order[held:]])
+    assert classes == 2
+
+    def both(asked: Tensor) -> tuple[Tensor, Tensor]:
+        return (asked @ table.T).softmax(1), (asked @ head.weight.T).softmax(1)
+
+    share = _share(*both(x[order[:held]]), y[order[:held]])
+    hits = 0
+    for row, label in zip(parts[1].features, parts[1].labels.tolist(), strict=True):
+        own, federated = both(row[None])
+        mixed = (share * own + (1 - share) * federated)[0]
+        hits += int(mixed.argmax()) == 1 - label
+    assert right == hits
 
 
 def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def test_real_and_synthetic_statistics_of_the_same_records_are_equal(statistic: 
     found, slope = statistic.slope(
         body, parameters_of(module), records, change, list(real.values()), 0.0, 0.0
     )
+    assert not records.values.requires_grad, "the records stay as they are"
     assert abs(found) < 1e-4
     assert float(slope.norm()) < 1e-2 * _slope_of_others(
         statistic, body, parameters_of(module), records, change, real

@@ -70,6 +70,8 @@ def test_slopes_by_class_come_in_the_order_of_the_records() -> None:
     mine = records(body, 2, torch.float32)
     order = LABELS.argsort(stable=True)
     found, slope = CLASS_GRADIENTS.slope(body, model, mine, change, real, 0.1, 0.0)
+    assert not mine.values.requires_grad, "the records stay as they are"
+    assert not any(tensor.requires_grad for tensor in model.values())
     same, by_class = CLASS_GRADIENTS.slope(body, model, mine.take(order), change, real, 0.1, 0.0)
     assert found == pytest.approx(same, rel=1e-5)
     assert torch.allclose(slope[order], by_class, atol=1e-5 * float(slope.abs().max()))

@@ -1,0 +1,263 @@
+"""Heads that a site trains by itself, and what it sends of them, against plain loops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.heads import distillation
+from fedsurrogate.client_app.methods.heads.class_means import class_means
+from fedsurrogate.client_app.methods.heads.distillation import distil
+from fedsurrogate.client_app.methods.heads.local_head import local_head, own_head, student_head
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+
+NAMES, D = ("a", "b", "c"), 4
+QUICK = {"head.epochs": 1, "head.min-steps": 12}
+
+
+def run(method: str, **more: Any) -> Run:
+    return parse_run({"method": method} | QUICK | more)
+
+
+def records(labels: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    y = torch.tensor(labels, dtype=torch.int64)
+    x = torch.randn(len(y), D, generator=torch.Generator().manual_seed(seed))
+    return x + 2 * torch.eye(3, D)[y], y
+
+
+def task(config: Run, labels: list[int], least: int = 1, seed: int = 0, **more: Any) -> Task:
+    x, y = records(labels, seed)
+    part = LabelledFeatures(x, y)
+    site = SiteFeatures(part, part, NAMES, "print", 0.0, simulated=False)
+    node = NodeConfig(site="north", state_dir="nowhere")
+    return Task(config, node, "north", site, SiteLimits(smallest_class=least), **more)
+
+
+SETS = st.lists(st.integers(0, 2), min_size=3, max_size=24)
+
+
+@settings(max_examples=10, deadline=None)
+@given(labels=SETS, seed=st.integers(0, 9), method=st.sampled_from(["ensemble", "fedbe"]))
+def test_a_head_is_of_the_classes_with_enough_records_and_moments_are_of_all_of_these(
+    labels: list[int], seed: int, method: str
+) -> None:
+    config = run(method, seed=seed)
+    kept = [label for label in range(3) if labels.count(label) >= 3]
+    asked = task(config, labels, 3)
+    if not kept:
+        return
+    sent = unpack_parameters(own_head(asked).payload)
+    x, _ = records(labels)
+    rows = [row for row, label in enumerate(labels) if label in kept]
+    y = torch.tensor([kept.index(labels[row]) for row in rows])
+    weight, bias = train_on_features(x[rows], y, len(kept), config.settings.head, seed)
+    assert sent.header.classes == tuple(NAMES[label] for label in kept)
+    assert (sent.records, sent.round) == (len(rows), 1)
+    wanted = {"weight": weight, "bias": bias}
+    if method == "fedbe":
+        own = x[rows].double().numpy()
+        moments = {"mean": own.mean(0), "deviation": own.std(0)}
+        wanted |= {name: torch.from_numpy(each).float() for name, each in moments.items()}
+    assert sent.tensors.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(sent.tensors[name], tensor, rtol=2e-3, atol=2e-3)
+
+
+def test_a_head_without_a_federation_is_of_all_classes_of_the_site() -> None:
+    config = run("local", seed=4)
+    labels = [0, 0, 1, 2, 2, 2, 0]
+    found = local_head(task(config, labels))
+    weight, bias = train_on_features(*records(labels), 3, config.settings.head, 4)
+    assert torch.equal(found.weight, weight)
+    assert torch.equal(found.bias, bias)
+    assert found.header.classes == NAMES
+
+
+@settings(max_examples=12, deadline=None)
+@given(labels=SETS, teachers=st.integers(1, 5), seed=st.integers(0, 9))
+def test_a_student_learns_what_most_teachers_of_disjoint_parts_say(
+    labels: list[int], teachers: int, seed: int
+) -> None:
+    config = run("fedkt", seed=seed, **{"baseline.teachers": teachers})
+    asked = task(config, labels)
+    classes = [label for label in range(3) if label in labels]
+    if classes != [0, 1, 2]:
+        return
+    x, y = records(labels)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).tolist()
+    sizes = [len(y) // teachers + (at < len(y) % teachers) for at in range(teachers)]
+    votes, start = np.zeros((len(y), 3)), 0
+    for size in sizes:
+        rows = order[start : start + size]
+        start += size
+        if not rows:
+            continue
+        weight, bias = train_on_features(x[rows], y[rows], 3, config.settings.head, seed)
+        for row in range(len(y)):
+            votes[row, int((weight @ x[row] + bias).argmax())] += 1
+    voted = torch.from_numpy(votes.argmax(1))
+    weight, bias = train_on_features(x, voted, 3, config.settings.head, seed)
+    sent = unpack_parameters(student_head(asked).payload)
+    torch.testing.assert_close(sent.tensors["weight"], weight, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(sent.tensors["bias"], bias, rtol=2e-3, atol=2e-3)
+    assert sent.records == len(y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=12, max_size=30),
+    groups=st.integers(1, 4),
+    each=st.integers(2, 4),
+    limit=st.sampled_from([0, 2, 9]),
+)
+def test_every_record_is_in_one_group_and_groups_are_as_many_and_as_large_as_set(
+    labels: list[int], groups: int, each: int, limit: int
+) -> None:
+    config = run("fedcof", **{"fedcof.groups": groups, "fedcof.samples-per-group": each})
+    x, y = records(labels)
+    site = SiteFeatures(LabelledFeatures(x, y), LabelledFeatures(x, y), NAMES, "f", 0.0, False)
+    limits = SiteLimits(components=limit)
+    asked = Task(config, NodeConfig(site="north"), "north", site, limits)
+    sent = unpack_parameters(class_means(asked).payload)
+    # Counts are rounded on the way, to 16 bits.
+    counts, means = sent.tensors["counts"].double().round(), sent.tensors["means"].double()
+    assert (tuple(counts.shape), tuple(means.shape)) == ((3, groups), (3, groups, D))
+    assert (sent.records, sent.round) == (len(labels), 1)
+    for label in range(3):
+        own = x[y == label].double()
+        wanted = min(groups, limit or groups, len(own) // each)
+        used = max(1, wanted) if len(own) else 0
+        assert (counts[label] > 0).tolist() == [at < used for at in range(groups)]
+        assert not means[label, used:].any()
+        assert float(counts[label].sum()) == len(own)
+        if used:
+            assert float(counts[label, :used].max() - counts[label, :used].min()) <= 1
+            total = (counts[label][:, None] * means[label]).sum(0)
+            torch.testing.assert_close(total, own.sum(0), rtol=5e-3, atol=5e-2)
+
+
+# Distillation along a chain.
+
+
+def teacher(config: Run, labels: list[int], **change: Any) -> bytes:
+    fields = {"run": config.digest, "fingerprint": "print", "classes": NAMES} | change
+    header = Header("kd", fields["run"], "south", fields["fingerprint"], fields["classes"])
+    draw = torch.Generator().manual_seed(3)
+    count = len(header.classes)
+    tensors = {"weight": torch.randn(count, D, generator=draw), "bias": torch.randn(count, generator=draw)}  # fmt: skip
+    return pack_parameters(Parameters(header, 1, tensors, len(labels)))
+
+
+@settings(max_examples=40)
+@given(
+    temperature=st.floats(0.5, 9),
+    share=st.floats(0, 1),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_the_loss_is_hinton_and_colleagues(
+    temperature: float, share: float, count: int, seed: int
+) -> None:
+    """(1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T."""
+    draw = np.random.default_rng(seed)
+    own, taught = draw.normal(size=(2, count, 3)) * 2
+    labels = draw.integers(0, 3, count)
+
+    def chances(logits: Any, heat: float) -> Any:
+        odds = np.exp(logits / heat)
+        return odds / odds.sum()
+
+    total = 0.0
+    for logits, lesson, label in zip(own, taught, labels, strict=True):
+        p, q = chances(lesson, temperature), chances(logits, temperature)
+        total -= (1 - share) * np.log(chances(logits, 1.0)[label]) / count
+        total += share * temperature**2 * float((p * np.log(p / q)).sum()) / count
+    wanted = torch.from_numpy(np.concatenate([labels[:, None], taught], 1))
+    found = distillation._loss(temperature, share)(torch.from_numpy(own), wanted)
+    assert float(found) == pytest.approx(total, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_head_too(
+    monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    config, labels = (
+        run("kd", seed=6, **{"baseline.temperature": 2.5, "baseline.received": 0.4}),
+        [0, 1, 2, 1, 0, 2],
+    )
+    seen: list[Any] = []
+
+    def trained(*given: Any) -> Any:
+        seen.append(given)
+        return train_on_features(*given)
+
+    monkeypatch.setattr(distillation, "train_on_features", trained)
+    payload = None if first else teacher(config, labels)
+    made, head = distil(task(config, labels, payload=payload, info={"classes": json.dumps(NAMES)}))
+    ((x, wanted, count, of_head, seed, *loss),) = seen
+    own, y = records(labels)
+    assert torch.equal(x, own)
+    assert (count, of_head, seed) == (3, config.settings.head, 6)
+    if first:
+        assert loss == []
+        assert torch.equal(wanted, y)
+    else:
+        tensors = unpack_parameters(payload or b"").tensors
+        logits = own @ tensors["weight"].T + tensors["bias"]
+        torch.testing.assert_close(wanted, torch.cat([y[:, None].float(), logits], 1))
+        some = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+        expected = distillation._loss(2.5, 0.4)(some, wanted)
+        assert float(loss[0](some, wanted)) == float(expected)
+    sent = unpack_parameters(made.payload)
+    assert (sent.records, sent.round, sent.header.classes) == (6, 1, NAMES)
+    torch.testing.assert_close(sent.tensors["weight"], head.weight, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(sent.tensors["bias"], head.bias, rtol=2e-3, atol=2e-3)
+    assert head.header == sent.header
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "other"},
+        {"fingerprint": "other"},
+        {"classes": ("a", "c", "b")},
+        {"classes": ("a", "b")},
+    ],
+)
+def test_a_teacher_of_something_else_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    config, labels = run("kd"), [0, 1, 2]
+    info = {"classes": json.dumps(NAMES)}
+    distil(task(config, labels, payload=teacher(config, labels), info=info))
+    with pytest.raises(
+        SurrogateError, match="another run, of other classes, or for another backbone"
+    ):
+        distil(task(config, labels, payload=teacher(config, labels, **change), info=info))
+    for tensors in (
+        {"weight": torch.zeros(3, D + 1)},
+        {"bias": torch.zeros(2)},
+        {"more": torch.zeros(1)},
+    ):
+        sent = unpack_parameters(teacher(config, labels))
+        odd = pack_parameters(replace(sent, tensors=sent.tensors | tensors))
+        with pytest.raises(SurrogateError):
+            distil(task(config, labels, payload=odd, info=info))
+    with pytest.raises(SurrogateError, match="without the classes"):
+        distil(task(config, labels, payload=teacher(config, labels)))

@@ -1,0 +1,121 @@
+"""A site's sums in a round of a Cox model, record by record in plain loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.methods.cox_rounds import effective, round_sums
+from fedsurrogate.client_app.methods.local_training import network_of_target
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.networks import of_target
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.class_sums import unfold
+from fedsurrogate.common.wire.parts import in_parts, joined
+from tests.rounds_of_times import hospitals, released, task_of
+
+BINS = 3
+COX = {"target": "time", "horizon": 3.0, "bins": BINS, "time-head": "cox", "cox-rounds": 4}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 999), steep=st.sampled_from([0.0, 0.5, 60.0]), summed=st.booleans())
+def test_the_sums_of_a_round_are_those_of_a_loop_over_the_records(
+    seed: int, steep: float, summed: bool
+) -> None:
+    run, ((x, y),) = parse_run(COX | {"secure-sum": summed}), hospitals((30,), seed)
+    draw = np.random.default_rng(seed)
+    beta, offset, hazard = steep * draw.normal(size=4), float(draw.normal()), draw.random(BINS)
+    numbers = {"beta": beta, "offset": np.array([offset]), "hazard": hazard}
+    model = {
+        part: tensor
+        for name, own in numbers.items()
+        for part, tensor in in_parts(name, torch.from_numpy(own), 3).items()
+    }
+    weights, first = np.zeros(BINS + 1), np.zeros((BINS + 1, 4))
+    second, events, code = np.zeros((4, 4)), np.zeros(4), np.zeros(2 * BINS + 1)
+    for row, (time, event) in zip(x.astype(np.float32).astype(float), y, strict=True):
+        place = min(int(time), BINS)  # Bins of one unit each, up to the horizon.
+        code[place if event and place < BINS else BINS + place] += 1
+        weight = np.exp(np.clip(row @ beta - offset, -12, 12))
+        weights[place] += weight
+        first[place] += weight * row
+        second += weight * hazard[: place + 1].sum() * np.outer(row, row)
+        events += row * (event and place < BINS)
+    task = task_of(run, (x, y), model, 1)
+    if summed:
+        found, claim = round_sums(task)
+        assert claim is None
+    else:
+        sent = released(task)
+        assert (sent.records, sent.round) == (30, 1)
+        names = ("code", "event-sums", "weights", "first", "second")
+        found = {name: joined(name, sent.tensors, 3) for name in names}
+    own = {"code": code, "event-sums": events, "weights": weights, "first": first}
+    for name, wanted in own.items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(unfold(found["second"], 4), second, rtol=1e-6, atol=1e-6)
+
+
+def test_two_records_are_enough_for_a_policy_of_two_and_must_weigh_alike() -> None:
+    """One record that weighs more than all others together is refused at two, and not at one."""
+    run, (site,) = parse_run(COX), hospitals((30,))
+    x = torch.as_tensor(site[0])
+    far = torch.linalg.solve(torch.cov(x.T), x[3] - x.mean(0)) * 100
+    for beta, refused in ((torch.zeros(4).double(), False), (far, True)):
+        offset = torch.tensor([float((x @ beta).max())]).double()
+        model = {"beta": beta, "offset": offset, "hazard": torch.ones(BINS).double()}
+        parts = {k: t for name, own in model.items() for k, t in in_parts(name, own, 3).items()}
+        # In the first round and in the last.
+        for number in (1, 4):
+            released(task_of(run, site, parts, number, 1))
+        if refused:
+            with pytest.raises(DataError, match="an effective number of 2 records"):
+                released(task_of(run, site, parts, 1, 2))
+        else:
+            released(task_of(run, site, parts, 1, 2))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.just(0.0) | st.floats(1e-6, 1e6), max_size=9))
+def test_an_effective_number_is_the_squared_sum_over_the_sum_of_squares(
+    values: list[float],
+) -> None:
+    total, squares = sum(values), sum(each**2 for each in values)
+    wanted = total**2 / squares if squares else 0.0
+    found = effective(torch.tensor(values, dtype=torch.float64))
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_round_that_the_run_does_not_have_is_refused(number: int) -> None:
+    run, (site,) = parse_run(COX), hospitals((30,))
+    task = replace(task_of(run, site, {}, 1), info={"round": max(1, number)})
+    if number:
+        with pytest.raises(SurrogateError, match="round 5 of a run of 4"):
+            released(task)
+    else:
+        with pytest.raises(SurrogateError, match="without weights, offset or hazards"):
+            released(task)
+
+
+def test_a_network_of_another_target_has_the_parameters_that_came_and_no_other_shapes() -> None:
+    run = parse_run(
+        {"method": "fedavg", "target": "number", "target-range": "0,1", "value-columns": "a"}
+    )
+    objective = run.target.objective() if run.target else None
+    assert objective is not None
+    fresh = of_target(objective, 3)
+    tensors = {name: torch.randn_like(p) for name, p in fresh.named_parameters()}
+    module = network_of_target(objective, 3, tensors)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, tensors[name])
+        assert parameter.data_ptr() != tensors[name].data_ptr()
+    for features in (2, 4):
+        with pytest.raises(SurrogateError, match=f"not the run's, for {features} features"):
+            network_of_target(objective, features, tensors)
