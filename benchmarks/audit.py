@@ -153,7 +153,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "logistic rounds": Mechanism(
         {
             "head.solver": "logistic",
-            "fedpft.public": "none",
             "features.projection": "",
             "secure-sum": True,
             "colluding": 0.0,

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,10 +137,16 @@ def test_rooms_import_only_what_they_may(path: str) -> None:
     assert rooms(path) <= MAY_IMPORT[room]
 
 
+BARE = "|".join(sorted(set(ROOMS) - {OWN}))
+NAMED_BARE = re.compile(rf"^\s*(from\s+|import\s[^\n]*\b)({BARE})\b", re.MULTILINE)
+
+
 @holds_for(sources(*ROOMS, "benchmarks", "examples", "tests", "docs"))
 def test_rooms_are_imported_by_one_name_only(path: str) -> None:
     """`common` and `fedsurrogate.common` would be two modules, and the first another package's."""
-    assert not packages(path) & (set(ROOMS) - {OWN}), f"write {OWN}.common and so on"
+    # Most files name none of them, and parsing all takes seconds.
+    named = NAMED_BARE.search((ROOT / path).read_text().replace(f"{OWN}.", OWN))
+    assert not named or not packages(path) & (set(ROOMS) - {OWN}), f"write {OWN}.common and so on"
 
 
 @holds_for(sources(*ROOMS))

@@ -208,6 +208,6 @@ def _received(task: Task) -> Received:
     public, bound = PublicMap(tensors.get(PROJECTION), tensors[CENTRE]), float(tensors[BOUND])
     if (bound > 0) != bool(task.run.settings.fedpft.public):
         raise SurrogateError(
-            f"a bound of {bound:g}, expected zero where the run has no public features"
+            f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
     return Received(tensors[WEIGHT], tensors[BIAS], public, bound)
