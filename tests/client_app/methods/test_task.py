@@ -38,7 +38,7 @@ CLASSES = ("a", "b", "c")
 PLAIN: dict[str, Any] = {"method": "fedavg"}
 PRIVATE: dict[str, Any] = {"method": "dp-fedavg", "epsilon": 8.0, "delta": 1e-5}
 SUMMED: dict[str, Any] = {"method": "fedavg", "secure-sum": True, "classes": "a,b"}
-QUICK: dict[str, Any] = {"head.epochs": 2, "head.batch-size": 8}
+QUICK: dict[str, Any] = {"head.epochs": 2, "head.batch-size": 8, "head.min-steps": 60}
 
 
 def records(counts: list[int], d: int = 4, seed: int = 0) -> LabelledFeatures:
