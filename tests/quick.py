@@ -2,8 +2,8 @@
 
 * Of a test that runs every method, one method of each family runs. A family is the methods whose
   coordinator runs the same strategy: they differ by their plan.
-* Of another test whose cases run federations, ask hospitals or draw reports, an eighth of the cases
-  runs, and two at least. Of the rest, which take less time each, an eighth and four at least.
+* Of another test whose cases run federations, ask hospitals or draw reports, a tenth of the cases
+  runs, and two at least. Of the rest, which take less time each, a tenth and four at least.
 * Of the tests of a file that run federations in one way, a third runs, and two at least.
 * Of the examples that a test generates, a tenth is tried: the first of those that all are.
 
@@ -25,7 +25,7 @@ from hypothesis import settings
 
 # Of the cases of a test, and of the examples of a test; and how many at least where there are as
 # many: of cases that run federations, and of others.
-CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 8, 2, 4
+CASES, FEWEST_RUNS, FEWEST_CASES = 1 / 10, 2, 4
 EXAMPLES, FEWEST_EXAMPLES = 1 / 10, 4
 # Of the tests of a file that run federations, and how many at least.
 TESTS, FEWEST_TESTS = 1 / 3, 2

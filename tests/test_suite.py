@@ -251,7 +251,7 @@ def test_the_quick_part_has_a_method_of_each_family_and_some_of_many_cases_and_r
         "test_runs_twice": 2,
         "test_cheap": 4,
         "test_many": 4,
-        "test_very_many": 8,
+        "test_very_many": 6,
         "test_runs_once": 1,
         # Both ways of two methods, and the slow one, which `-m` leaves out.
         "test_methods": 5,
