@@ -186,7 +186,7 @@ def test_a_comparison_at_a_hospital_is_refused_whatever_came_with_it(tmp_path: P
 
 
 def test_the_log_is_opened_once_for_each_state_folder_and_says_when_and_how_bad(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, nodes = (
         requests.log,
@@ -204,6 +204,8 @@ def test_the_log_is_opened_once_for_each_state_folder_and_says_when_and_how_bad(
         ]
         assert {(each.maxBytes, each.backupCount) for each in opened} == {(5_000_000, 5)}
         log.removeHandler(other)
+        # pytest would send what it captures from one process to another, which takes whole characters.
+        monkeypatch.setattr(log, "propagate", False)
         log.info("a file \udcff of records")
         for node in nodes:
             (line,) = (node.state / "site.log").read_text().splitlines()
