@@ -15,7 +15,6 @@ from fedsurrogate.common.methods.method import (
     Summed,
     Work,
 )
-from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED
@@ -60,9 +59,7 @@ def logistic_plan(settings: Settings) -> Plan:
         settings: of the run.
     """
     own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
-    opening, shares = (
-        (FIRST, CENTRING_SHARES) if own.public else (FIRST_ALONE, CENTRING_SHARES_ALONE)
-    )
+    opening = FIRST if own.public else FIRST_ALONE
     public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
     head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
     return Plan(
@@ -87,16 +84,7 @@ def logistic_plan(settings: Settings) -> Plan:
         work=lambda classes, dimension: Work(
             passes=1, rounds=rounds, numbers=dimension * (dimension + 2 * classes)
         ),
-        privacy=NoisyRounds(
-            JOINT_SUMS,
-            settings.epsilon,
-            settings.delta,
-            own.clip,
-            rounds,
-            step_shares={SUMS: 1.0},
-            first_share=CENTRING,
-            first_shares=shares,
-        ),
+        privacy=_noise_of(settings),
         training=ModelTraining(
             frames=False,
             rounds=rounds,
@@ -106,6 +94,20 @@ def logistic_plan(settings: Settings) -> Plan:
         variant=LOGISTIC,
         sent_by_solver=True,
         head="by a logistic loss, in rounds of noisy gradients",
+    )
+
+
+def _noise_of(settings: Settings) -> NoisyRounds:
+    """The noise of the rounds."""
+    return NoisyRounds(
+        JOINT_SUMS,
+        settings.epsilon,
+        settings.delta,
+        settings.fedpft.clip,
+        1 + steps_of(settings.epsilon),
+        step_shares={SUMS: 1.0},
+        first_share=CENTRING,
+        first_shares=CENTRING_SHARES if settings.fedpft.public else CENTRING_SHARES_ALONE,
     )
 
 
@@ -134,14 +136,15 @@ def with_dimensions(settings: Settings) -> Settings:
     Example:
         >>> own = {"head": {"solver": "logistic"}, "epsilon": 1.0, "delta": 1e-5}
         >>> with_dimensions(Settings.model_validate(own)).features.dimensions
-        280
+        281
     """
     own = settings.features
     if settings.head.solver != LOGISTIC or own.dimensions or not own.projection:
         return settings
     dimensions = DIMENSIONS
     if not settings.fedpft.public and settings.epsilon and 0 < settings.delta < 1:
-        noise = gaussian_noise_multiplier(settings.epsilon, settings.delta)
+        each, _ = _noise_of(settings).mechanism().noise[SUMS]
+        noise = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
         honest = math.sqrt(max(1 - settings.colluding, 0.1))
         dimensions = max(1, round(DIMENSIONS_ALONE * math.sqrt(own.records * honest / noise)))
     given = own.model_copy(update={"dimensions": dimensions})

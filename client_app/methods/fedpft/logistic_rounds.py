@@ -125,7 +125,7 @@ def in_bins(lengths: Tensor) -> Tensor:
         (n, BINS), float64.
 
     Example:
-        >>> in_bins(torch.tensor([0.0, 1.0, 2.0, 1e300]).double()).argmax(1).tolist()
+        >>> in_bins(torch.tensor([0.0, 1.0, 2.0, 1e30]).double()).argmax(1).tolist()
         [0, 32, 34, 63]
     """
     finite = lengths.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
