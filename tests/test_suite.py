@@ -245,7 +245,7 @@ def test_the_quick_part_has_a_method_of_each_family_and_some_of_many_cases_and_r
     assert left == quick.left_out(cases)  # type: ignore[arg-type]
     ran = [each.nodeid for each in cases if each.nodeid not in left]
     assert Counter(name.partition("[")[0].rstrip("_0123456789") for name in ran) == {
-        "test_file.py::test_runs": 3,
+        "test_file.py::test_runs": 2,
         "test_file.py::test_cheap": 7,
         "test_runs": 2,
         "test_runs_twice": 2,

@@ -5,8 +5,10 @@ claims, refusals.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -27,9 +29,23 @@ def runs() -> list[tuple[str, combinations.Flat]]:
     ]
 
 
-def test_everything_that_follows_from_settings_is_as_pinned() -> None:
+def test_everything_that_follows_from_settings_is_as_pinned(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = request.config.getoption("--quick")
+    if quick:
+        every = combinations.variations
+        monkeypatch.setattr(
+            combinations,
+            "variations",
+            lambda name, settings: islice(every(name, settings), crc32(name.encode()) % 5, None, 5),
+        )
     now = pinned.expected(pinned.pins_of_settings())
-    lines = list(pinned.differences(pinned.expected(pinned.read_settings()), now))
+    before = pinned.expected(pinned.read_settings())
+    if quick:
+        before = {name: found for name, found in before.items() if name in now}
+    assert len(before) > (1000 if quick else 5000)
+    lines = list(pinned.differences(before, now))
     assert not lines, pinned.report(lines)
 
 
