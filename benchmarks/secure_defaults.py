@@ -78,15 +78,20 @@ def measured(
     return statistics.mean(accuracy(head, data, run.power) for head in heads), area
 
 
+def nothing_set(data: Data, epsilon: float) -> dict[str, Any]:
+    """Settings of a run with the secure sum, the budget and the classes alone."""
+    classes = ",".join(map(str, range(int(data[1].max()) + 1)))
+    return {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+
+
 def in_rounds(names: list[str], draws: int) -> None:
     """The second table, written after each row."""
     columns = ("data", "of", "epsilon", "dimensions", "one sum", "logistic rounds", "rounds")
     rows = kept_rows("secure-rounds", lambda row: row[0] in names)
     for name in names:
         data, sites = pooled(name), sets()[name][1]
-        classes = ",".join(map(str, range(int(data[1].max()) + 1)))
         for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
-            usual = {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+            usual = nothing_set(data, epsilon)
             one, many = parse_run(usual), parse_run(usual | LOGISTIC)
             dimensions = projected_dimensions(one, data[0].shape[1])
             found = [
@@ -107,9 +112,8 @@ def one_sum(names: list[str], draws: int) -> None:
     rows = kept_rows("secure-defaults", lambda row: row[0] in names)
     for name in names:
         data, sites = pooled(name), sets()[name][1]
-        classes = ",".join(map(str, range(int(data[1].max()) + 1)))
         for epsilon in EPSILONS:
-            usual = {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+            usual = nothing_set(data, epsilon)
             chosen = projected_dimensions(parse_run(usual), data[0].shape[1])
             found = [
                 None if own is None else measured(data, parse_run(usual | own), sites, draws)

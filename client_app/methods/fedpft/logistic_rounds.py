@@ -82,14 +82,16 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     labels = class_indices(classes, task.found.classes)[train.labels]
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     first = task.round == 1
-    lengths: list[Tensor] = []
-    change = _map_of(received, lengths if first and not received.bound else None)
+    counts_lengths = first and not received.bound
+    # Of a site without records, which sends zeros, no part has any.
+    lengths = [torch.zeros(0, dtype=torch.float64)]
+    change = _map_of(received, lengths if counts_lengths else None)
     features, _ = clipped_features(
         train.features, received.bound if first else claim.clip, train.folder, change
     )
     names: tuple[str, ...] = (RECORDS, TOTALS)
     code = torch.ones(len(labels), 1, dtype=torch.float64)
-    if lengths:
+    if counts_lengths:
         names, code = (RECORDS, TOTALS, CODE), in_bins(torch.cat(lengths))
     if not first:
         features, names = _with_constant(features, train.folder), (SUMS,)

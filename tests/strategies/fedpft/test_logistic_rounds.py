@@ -174,14 +174,14 @@ def request(run: Run, training: Training, features: Tensor, owners: list[str]) -
 ALONE = BASE | {"features.projection": ""}
 
 
-@given(st.integers(1, 40), st.floats(-6, 6), st.integers(0, 2**31))
+@given(st.integers(0, 40), st.floats(-6, 6), st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_without_public_images_a_site_sums_directions_and_counts_lengths(
     count: int, exponent: float, seed: int
 ) -> None:
     drawn = torch.Generator().manual_seed(seed)
     features = 10**exponent * torch.randn(count, 64, generator=drawn)
-    features[0] = torch.tensor([math.nan, *63 * [1.0]])
+    features[:1] = torch.tensor([math.nan, *63 * [1.0]])
     owners = [str(each) for each in torch.randint(3, (count,), generator=drawn).tolist()]
     run = parse_run(ALONE)
     training = Training.begin(run, run.settings.classes, "f", 64)
@@ -196,6 +196,17 @@ def test_without_public_images_a_site_sums_directions_and_counts_lengths(
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.allclose(found[name].float(), value, atol=1e-3), name
+
+
+def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
+    """A shorter answer, or none, would show that it has none."""
+    for chosen in (public, ALONE):
+        run = parse_run(chosen)
+        training = Training.begin(run, run.settings.classes, "f", 64)
+        found, _ = round_sums(request(run, training, torch.zeros(0, 64), []))
+        wanted = {each.name for each in run.plan.combination.sums_in(1)}
+        assert found.keys() == wanted & {"records", "totals", "code"}
+        assert not any(value.any() for value in found.values())
 
 
 @pytest.mark.parametrize("known", [True, False])
