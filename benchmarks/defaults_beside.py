@@ -56,7 +56,10 @@ EPSILONS = (1.0, 2.0, 8.0)
 OWN_MEAN: Mapping[str, Given] = {"default": NOTHING, "mean kept": {"features.projection": ""}}
 OWN_MEAN_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
 # One noise for all sites together: whole runs, with the keys and the masks of a secure sum.
-SECURE: Mapping[str, Given] = {"secure sum": {"secure-sum": True}}
+SECURE: Mapping[str, Given] = {
+    "nothing set": {"secure-sum": True},
+    "one sum": {"secure-sum": True, "fedpft.covariance": "gram"},
+}
 SECURE_SETS = (
     "PACS, photo and sketch",
     "CIFAR-10, Dirichlet 0.1",

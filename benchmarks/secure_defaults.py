@@ -1,9 +1,10 @@
 """A secure sum with epsilon and classes alone, beside what can be set by hand.
 
 Records are pooled, and the noise of all sites is drawn here, as large as in a sum when none is lost.
-Whole runs of the first column: `defaults_beside.py --parts secure`. X-rays have other shares of
-classes for testing than for training, so they have the area under the ROC curve too. With `--rounds`
-a second table: one sum beside a logistic head in rounds, both with nothing else set.
+Whole runs: `defaults_beside.py --parts secure`. With `--rounds` nothing else is set, which gives a
+logistic head in rounds, beside one sum. Without it, a table of one sum with more settings. X-rays have
+other shares of classes for testing than for training, so they have the area under the ROC curve too,
+and rows with a fifth of the sites' own records for testing.
 
     python benchmarks/secure_defaults.py --draws 3
     python benchmarks/secure_defaults.py --draws 3 --rounds
@@ -22,7 +23,7 @@ from benchmarks.harness.federation import joined
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import shared
-from benchmarks.private_heads import DELTA, LOGISTIC, Maker, accuracy, closed_form, logistic
+from benchmarks.private_heads import CLOSED, DELTA, Maker, accuracy, closed_form, logistic
 from benchmarks.secure_sums_head import Data
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import projected_dimensions
@@ -30,15 +31,22 @@ from fedsurrogate.common.secure_sum.of_run import projected_dimensions
 SETS = ("PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1", "X-rays", "digits")
 EPSILONS = (1.0, 2.0, 8.0)
 AREA = "area under the ROC curve"
+# Its records for testing are a fifth of the sites' own.
+OWN_RECORDS = "X-rays, records of the sites"
 COLUMNS = ("data", "of", "epsilon", "dimensions", "nothing set", "half of them", "twice")
 COLUMNS += ("true records", "no projection", "backbone's head", "head, public images")
 
 
 def pooled(name: str) -> Data:
     """Features and labels of all sites, for training and for testing."""
-    data = federation(name, 0, 1.0)
+    data = federation(name.partition(",")[0] if name == OWN_RECORDS else name, 0, 1.0)
     train = joined([site.train for site in data.sites])
-    return train.features.double(), train.labels, data.test.features.double(), data.test.labels
+    x, y = train.features.double(), train.labels
+    if name != OWN_RECORDS:
+        return x, y, data.test.features.double(), data.test.labels
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    test, rest = order[: len(x) // 5], order[len(x) // 5 :]
+    return x[rest], y[rest], x[test], y[test]
 
 
 def explicit(name: str, data: Data, chosen: int) -> list[dict[str, Any] | None]:
@@ -79,20 +87,22 @@ def measured(
 
 
 def nothing_set(data: Data, epsilon: float) -> dict[str, Any]:
-    """Settings of a run with the secure sum, the budget and the classes alone."""
+    """Settings of a run with the secure sum, the budget and the classes alone: a logistic head in
+    rounds; with CLOSED, one sum.
+    """
     classes = ",".join(map(str, range(int(data[1].max()) + 1)))
     return {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
 
 
 def in_rounds(names: list[str], draws: int) -> None:
-    """The second table, written after each row."""
+    """The table with nothing set, written after each row."""
     columns = ("data", "of", "epsilon", "dimensions", "one sum", "logistic rounds", "rounds")
     rows = kept_rows("secure-rounds", lambda row: row[0] in names)
     for name in names:
-        data, sites = pooled(name), sets()[name][1]
+        data, sites = pooled(name), sets()["X-rays" if name == OWN_RECORDS else name][1]
         for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
             usual = nothing_set(data, epsilon)
-            one, many = parse_run(usual), parse_run(usual | LOGISTIC)
+            one, many = parse_run(usual | CLOSED), parse_run(usual)
             dimensions = projected_dimensions(one, data[0].shape[1])
             found = [
                 measured(data, run, sites, draws, make)
@@ -108,12 +118,12 @@ def in_rounds(names: list[str], draws: int) -> None:
 
 
 def one_sum(names: list[str], draws: int) -> None:
-    """The first table, written after each row."""
+    """The table of one sum, written after each row."""
     rows = kept_rows("secure-defaults", lambda row: row[0] in names)
     for name in names:
         data, sites = pooled(name), sets()[name][1]
         for epsilon in EPSILONS:
-            usual = nothing_set(data, epsilon)
+            usual = nothing_set(data, epsilon) | CLOSED
             chosen = projected_dimensions(parse_run(usual), data[0].shape[1])
             found = [
                 None if own is None else measured(data, parse_run(usual | own), sites, draws)
@@ -130,12 +140,13 @@ def one_sum(names: list[str], draws: int) -> None:
 
 def main() -> None:
     parser = described(__doc__)
-    parser.add_argument("--rounds", action="store_true", help="the second table")
+    parser.add_argument("--rounds", action="store_true", help="nothing set, beside one sum")
     parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=SETS, choices=SETS)
+    parser.add_argument("--only", nargs="+", choices=(*SETS, OWN_RECORDS))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    (in_rounds if options.rounds else one_sum)(list(options.only), options.draws)
+    usual = (*SETS, OWN_RECORDS) if options.rounds else SETS
+    (in_rounds if options.rounds else one_sum)(list(options.only or usual), options.draws)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,13 @@ from fedsurrogate.common.methods.class_sums import MOMENTS
 from fedsurrogate.common.methods.coded_rounds import coded_rounds_plan
 from fedsurrogate.common.methods.coded_sums import coded_sums_plan, refused
 from fedsurrogate.common.methods.fedpft_covariance import AUTO_BITS, filled, form_of
-from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, logistic_plan, with_dimensions
+from fedsurrogate.common.methods.logistic_rounds import (
+    LOGISTIC,
+    LOGISTIC_HEAD,
+    logistic_plan,
+    with_dimensions,
+    with_solver,
+)
 from fedsurrogate.common.methods.method import (
     ALL_DEFENCES,
     Combination,
@@ -63,6 +69,7 @@ SOLVERS_IN_WORDS = {
     "sampled": "trained on samples of the surrogates",
     BY_STATISTICS: "in closed form: linear discriminant analysis, or least squares where the class "
     "means of the sites differ",
+    LOGISTIC: LOGISTIC_HEAD,
     BALANCED_RIDGE: "least squares with classes of equal weight, in closed form",
 }
 
@@ -197,7 +204,7 @@ FEDPFT = Method(
     digest={"fedpft": FEDPFT_KEYS},
     reads=("head",),
     shown="fedpft",
-    fill=lambda settings: with_dimensions(filled(settings)),
+    fill=lambda settings: with_dimensions(filled(with_solver(settings))),
 )
 
 

@@ -145,10 +145,13 @@ class Messages:
             self.symbols(classes, dimension, records)
         )
 
-    def leaving(self, classes: int, dimension: int, records: int) -> tuple[Field, ...]:
-        """The tensors in `sends` that have numbers at these sizes."""
+    def leaving(
+        self, classes: int, dimension: int, records: int, first: bool = False
+    ) -> tuple[Field, ...]:
+        """The tensors in `sends` that have numbers at these sizes; first: in the first round."""
         sizes = self.sizes(classes, dimension, records)
-        return tuple(field for field in self.sends if count([field], sizes))
+        sends = self.first if first and self.first is not None else self.sends
+        return tuple(field for field in sends if count([field], sizes))
 
     def schema(self, first: bool = False) -> tuple[Field, ...]:
         """The tensors of a parsed message of a site; first: in the first round."""

@@ -29,6 +29,8 @@ AUTO = "auto"
 # Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
 # of the columns, which its map leaves out.
 FEWEST_MAPPED = 64
+# Most dimensions that a projection may be asked for.
+MOST_DIMENSIONS = 65_536
 # How the features of the images of one unit become one record.
 Bag = Literal["none", "mean"]
 
@@ -67,7 +69,7 @@ class FeaturesSettings(Section):
         Field(
             0,
             ge=0,
-            le=65536,
+            le=MOST_DIMENSIONS,
             description="Most dimensions after the projection; 0 chooses them from features.records "
             "and the joint noise.",
         )

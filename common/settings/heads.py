@@ -57,9 +57,9 @@ class HeadSettings(Section):
     ] = Field(
         "auto",
         description=(
-            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), by "
-            "training on samples (sampled), or from noisy gradients in rounds of secure sums "
-            "(logistic); auto takes what suits the statistics."
+            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), from "
+            "samples (sampled), or in rounds of noisy secure sums (logistic); auto is logistic for "
+            "these, else what suits the statistics."
         ),
     )
     shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(

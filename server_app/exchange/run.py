@@ -12,6 +12,7 @@ from pathlib import Path
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.exchange.message_files import LARGEST_MANIFEST
 from fedsurrogate.common.limits import SITE_NAME
+from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import TABLE, Registration, write_table
 from fedsurrogate.common.security.sealing import read_keys
@@ -67,6 +68,7 @@ def run_by_files(
         raise ConfigError(
             f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
         )
+    settings = _in_one_sum(settings, show)
     config = parse_run({"deadline": days * DAY, "sites": len(keys), **settings})
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
@@ -88,6 +90,23 @@ def run_by_files(
     if folder is None:
         raise RunError(f"the run left no folder in {config.settings.output_dir}")
     return folder
+
+
+def _in_one_sum(
+    settings: Mapping[str, Scalar], show: Callable[[str], None]
+) -> Mapping[str, Scalar]:
+    """Settings of a run whose head is one sum's, if they leave that open, and a line that says so: a
+    person carries the files of each step of each round. Approved settings stay as they are.
+    """
+    chosen = parse_run(settings)
+    set_already = settings.get("head.solver") == LOGISTIC or "approval" in settings
+    if chosen.settings.head.solver != LOGISTIC or set_already:
+        return settings
+    show(
+        f"the head is that of one sum (fedpft.covariance = 'gram'); head.solver = {LOGISTIC!r} is "
+        f"mostly more accurate, and takes {chosen.rounds} sums, each with its own files"
+    )
+    return {**settings, "fedpft.covariance": "gram"}
 
 
 @contextmanager

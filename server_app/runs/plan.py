@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsurrogate.common.costs import Cost, costs
-from fedsurrogate.common.methods.fedpft import BY_STATISTICS, choices
+from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices
 from fedsurrogate.common.methods.fedpft_covariance import explained
-from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of
-from fedsurrogate.common.methods.method import count
+from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with_dimensions
+from fedsurrogate.common.methods.method import Messages, count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.of_run import projected_dimensions
@@ -54,22 +54,23 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
         The lines.
     """
     classes = classes if config.target is None else len(config.target.rows)
-    fields = config.plan.messages.leaving(classes, dimension, records)
-    sizes = config.plan.messages.sizes(classes, dimension, records)
-    parts = [
-        f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}"
-        for field in fields
-    ]
-    lines = [f"released, in numbers: {', '.join(parts)}"] if parts else []
-    if config.target is None and "covariance" in config.method.digest.get("fedpft", ()):
+    lines = _released(config.plan.messages, classes, dimension, records)
+    covers = "covariance" in config.method.digest.get("fedpft", ())
+    if config.target is None and covers and not config.plan.sent_by_solver:
         lines.append(explained(config.settings, dimension))
     if mapped := projected_dimensions(config, dimension):
-        lines.append(_projection(config.settings.features, config.private, dimension, mapped))
+        # A logistic head's dimensions are in its settings, also where it has chosen them.
+        unset = config.settings.features.model_copy(update={"dimensions": 0})
+        usual = with_dimensions(config.settings.model_copy(update={"features": unset}))
+        free = config.settings.features.dimensions in (0, usual.features.dimensions)
+        chosen = config.private and free
+        lines.append(_projection(config.settings.features, chosen, dimension, mapped))
     if head := config.plan.head:
         # Of other methods' heads the section of FedPFT says nothing.
         of_classes = config.target is None and config.method.shown == "fedpft"
         shrinkage = _shrinkage(config.settings) if of_classes else ""
-        lines.append(f"head {head}{shrinkage}{_rounds_instead(config) if of_classes else ''}")
+        other = _rounds_or_one_sum(choices(config.settings), config.settings.epsilon)
+        lines.append(f"head {head}{shrinkage}{other if of_classes else ''}")
     if own.noise is not None:
         size = max(1, records // classes)
         lines.append(
@@ -88,25 +89,48 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     return [*lines, *who_sees_what(config)]
 
 
-def _rounds_instead(config: Run) -> str:
-    """What a run with one noisy sum could do in more rounds; empty for other runs."""
-    own = config.settings
-    if choices(own).mechanism != JOINT_SUMS or choices(own).solver == LOGISTIC:
+def _released(messages: Messages, classes: int, dimension: int, records: int) -> list[str]:
+    """How many numbers a site releases, and in the first of several rounds where these differ."""
+    sizes = messages.sizes(classes, dimension, records)
+
+    def numbers(first: bool) -> str:
+        fields = messages.leaving(classes, dimension, records, first)
+        return ", ".join(
+            f"{field.name} {count([field], sizes):,}{f' at {field.bits} bits' * (field.bits < 16)}"
+            for field in fields
+        )
+
+    if not (each := numbers(first=False)):
+        return []
+    if messages.first is None:
+        return [f"released, in numbers: {each}"]
+    return [f"released, in numbers: {numbers(first=True)} in the first round, then {each} in each"]
+
+
+def _rounds_or_one_sum(chosen: Choices, epsilon: float) -> str:
+    """What else a run with joint noise could do; empty for other runs."""
+    if chosen.mechanism != JOINT_SUMS:
         return ""
-    rounds = 1 + steps_of(own.epsilon)
-    return f"; head.solver = {LOGISTIC!r} takes {rounds} rounds, and was mostly more accurate"
+    if chosen.solver == LOGISTIC:
+        return (
+            "; mostly more accurate than from one sum, which fedpft.covariance = 'gram' takes in one "
+            "round"
+        )
+    rounds = 1 + steps_of(epsilon)
+    return (
+        f"; head.solver = {LOGISTIC!r} takes {rounds} rounds of sums, and was mostly more accurate"
+    )
 
 
-def _projection(own: FeaturesSettings, private: bool, dimension: int, mapped: int) -> str:
-    """What projects the features to how many dimensions."""
+def _projection(own: FeaturesSettings, chosen: bool, dimension: int, mapped: int) -> str:
+    """What projects the features to how many dimensions, and why where a rule has chosen them."""
     source = (
         "the given file"
         if own.given_projection
         else "the backbone's own head where the coordinator has its weights, else random directions"
     )
     why = f", chosen because of {own.records:,} records and the joint noise"
-    free = private and not own.dimensions
-    return f"projection to {mapped:,} of {dimension:,} dimensions{why * free}, by {source}"
+    return f"projection to {mapped:,} of {dimension:,} dimensions{why * chosen}, by {source}"
 
 
 def _shrinkage(settings: Settings) -> str:
@@ -114,7 +138,7 @@ def _shrinkage(settings: Settings) -> str:
     statistics themselves.
     """
     chosen = choices(settings)
-    if chosen.solver in ("noisy sums", "sampled"):
+    if chosen.solver in ("noisy sums", "sampled", LOGISTIC):
         return ""
     if settings.head.shrinkage != "auto":
         return f"; shrinkage {settings.head.shrinkage:g}, as set"

@@ -20,18 +20,21 @@ from fedsurrogate.common.methods.logistic_rounds import (
     CLIP,
     CONSTANT,
     LENGTH,
+    LOGISTIC,
     PROJECTION,
     WEIGHT,
 )
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.secure_sum.words import Words
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling.plausibility import check_gradients
 from fedsurrogate.strategies.pooling.public_mean import read_public
-from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.public_projection import map_with_words, read_map
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.secure_sum.rounds import SecureRounds
 
@@ -101,6 +104,15 @@ class LogisticStart:
 
 class LogisticRounds(SecureRounds):
     """Rounds of secure sums, from which a head of mapped features is learned."""
+
+    def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
+        if not self._projection:
+            self._projection = map_with_words(self.config, group.dimension)[1]
+        return super()._agreed_payload(group)
+
+    def _learn(self, summed: list[str], numbers: Words) -> None:
+        super()._learn(summed, numbers)
+        self.outcome.learning["solver"] = LOGISTIC
 
     def classifier(self, training: Training) -> Classifier:
         """The head after any round; that of the first is zero."""

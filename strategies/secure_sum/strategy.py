@@ -278,8 +278,6 @@ class SecureSum(Steps):
         learned: Learned = load(self.config.plan.combination.from_sums)(total, self.config)
         self.outcome.model, self.outcome.learned = learned.model, learned.source
         self.outcome.learning = {**learned.facts, **facts}
-        if self._projection:
-            self.outcome.learning["projection"] = self._projection
         self.outcome.seconds["learn"] = time.perf_counter() - started
         classes = len(learned.model.header.classes)
         self.recorder.event(
@@ -332,6 +330,8 @@ class SecureSum(Steps):
             "least": rules.least,
             "keys": keys,
         }
+        if self._projection:
+            facts["projection"] = self._projection
         if sigmas:
             facts["local-epsilon"] = local_epsilon(config.settings.epsilon, config.mechanism, rules)
         facts |= {f"noise-{name}": sigma for name, sigma in sigmas.items()}

@@ -180,6 +180,32 @@ def test_the_model_is_that_of_the_same_run_over_the_network(
     assert "step 1: carry to their sites" in post.lines[0]
 
 
+NOISY: Settings = {key: GRAM[key] for key in ("secure-sum", "classes")} | {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [({}, True), ({"fedpft.covariance": "gram"}, False), ({"head.solver": "logistic"}, False)],
+)
+def test_files_take_one_noisy_sum_unless_rounds_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Settings, told: bool
+) -> None:
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 1),))
+    post = Post(tmp_path, 4)
+    rules = "mechanisms = ['secure-sums']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
+    (tmp_path / "policy.toml").write_text(rules)
+    run = metrics_of(post.run(NOISY | own))
+    # Five answers a sum, and one when the model comes.
+    steps = max(int(file.stem.partition("-")[0]) for file in post.out.glob("*.reply"))
+    assert steps == (11 if "head.solver" in own else 6)
+    assert run["sites"]["used"] == 4
+    assert ("the head is that of one sum" in post.lines[0]) == told
+    assert any("takes 2 sums" in line for line in post.lines) == told
+
+
 def test_a_method_in_rounds_works_by_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

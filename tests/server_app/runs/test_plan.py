@@ -242,16 +242,36 @@ def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
         find_dimension(Settings(**settings))  # type: ignore[arg-type]
 
 
-def test_a_noisy_sum_says_what_more_rounds_would_do() -> None:
+def test_a_noisy_sum_says_what_else_it_could_do() -> None:
     one = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    gram = one | {"fedpft.covariance": "gram"}
+    rounds, sum_ = "head.solver = 'logistic' takes 11 rounds", "'gram' takes in one round"
     for settings, said in (
-        (one, True),
-        (one | {"epsilon": 0.0, "delta": 0.0}, False),
-        (one | {"head.solver": "logistic"}, False),
-        (one | {"secure-sum": False}, False),
-        (one | {"method": "dp-fedavg"}, False),
+        (one, sum_),
+        (one | {"head.solver": "logistic"}, sum_),
+        (gram, rounds),
+        (gram | {"epsilon": 0.0, "delta": 0.0}, ""),
+        (one | {"secure-sum": False}, ""),
+        (one | {"method": "dp-fedavg"}, ""),
     ):
         run = parse_run(settings)
         lines = in_words(run, plan(run, 64, 2, 100, 10)[0], 64, 2, 100)
-        found = [line for line in lines if "head.solver = 'logistic' takes 11 rounds" in line]
-        assert bool(found) == said, settings
+        for words in (rounds, sum_):
+            assert any(words in line for line in lines) == (words == said), settings
+        # A logistic head has no covariance, and none to shrink.
+        of_covariance = [line for line in lines if line.startswith("covariance")]
+        assert bool(of_covariance) == (said != sum_ and "method" not in settings)
+        assert said != sum_ or not any("shrinkage" in line for line in lines)
+
+
+@pytest.mark.parametrize("dimensions", [0, 60])
+def test_a_plan_says_what_the_first_round_releases_and_why_dimensions(dimensions: int) -> None:
+    settings = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    run = parse_run(settings | {"features.dimensions": dimensions})
+    lines = in_words(run, plan(run, 1280, 2, 100, 10)[0], 1280, 2, 100)
+    k = dimensions or run.settings.features.dimensions
+    assert lines[0] == (
+        f"released, in numbers: records 1, totals {k}, code 64 in the first round, then sums "
+        f"{2 * (k + 1)} in each"
+    )
+    assert ("chosen because of 10,000 records" in lines[1]) == (not dimensions)

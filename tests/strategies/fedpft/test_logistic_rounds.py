@@ -374,5 +374,54 @@ def test_what_a_logistic_head_cannot_do_is_refused(
 def test_the_solver_is_in_the_digest_where_it_decides_what_sites_send(
     public: dict[str, Any],
 ) -> None:
-    other = public | {"head.solver": "auto"}
+    other = public | {"head.solver": "auto", "fedpft.covariance": "gram"}
     assert parse_run(public).full_digest != parse_run(other).full_digest
+
+
+# What only one sum has, or no secure sum with a budget.
+ONE_SUM: dict[str, Any] = {
+    "fedpft.covariance": "gram",
+    "fedpft.privacy": "sums",
+    "features.ranges": "0 to 1",
+    "target": "value",
+    "secure-sum": False,
+    "epsilon": 0.0,
+}
+# What a logistic head has too.
+EITHER: dict[str, Any] = {
+    "fedpft.clip": 2.0,
+    "features.projection": "",
+    "features.dimensions": 20,
+    "features.records": 500,
+    "colluding": 0.0,
+    "sites": 7,
+    "seed": 3,
+    "head.shrinkage": 0.1,
+}
+
+
+@given(
+    st.sets(st.sampled_from(sorted(ONE_SUM))),
+    st.sets(st.sampled_from(sorted(EITHER))),
+    st.sampled_from((0.5, 1.0, 3.0, 20.0)),
+)
+def test_a_noisy_sum_with_nothing_of_one_sum_set_is_logistic_at_both_sides(
+    of_one: set[str], of_both: set[str], epsilon: float
+) -> None:
+    asked = BASE | {"head.solver": "auto", "epsilon": epsilon}
+    asked |= {key: ONE_SUM[key] for key in of_one} | {key: EITHER[key] for key in of_both}
+    asked["delta"] = 1e-5 if asked["epsilon"] else 0.0
+    if asked.get("target"):
+        del asked["classes"]
+    try:
+        run = parse_run(asked)
+    except ConfigError:
+        assert of_one
+        return
+    assert (run.settings.head.solver == "logistic") == (not of_one)
+    assert (run.plan.kind == "rounds") == (not of_one)
+    # A run folder keeps the settings that the run had, and a later version reads them.
+    assert Run.resolve(run.settings).full_digest == run.full_digest
+    if not of_one:
+        set_by_hand = parse_run(asked | {"head.solver": "logistic"})
+        assert set_by_hand.full_digest == run.full_digest
