@@ -26,6 +26,7 @@ from fedsurrogate.server_app.offline import AT_HOME
 from fedsurrogate.strategies.base.registered import Registered
 
 DAY = 24 * 3600.0
+PUBLIC = "fedpft.public"
 
 
 def run_by_files(
@@ -73,6 +74,9 @@ def run_by_files(
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
+    if public := settings.get(PUBLIC):
+        # What sites send depends on whether there is such a file, not on where.
+        asked[PUBLIC] = Path(str(public)).name
     largest = config.settings.max_payload_mib * 2**20 + LARGEST_MANIFEST
     exchange = Exchange(out, keys, asked, private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
@@ -204,6 +205,31 @@ def test_files_take_one_noisy_sum_unless_rounds_are_asked_for(
     assert run["sites"]["used"] == 4
     assert ("the head is that of one sum" in post.lines[0]) == told
     assert any("takes 2 sums" in line for line in post.lines) == told
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"fedpft.covariance": "spherical"},
+        {"fedpft.covariance": "gram", "secure-sum": True},
+        {"head.solver": "logistic", "secure-sum": True},
+    ],
+    ids=str,
+)
+def test_files_know_of_public_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Settings
+) -> None:
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 1),))
+    post = Post(tmp_path, 4)
+    rules = "mechanisms = ['sums', 'secure-sums']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
+    (tmp_path / "policy.toml").write_text(rules)
+    save_file({"x": torch.rand(100, 64)}, tmp_path / "public.safetensors")
+    public = {"fedpft.public": str(tmp_path / "public.safetensors"), "epsilon": 8.0, "delta": 1e-5}
+    run = metrics_of(post.run({"classes": NOISY["classes"]} | public | own))
+    assert run["sites"]["used"] == 4
+    # The folder of the coordinator is its own affair.
+    for file in post.out.glob("*.request"):
+        assert str(tmp_path).encode() not in file.read_bytes()
 
 
 def test_a_method_in_rounds_works_by_files(
