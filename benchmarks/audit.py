@@ -151,14 +151,12 @@ MECHANISMS: dict[str, Mechanism] = {
         alone, by_summed_gradients, "a quarter of the noise", 250, 8, 0.7, sites=3,
     ),
     "logistic rounds": Mechanism(
-        {
-            "head.solver": "logistic",
-            "features.projection": "",
-            "secure-sum": True,
-            "colluding": 0.0,
-            "dropouts": 0.0,
-        },
+        {"head.solver": "logistic", "features.projection": "", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
         alone, by_steps, "a quarter of the noise", 250, 4, 0.9, sites=3,
+    ),
+    "logistic rounds, noise at each site": Mechanism(
+        {"head.solver": "logistic", "features.projection": ""},
+        alone, by_steps, "half of the noise", 500, 4, 0.9,
     ),
     "DP-EM, K = 2": Mechanism(SPHERICAL | {"fedpft.components": 2}, long, by_mixtures, "features not clipped", 1000, 3, 0.4),
     "theorem 4.1": Mechanism(

@@ -60,6 +60,8 @@ SECURE: Mapping[str, Given] = {
     "nothing set": {"secure-sum": True},
     "one sum": {"secure-sum": True, "fedpft.covariance": "gram"},
 }
+# Noise at each site, whole runs.
+AT_SITES: Mapping[str, Given] = {"nothing set": {}, "logistic rounds": {"head.solver": "logistic"}}
 SECURE_SETS = (
     "PACS, photo and sketch",
     "CIFAR-10, Dirichlet 0.1",
@@ -254,6 +256,11 @@ def main() -> None:
         rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
         names = given.only or SECURE_SETS
         measured("defaults-secure", title, rows, given.seeds, names, whole_run)
+    if "rounds" in given.parts:
+        rows = at_budgets(AT_SITES, EPSILONS)
+        title = "Noise at each site, whole runs, accuracy %"
+        names = given.only or SECURE_SETS
+        measured("defaults-private-rounds", title, rows, given.seeds, names, whole_run)
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:

@@ -169,13 +169,14 @@ class Run:
         for class statistics with joint noise, one that the coordinator chooses.
         """
         own = self.settings
-        if not own.secure_sum or own.features.projection != AUTO:
-            return bool(own.features.given_projection)
+        if own.features.projection != AUTO or self.plan.sent_by_solver:
+            return own.features.projection != ""
+        if not own.secure_sum:
+            return False
         summed = {each.name for each in self.plan.combination.sums}
         # Of columns of a table, which have ranges, a mean says nothing.
         noisy = self.plan.mechanism_name == JOINT_SUMS and not own.features.ranges
-        of_classes = {"sums", "squares"} <= summed or self.plan.sent_by_solver
-        return noisy and self.target is None and of_classes
+        return noisy and self.target is None and {"sums", "squares"} <= summed
 
     @property
     def backbone_fingerprint(self) -> str:
@@ -240,6 +241,12 @@ class Run:
             ("largest-error", own.counting.largest_error if counts else 1, 1),
             ("target", None if self.target is None else self.target.public, None),
             ("solver", own.head.solver if self.plan.sent_by_solver else None, None),
+            # Those of a secure sum are below.
+            (
+                "dimensions",
+                own.features.dimensions if self.plan.sent_by_solver and not own.secure_sum else 0,
+                0,
+            ),
             ("power", self.power, 1),
             ("bag", own.features.bag, "none"),
             ("ranges", own.features.ranges, ""),
@@ -331,7 +338,8 @@ class Run:
                 f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use "
                 f"{names}"
             )
-        if (file := own.features.given_projection) and not own.secure_sum:
+        mapped = own.secure_sum or self.plan.sent_by_solver
+        if (file := own.features.given_projection) and not mapped:
             raise ConfigError(
                 f"features.projection = {file!r} works only with secure-sum = "
                 "true; set both, or none"

@@ -1,12 +1,16 @@
-"""FedPFT's head by a logistic loss: rounds of secure sums with joint noise, one plan."""
+"""FedPFT's head by a logistic loss: rounds of noisy sums, with joint noise in secure sums or with that
+of each site. One plan.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+from fedsurrogate.common.methods.fedpft_covariance import USUAL_SITES
 from fedsurrogate.common.methods.method import (
     Combination,
+    Defences,
     Field,
     Messages,
     ModelTraining,
@@ -16,6 +20,7 @@ from fedsurrogate.common.methods.method import (
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
+from fedsurrogate.common.privacy.mechanism import SUMS as SUMS_OF_SITES
 from fedsurrogate.common.settings import FeaturesSettings, FedPFTSettings, Settings
 from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS
 from fedsurrogate.common.settings.target import TargetSettings
@@ -51,6 +56,10 @@ STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
 # Dimensions after the projection, if none are set: with public images, by which it is whitened; and
 # without, times the root of the records over the noise of the whole budget.
 DIMENSIONS, DIMENSIONS_ALONE = 512, 6.0
+GAP = (
+    "gradients are limited in length by a site's records, not compared between sites: one hostile site "
+    "can spoil the model; use fedpft's one round, which screens sites, or sites that you trust"
+)
 # Settings of FedPFT that say what one sum holds, or who adds it up.
 OF_ONE_SUM = ("covariance", "components", "rank", "bits", "privacy", "topology", "seal")
 
@@ -76,8 +85,8 @@ def logistic_plan(settings: Settings) -> Plan:
             all_classes=True,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
-            strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
+            site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:released_round",
+            strategy="fedsurrogate.strategies.fedpft.logistic_sites:LogisticRoundsOfSites",
             sums=GRADIENT,
             first_sums=opening,
             site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
@@ -88,6 +97,9 @@ def logistic_plan(settings: Settings) -> Plan:
             passes=1, rounds=rounds, numbers=dimension * (dimension + 2 * classes)
         ),
         privacy=_noise_of(settings),
+        defences=Defences(
+            reason=", whose gradients nothing here screens; max-share limits a site", gap=GAP
+        ),
         training=ModelTraining(
             frames=False,
             rounds=rounds,
@@ -103,7 +115,7 @@ def logistic_plan(settings: Settings) -> Plan:
 def _noise_of(settings: Settings) -> NoisyRounds:
     """The noise of the rounds."""
     return NoisyRounds(
-        JOINT_SUMS,
+        JOINT_SUMS if settings.secure_sum else SUMS_OF_SITES,
         settings.epsilon,
         settings.delta,
         settings.fedpft.clip,
@@ -145,22 +157,24 @@ def with_solver(settings: Settings) -> Settings:
         'auto'
     """
     own, usual = settings.fedpft, FedPFTSettings()
-    noisy = settings.secure_sum and settings.epsilon and settings.delta
-    of_classes = settings.target == TargetSettings.model_fields["target"].default
-    free = settings.head.solver == AUTO and not settings.features.ranges
-    if not (noisy and of_classes and free):
-        return settings
     if any(getattr(own, key) != getattr(usual, key) for key in OF_ONE_SUM):
         return settings
+    noisy = bool(settings.secure_sum and settings.epsilon and settings.delta)
+    of_classes = settings.target == TargetSettings.model_fields["target"].default
+    free = settings.head.solver == AUTO and not settings.features.ranges
+    if not (noisy and of_classes and free) and settings.head.solver != LOGISTIC:
+        return settings
     head = settings.head.model_copy(update={"solver": LOGISTIC})
-    return settings.model_copy(update={"head": head})
+    # No covariance is sent, and that of a sum stands for none.
+    none = own.model_copy(update={"covariance": "gram"})
+    return settings.model_copy(update={"head": head, "fedpft": none})
 
 
 def with_dimensions(settings: Settings) -> Settings:
     """Settings with the dimensions of a logistic head after the projection, if none are set.
 
     Without public images no direction of the projection is known to matter more than others, and
-    the noise decides how many are worth theirs. They are nearly those of one sum.
+    the noise decides how many are worth theirs. In a secure sum they are nearly those of one sum.
 
     Args:
         settings: of the run.
@@ -176,9 +190,11 @@ def with_dimensions(settings: Settings) -> Settings:
     dimensions = DIMENSIONS
     if not settings.fedpft.public and settings.epsilon and 0 < settings.delta < 1:
         each, _ = _noise_of(settings).mechanism().noise[SUMS]
-        noise = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
-        honest = math.sqrt(max(1 - settings.colluding, 0.1))
-        worth = round(DIMENSIONS_ALONE * math.sqrt(own.records * honest / noise))
+        whole = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
+        # Of all sites together, if none is lost.
+        shared = 1 / max(1 - settings.colluding, 0.1)
+        sums = shared if settings.secure_sum else settings.sites or USUAL_SITES
+        worth = round(DIMENSIONS_ALONE * math.sqrt(own.records / (whole * math.sqrt(sums))))
         dimensions = min(max(1, worth), MOST_DIMENSIONS)
     given = own.model_copy(update={"dimensions": dimensions})
     return settings.model_copy(update={"features": given})
@@ -196,10 +212,10 @@ def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: 
 
 def _refusal(settings: Settings) -> str:
     own = settings.fedpft
-    if not (settings.epsilon and settings.secure_sum):
+    if not settings.epsilon:
         return (
-            "head.solver = 'logistic' has its noise in secure sums; set secure-sum = true, epsilon "
-            "and delta, or use method = 'dp-fedavg'"
+            "head.solver = 'logistic' is for runs with privacy; set epsilon and delta, or use method "
+            "= 'fedavg'"
         )
     if own.covariance not in ("auto", "gram") or own.components > 1 or own.topology == "chain":
         return (

@@ -69,8 +69,9 @@ def run_by_files(
         raise ConfigError(
             f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
         )
-    settings = _in_one_sum(settings, show)
-    config = parse_run({"deadline": days * DAY, "sites": len(keys), **settings})
+    # Sites must know their number too: what a private run sends depends on it.
+    settings = {"sites": len(keys), **_in_one_sum(settings, show)}
+    config = parse_run({"deadline": days * DAY, **settings})
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}

@@ -9,7 +9,7 @@ from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices
 from fedsurrogate.common.methods.fedpft_covariance import explained
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with_dimensions
 from fedsurrogate.common.methods.method import Messages, count
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.of_run import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
@@ -69,8 +69,9 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
         # Of other methods' heads the section of FedPFT says nothing.
         of_classes = config.target is None and config.method.shown == "fedpft"
         shrinkage = _shrinkage(config.settings) if of_classes else ""
-        other = _rounds_or_one_sum(choices(config.settings), config.settings.epsilon)
-        lines.append(f"head {head}{shrinkage}{other if of_classes else ''}")
+        star = of_classes and config.plan.kind != "chain"
+        other = _another_way(choices(config.settings), config.settings.epsilon) if star else ""
+        lines.append(f"head {head}{shrinkage}{other}")
     if own.noise is not None:
         size = max(1, records // classes)
         lines.append(
@@ -107,18 +108,21 @@ def _released(messages: Messages, classes: int, dimension: int, records: int) ->
     return [f"released, in numbers: {numbers(first=True)} in the first round, then {each} in each"]
 
 
-def _rounds_or_one_sum(chosen: Choices, epsilon: float) -> str:
-    """What else a run with joint noise could do; empty for other runs."""
-    if chosen.mechanism != JOINT_SUMS:
+def _another_way(chosen: Choices, epsilon: float) -> str:
+    """What else a run of noisy sums could do; empty for other runs."""
+    if chosen.mechanism not in (SUMS, JOINT_SUMS):
         return ""
+    rounds, screens = steps_of(epsilon) + 1, chosen.mechanism == SUMS
+    if chosen.solver == LOGISTIC and screens:
+        return "; mostly more accurate than head.solver = 'auto', which takes one round and screens sites"
     if chosen.solver == LOGISTIC:
         return (
             "; mostly more accurate than from one sum, which fedpft.covariance = 'gram' takes in one "
             "round"
         )
-    rounds = 1 + steps_of(epsilon)
     return (
         f"; head.solver = {LOGISTIC!r} takes {rounds} rounds of sums, and was mostly more accurate"
+        + ", but screens no site" * screens
     )
 
 
@@ -129,7 +133,7 @@ def _projection(own: FeaturesSettings, chosen: bool, dimension: int, mapped: int
         if own.given_projection
         else "the backbone's own head where the coordinator has its weights, else random directions"
     )
-    why = f", chosen because of {own.records:,} records and the joint noise"
+    why = f", chosen because of {own.records:,} records and the noise"
     return f"projection to {mapped:,} of {dimension:,} dimensions{why * chosen}, by {source}"
 
 

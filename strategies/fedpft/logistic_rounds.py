@@ -116,25 +116,44 @@ class LogisticRounds(SecureRounds):
 
     def classifier(self, training: Training) -> Classifier:
         """The head after any round; that of the first is zero."""
-        model, mechanism = training.model, self.config.mechanism
-        assert mechanism is not None
-        return Head(
-            training.header(),
-            model[WEIGHT],
-            model[BIAS],
-            mechanism.clip,
-            model[CENTRE],
-            model.get(PROJECTION),
-        )
+        return head_of(training)
+
+
+def head_of(training: Training) -> Head:
+    """The head after a round, with the map of features."""
+    model, mechanism = training.model, training.config.mechanism
+    assert mechanism is not None
+    return Head(
+        training.header(),
+        model[WEIGHT],
+        model[BIAS],
+        mechanism.clip,
+        model[CENTRE],
+        model.get(PROJECTION),
+    )
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Finish a round with a secure sum: the centre, or a step.
+    """Finish a round with a secure sum.
 
     Args:
         total: of the round.
         training: before the round; changed.
         summed: names of the sites in the sum.
+
+    Raises:
+        RunError: for sums that no records have.
+    """
+    absorb_sums(total, training)
+    training.finish_round(summed)
+
+
+def absorb_sums(total: Total, training: Training) -> None:
+    """What a noisy sum over all sites changes: the centre, or a step.
+
+    Args:
+        total: of the round.
+        training: before the round; its model and memory change.
 
     Raises:
         RunError: for sums that no records have.
@@ -149,12 +168,12 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
             length = usual_length(total.tensors[CODE], total.sigmas[CODE])
         centre = _centre(training.model, length * total.tensors[TOTALS] / number, length)
         training.model = {**training.model, CENTRE: _sent(centre)}
-        training.memory = {COUNTED: torch.tensor([number, total.sigmas[RECORDS]])}
+        counted = torch.tensor([number, total.sigmas[RECORDS]])
+        training.memory = {**training.memory, COUNTED: counted}
     else:
         counted = training.memory[COUNTED].double()
         _check(total, SUMS, counted[:1], float(counted[1]))
         _step(total, training)
-    training.finish_round(summed)
 
 
 def usual_length(counts: Tensor, noise: float) -> float:

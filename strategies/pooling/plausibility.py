@@ -10,6 +10,7 @@ t no more often (Hsu, Kakade & Zhang 2012).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -132,11 +133,23 @@ def _squared(lengths: Tensor, counts: Tensor) -> float:
     return float((lengths.clamp_min(0).square() / counts.clamp_min(1)).sum())
 
 
-def _check_lengths(sums: Sums, names: dict[str, str]) -> None:
+def beyond(sums: Sums, names: Mapping[str, str] = GRADIENTS) -> str:
+    """What noisy sums have that no records can have, in words; empty for nothing.
+
+    Args:
+        sums: over records of norm one, with the deviations of their noise.
+        names: what to say for a name of `lengths`.
+    """
     for name, length, most in lengths(sums):
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))
-            raise false_numbers(
+            return (
                 f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most "
                 f"{float(most[worst]):.4g} is possible for this number of records and the noise)"
             )
+    return ""
+
+
+def _check_lengths(sums: Sums, names: Mapping[str, str]) -> None:
+    if what := beyond(sums, names):
+        raise false_numbers(what)

@@ -1,5 +1,5 @@
 """A site's part in a logistic loss in rounds: a sum of features to centre them, then sums of clipped
-gradients at the received head.
+gradients at the received head. With noise of its own, or without for a secure sum.
 
 A record's gradient is its residual, which is shortened, times its feature, which has norm at most
 one. So a unit adds at most one to each sum, whatever head and map the coordinator sends.
@@ -8,7 +8,7 @@ one. So a unit adds at most one to each sum, whatever head and map the coordinat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.functional import linear, one_hot
 
 from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
@@ -33,11 +33,18 @@ from fedsurrogate.common.methods.logistic_rounds import (
 )
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    BoundedSum,
+    clip,
+    unit_weights,
+    with_noise,
+)
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
@@ -60,8 +67,42 @@ class Received:
     bound: float
 
 
+def released_round(task: Task) -> MethodOutput:
+    """The sums of a round, with noise.
+
+    Args:
+        task: the request, with the head and the map.
+
+    Raises:
+        SurrogateError: for a message that is not this run's.
+    """
+    sums, claim = bounded_round(task)
+    noise = {each.name: claim.noise[each.name] for each in sums}
+    noisy = with_noise(sums, replace(claim, noise=noise))
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    tensors = {each.name: each.value for each in noisy}
+    sent = Parameters(task.header(task.run.settings.classes), task.round, tensors, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
+
+
 def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums of a round, without noise.
+    """The sums of a round for a secure sum, without noise.
+
+    Args:
+        task: the request, with the head and the map.
+
+    Returns:
+        The sums, float64; and the claim.
+
+    Raises:
+        SurrogateError: for a message that is not this run's.
+    """
+    sums, claim = bounded_round(task)
+    return {each.name: each.value for each in sums}, claim
+
+
+def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
+    """The sums of a round, to each of which a unit adds one at most.
 
     Args:
         task: the request, with the head and the map.
@@ -69,8 +110,8 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     Returns:
         In the first round "records" (1,) and "totals" (k,), of features that are divided by the
         bound, or by their norm if it is larger, and where the bound is zero "code" (BINS,), how many
-        have which length; in the others "sums" (C, k + 1), of residuals times
-        features; float64. And the claim.
+        have which length; in the others "sums" (C, k + 1), of residuals times features. And the
+        claim.
 
     Raises:
         SurrogateError: for a message that is not this run's.
@@ -99,8 +140,7 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         code = residuals(features, labels.clamp_min(0), head)
     bounds = {name: claim.noise[name][1] for name in names}
     done: list[Callable[[Tensor], None]] = [forget] if train.folder is not None else []
-    sums = coded_statistics(features, code, weights, bounds, *done)
-    return {each.name: each.value for each in sums}, claim
+    return coded_statistics(features, code, weights, bounds, *done), claim
 
 
 def with_constant(features: Tensor) -> Tensor:

@@ -18,10 +18,12 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.pooling import rounds_of_sums
+from fedsurrogate.strategies.pooling.rounds_of_sums import check_charged
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets import in_rounds
-from fedsurrogate.strategies.targets.in_rounds import TargetRounds, absorb_total, check_charged
+from fedsurrogate.strategies.targets.in_rounds import TargetRounds, absorb_total
 from fedsurrogate.strategies.targets.received import sum_rounding
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -113,7 +115,7 @@ def test_a_reply_has_the_rows_of_the_target_and_sums_of_records(
     strategy.check(reply(0), training)
     assert steps.seen == [("check", "s0")]
     for rows in (ROWS[::-1], ROWS[:1], (*ROWS, "r3")):
-        with pytest.raises(SurrogateError, match="sums of other rows than the target's"):
+        with pytest.raises(SurrogateError, match="sums of other rows than the run's"):
             strategy.check(reply(0, rows=rows), training)
     with pytest.raises(SurrogateError, match="no records have these"):
         strategy.check(reply(0, 13), training)
@@ -159,7 +161,7 @@ def test_a_charged_round_is_not_asked_for_twice(private: bool) -> None:
 def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.MonkeyPatch) -> None:
     run = parse_run(TIME | PRIVATE)
     training = Training(run, ROWS, "f", 4, {}, {})
-    monkeypatch.setattr(in_rounds.Rounds, "_begin", lambda self, grid, deadline: training)
+    monkeypatch.setattr(rounds_of_sums.Rounds, "_begin", lambda self, grid, deadline: training)
     strategy = TargetRounds(run, Kept())
     grid: Any = object()
     assert strategy._begin(grid, 1.0) is training

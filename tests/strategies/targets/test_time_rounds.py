@@ -178,7 +178,7 @@ def test_a_failed_first_round_with_noise_is_not_asked_for_again() -> None:
     run = parse_run(TIME | PRIVATE)
     training = begun(run, 4)
     training.asked = 1
-    from fedsurrogate.strategies.targets.in_rounds import check_charged
+    from fedsurrogate.strategies.pooling.rounds_of_sums import check_charged
 
     with pytest.raises(RunError, match="is charged"):
         check_charged(training)
