@@ -232,21 +232,16 @@ class Run:
         for section, keys in self.method.digest.items():
             left_out = {"noise"} if section == "fedavg" and not noise else set()
             chosen[section] = getattr(own, section).model_dump(include=set(keys) - left_out)
-        counts = own.counting.kind != "none"
-        # Only for such runs: so other runs keep their old digest, and stored surrogates stay
-        # comparable.
+        counts, by_solver = own.counting.kind != "none", self.plan.sent_by_solver
+        # Only for such runs: others keep their old digest, and stored surrogates stay comparable.
         unusual = (
             ("seal", own.fedpft.seal, False),
             ("bits", own.fedpft.bits or 16, 16),
             ("largest-error", own.counting.largest_error if counts else 1, 1),
             ("target", None if self.target is None else self.target.public, None),
-            ("solver", own.head.solver if self.plan.sent_by_solver else None, None),
+            ("solver", own.head.solver if by_solver else None, None),
             # Those of a secure sum are below.
-            (
-                "dimensions",
-                own.features.dimensions if self.plan.sent_by_solver and not own.secure_sum else 0,
-                0,
-            ),
+            ("dimensions", own.features.dimensions * (by_solver and not own.secure_sum), 0),
             ("power", self.power, 1),
             ("bag", own.features.bag, "none"),
             ("ranges", own.features.ranges, ""),
@@ -254,9 +249,8 @@ class Run:
         )
         chosen |= {name: value for name, value, usual in unusual if value != usual}
         if own.secure_sum:
-            chosen["secure-sum"] = [
-                getattr(own, name.replace("-", "_")) for name in SECURE_SUM_KEYS
-            ]
+            shared = (name.replace("-", "_") for name in SECURE_SUM_KEYS)
+            chosen["secure-sum"] = [getattr(own, key) for key in shared]
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -341,8 +335,7 @@ class Run:
         mapped = own.secure_sum or self.plan.sent_by_solver
         if (file := own.features.given_projection) and not mapped:
             raise ConfigError(
-                f"features.projection = {file!r} works only with secure-sum = "
-                "true; set both, or none"
+                f"features.projection = {file!r} works only with secure-sum = true; set both, or none"
             )
         if own.secure_sum and own.fedpft.seal:
             raise ConfigError(

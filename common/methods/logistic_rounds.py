@@ -105,7 +105,7 @@ def logistic_plan(settings: Settings) -> Plan:
             rounds=rounds,
             start="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticStart",
         ),
-        refusal=_refusal(settings),
+        refusal=_refusal(settings.epsilon, own),
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
@@ -210,9 +210,8 @@ def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: 
     return {"k": k, "p": k if projected else 0, "j": k + 1, "l": BINS, "1": 1}
 
 
-def _refusal(settings: Settings) -> str:
-    own = settings.fedpft
-    if not settings.epsilon:
+def _refusal(epsilon: float, own: FedPFTSettings) -> str:
+    if not epsilon:
         return (
             "head.solver = 'logistic' is for runs with privacy; set epsilon and delta, or use method "
             "= 'fedavg'"

@@ -175,7 +175,11 @@ def test_a_site_adds_the_noise_of_its_claim_in_each_round(patients: bool) -> Non
             sent = unpack_parameters(output.payload)
             assert sent.claim is not None
             assert output.claim == claim
-            assert (sent.claim.name, sent.claim.epsilon, sent.claim.unit) == ("sums", 2.0, claim.unit)
+            assert (sent.claim.name, sent.claim.epsilon, sent.claim.unit) == (
+                "sums",
+                2.0,
+                claim.unit,
+            )
             assert sent.claim.noise == claim.noise
             assert sent.records == 0
             for each in exact:
