@@ -112,13 +112,14 @@ def by_steps(canaries: Canaries, seen: Seen) -> Tensor:
     """A logistic head in rounds: the product of the last round's sum, whose head is zero in a run of
     one step, with what each canary adds. Of the site's own sum where the coordinator sees it.
     """
-    if seen.totals:
-        _, names, numbers, _ = unpack_total(seen.totals[0])
-        sums = numbers_of(seen.run.plan, seen.run.settings, len(names), 2)["sums"].decode(numbers)
-    else:
-        sums = unpack_parameters(seen.rounds[-1][1]).tensors["sums"]
     rows = with_constant(torch.nn.functional.normalize(canaries.x.double()))
     head = torch.zeros(canaries.classes, rows.shape[1], dtype=torch.float64)
+    if seen.totals:
+        _, names, numbers, _ = unpack_total(seen.totals[0])
+        decoded = numbers_of(seen.run.plan, seen.run.settings, len(names), 2)["sums"]
+        sums = decoded.decode(numbers[: head.numel()])
+    else:
+        sums = unpack_parameters(seen.rounds[-1][1]).tensors["sums"]
     added = residuals(rows, canaries.y, head)
     return ((added @ sums.reshape(head.shape).double()) * rows).sum(1).float()
 

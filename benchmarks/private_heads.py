@@ -25,12 +25,20 @@ from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared, stored_features
 from benchmarks.secure_sums_head import Data, cifar
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
+    gaps,
     in_bins,
     residuals,
     with_constant,
 )
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.methods.logistic_rounds import BIAS, CENTRE, CONSTANT, PROJECTION, WEIGHT
+from fedsurrogate.common.methods.logistic_rounds import (
+    BIAS,
+    CENTRE,
+    CONSTANT,
+    GAPS,
+    PROJECTION,
+    WEIGHT,
+)
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
@@ -40,7 +48,7 @@ from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total
+from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, head_of
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 from fedsurrogate.strategies.pooling.public_projection import read_map
 from fedsurrogate.strategies.pooling.total import Total
@@ -106,14 +114,11 @@ def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
         else:
             rows = with_constant(features) if number == 1 else rows
             head = torch.cat([model[WEIGHT], model[BIAS][:, None] / CONSTANT], 1)
-            exact = {SUMS: residuals(rows, y, head).T @ rows}
+            exact = {SUMS: residuals(rows, y, head).T @ rows, GAPS: gaps(rows, y, head).sum(0)}
         sums = {name: drawn(value, noise[name], generator) for name, value in exact.items()}
         sigmas = {name: noise[name] for name in sums}
         absorb_total(Total(training.header(), sums, sigmas, run.mechanism), training, ["1", "2"])
-    model = training.model
-    clipped = run.mechanism.clip
-    projection = model.get(PROJECTION)
-    return Head(training.header(), model[WEIGHT], model[BIAS], clipped, model[CENTRE], projection)
+    return head_of(training)
 
 
 def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:

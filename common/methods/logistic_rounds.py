@@ -39,9 +39,12 @@ FIRST = (Summed(RECORDS, "1", 0), Summed(TOTALS, "k", 0))
 # mean of features of norm one is multiplied with. Those in the middle have norm one.
 FIRST_ALONE = (*FIRST, Summed(CODE, "l", 0))
 BINS, BINS_OF_TWICE = 64, 2
-# Of every other round: residuals times features, which are the gradient. A feature has one entry
-# more, a constant, for the bias.
-GRADIENT = (Summed(SUMS, "C j", 0),)
+# Of every other round: residuals times features, which are the gradient; and how sure the head should
+# be, see `gaps` of the site. A feature has one entry more, a constant, for the bias.
+GAPS = "gaps"
+GRADIENT = (Summed(SUMS, "C j", 0), Summed(GAPS, "s", 0))
+# The factors of all scores at which gaps are measured, and their part of a step's budget.
+FACTORS, GAP_SHARE = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0), 0.03
 # The first round's part of the budget, and its parts. Measured, as all numbers here, on folds of the
 # training features of CIFAR-10.
 CENTRING, CENTRING_SHARES = 0.04, {RECORDS: 0.1, TOTALS: 0.9}
@@ -120,7 +123,7 @@ def _noise_of(settings: Settings) -> NoisyRounds:
         settings.delta,
         settings.fedpft.clip,
         1 + steps_of(settings.epsilon),
-        step_shares={SUMS: 1.0},
+        step_shares={SUMS: 1 - GAP_SHARE, GAPS: GAP_SHARE},
         first_share=CENTRING,
         first_shares=CENTRING_SHARES if settings.fedpft.public else CENTRING_SHARES_ALONE,
     )
@@ -182,6 +185,8 @@ def with_dimensions(settings: Settings) -> Settings:
     Example:
         >>> own = {"head": {"solver": "logistic"}, "epsilon": 1.0, "delta": 1e-5}
         >>> with_dimensions(Settings.model_validate(own)).features.dimensions
+        175
+        >>> with_dimensions(Settings.model_validate(own | {"secure_sum": True})).features.dimensions
         281
     """
     own = settings.features
@@ -189,7 +194,7 @@ def with_dimensions(settings: Settings) -> Settings:
         return settings
     dimensions = DIMENSIONS
     if not settings.fedpft.public and settings.epsilon and 0 < settings.delta < 1:
-        each, _ = _noise_of(settings).mechanism().noise[SUMS]
+        each = _noise_of(settings).mechanism().noise_multiplier
         whole = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
         # Of all sites together, if none is lost.
         shared = 1 / max(1 - settings.colluding, 0.1)
@@ -201,13 +206,13 @@ def with_dimensions(settings: Settings) -> Settings:
 
 
 def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: int) -> Sizes:
-    """k dimensions after the projection, p rows of it, none where nothing projects, and j with the
-    constant.
+    """k dimensions after the projection, p rows of it, none where nothing projects, j with the
+    constant, l lengths and s factors of scores.
     """
     automatic = features.projection == AUTO and dimension >= FEWEST_MAPPED
     projected = bool(features.given_projection) or automatic
     k = min(features.dimensions, dimension) if projected else dimension
-    return {"k": k, "p": k if projected else 0, "j": k + 1, "l": BINS, "1": 1}
+    return {"k": k, "p": k if projected else 0, "j": k + 1, "l": BINS, "s": len(FACTORS), "1": 1}
 
 
 def _refusal(epsilon: float, own: FedPFTSettings) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,8 @@ from fedsurrogate.common.methods.logistic_rounds import (
     CENTRE,
     CLIP,
     CONSTANT,
+    FACTORS,
+    GAPS,
     LENGTH,
     LOGISTIC,
     PROJECTION,
@@ -32,6 +34,7 @@ from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.float16 import pack, unpack
 from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedpft.logistic_slope import USUAL, factor_of
 from fedsurrogate.strategies.pooling.plausibility import check_gradients
 from fedsurrogate.strategies.pooling.public_mean import read_public
 from fedsurrogate.strategies.pooling.public_projection import map_with_words, read_map
@@ -48,6 +51,9 @@ RIDGE, BIAS_RIDGE = 1.6, 0.1
 STANDS_OUT = 5.0
 # In the memory of a training: number of records; weighted sum of what the steps have observed.
 COUNTED, OBSERVED = "counted", "observed"
+# Of the later steps: the sum of their noisy gaps under GAPS; the sum of the variances of their noise, and
+# their number.
+GAP_NOISE = "gap-noise"
 
 
 class LogisticStart:
@@ -120,17 +126,27 @@ class LogisticRounds(SecureRounds):
 
 
 def head_of(training: Training) -> Head:
-    """The head after a round, with the map of features."""
+    """The head after a round, with the map of features. Sites are sent the one that has no factor."""
     model, mechanism = training.model, training.config.mechanism
     assert mechanism is not None
+    factor = _factor(training.memory)
     return Head(
         training.header(),
-        model[WEIGHT],
-        model[BIAS],
+        factor * model[WEIGHT],
+        factor * model[BIAS],
         mechanism.clip,
         model[CENTRE],
         model.get(PROJECTION),
     )
+
+
+def _factor(memory: Mapping[str, Tensor]) -> float:
+    """The factor of all scores, from the gaps of the later steps."""
+    if GAPS not in memory:
+        return USUAL
+    variance, rounds = memory[GAP_NOISE].tolist()
+    whole = rounds * float(memory[COUNTED][0]) / math.sqrt(len(FACTORS))
+    return factor_of(memory[GAPS] / whole, math.sqrt(variance) / whole)
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
@@ -172,8 +188,10 @@ def absorb_sums(total: Total, training: Training) -> None:
         training.memory = {**training.memory, COUNTED: counted}
     else:
         counted = training.memory[COUNTED].double()
-        _check(total, SUMS, counted[:1], float(counted[1]))
+        for name in (SUMS, GAPS):
+            _check(total, name, counted[:1], float(counted[1]))
         _step(total, training)
+        _note_gaps(total, training)
 
 
 def usual_length(counts: Tensor, noise: float) -> float:
@@ -244,6 +262,17 @@ def _step(total: Total, training: Training) -> None:
         WEIGHT: _sent(head[:, :k]),
         BIAS: _sent(CONSTANT * head[:, k]),
     }
+
+
+def _note_gaps(total: Total, training: Training) -> None:
+    """Add the gaps of the later half of the steps, whose heads are nearly the last one."""
+    number, steps = training.round, training.config.rounds - 1
+    if 2 * number <= steps:
+        return
+    gaps, noise = total.tensors[GAPS].double(), torch.tensor([total.sigmas[GAPS] ** 2, 1.0])
+    if GAPS in training.memory:
+        gaps, noise = gaps + training.memory[GAPS], noise + training.memory[GAP_NOISE]
+    training.memory = {**training.memory, GAPS: gaps, GAP_NOISE: noise}
 
 
 def _check(total: Total, name: str, records: Tensor, noise: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.methods.logistic_rounds import GAPS
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import Sums
@@ -38,7 +39,7 @@ class LogisticRoundsOfSites(RoundsOfSums):
         """
         super().check(reply, training)
         records, sigma = self._records(reply, training)
-        for name in (TOTALS, CODE, SUMS):
+        for name in (TOTALS, CODE, SUMS, GAPS):
             if name in reply.tensors:
                 noise = {"counts": sigma, "sums": self._noise(name)}
                 table = reply.tensors[name].flatten()[None]

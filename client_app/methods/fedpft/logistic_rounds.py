@@ -7,6 +7,7 @@ one. So a unit adds at most one to each sum, whatever head and map the coordinat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from fedsurrogate.common.methods.logistic_rounds import (
     CENTRE,
     CLIP,
     CONSTANT,
+    FACTORS,
+    GAPS,
     LENGTH,
     PROJECTION,
     WEIGHT,
@@ -110,8 +113,8 @@ def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
     Returns:
         In the first round "records" (1,) and "totals" (k,), of features that are divided by the
         bound, or by their norm if it is larger, and where the bound is zero "code" (BINS,), how many
-        have which length; in the others "sums" (C, k + 1), of residuals times features. And the
-        claim.
+        have which length; in the others "sums" (C, k + 1), of residuals times features, and "gaps"
+        (FACTORS,). And the claim.
 
     Raises:
         SurrogateError: for a message that is not this run's.
@@ -130,17 +133,19 @@ def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
     features, _ = clipped_features(
         train.features, received.bound if first else claim.clip, train.folder, change
     )
-    names: tuple[str, ...] = (RECORDS, TOTALS)
-    code = torch.ones(len(labels), 1, dtype=torch.float64)
-    if counts_lengths:
-        names, code = (RECORDS, TOTALS, CODE), in_bins(torch.cat(lengths))
-    if not first:
-        features, names = _with_constant(features, train.folder), (SUMS,)
-        head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
-        code = residuals(features, labels.clamp_min(0), head)
-    bounds = {name: claim.noise[name][1] for name in names}
     done: list[Callable[[Tensor], None]] = [forget] if train.folder is not None else []
-    return coded_statistics(features, code, weights, bounds, *done), claim
+    if first:
+        bounds = {name: claim.noise[name][1] for name in (RECORDS, TOTALS)}
+        code = torch.ones(len(labels), 1, dtype=torch.float64)
+        if counts_lengths:
+            bounds, code = bounds | {CODE: claim.noise[CODE][1]}, in_bins(torch.cat(lengths))
+        return coded_statistics(features, code, weights, bounds, *done), claim
+    features, labels = _with_constant(features, train.folder), labels.clamp_min(0)
+    head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
+    code, sure = residuals(features, labels, head), gaps(features, labels, head)
+    (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *done)
+    (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[GAPS][1]})
+    return [sums, replace(counted, name=GAPS)], claim
 
 
 def with_constant(features: Tensor) -> Tensor:
@@ -188,14 +193,56 @@ def residuals(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
     Returns:
         One for a record's class minus the probabilities, (n, C), of norm at most one.
     """
+
+    def each(scores: Tensor, own: Tensor) -> Tensor:
+        return clip(own - scores.softmax(1), CLIP)[0]
+
+    return _of_scores(each, "softmax residuals", features, labels, head)
+
+
+def gaps(features: Tensor, labels: Tensor, head: Tensor) -> Tensor:
+    """By how much the score of each record's class is above what the head expects of it, at each of
+    FACTORS; the slope of the log likelihood in that factor. To the last bit, that of a record depends
+    on no other record.
+
+    Args:
+        features: as of `residuals`.
+        labels: as of `residuals`.
+        head: as of `residuals`.
+
+    Returns:
+        In units of the range of a record's scores, (n, FACTORS), over the root of their number, and
+        so of norm at most one.
+    """
+    factors = torch.tensor(FACTORS, dtype=torch.float64)[:, None, None]
+
+    def each(scores: Tensor, own: Tensor) -> Tensor:
+        apart = (own - (factors * scores).softmax(2)) * scores
+        range_ = scores.max(1).values - scores.min(1).values
+        parts = apart.sum(2) / range_.clamp_min(1e-300)
+        return (parts.clamp(-1, 1) / math.sqrt(len(FACTORS))).T
+
+    return _of_scores(each, "gaps of scores", features, labels, head, len(FACTORS))
+
+
+def _of_scores(
+    each: Callable[[Tensor, Tensor], Tensor],
+    kind: str,
+    features: Tensor,
+    labels: Tensor,
+    head: Tensor,
+    count: int = 0,
+) -> Tensor:
+    """What follows from each record's scores (n, C) and one-hot class, float64; `count` columns, or as
+    many as classes.
+    """
     scaled = head * LENGTH
 
-    def each(some: Tensor, classes: Tensor) -> list[Tensor]:
-        left = one_hot(classes, len(scaled)) - linear(some, scaled).softmax(1)
-        return [clip(left, CLIP)[0]]
+    def alone(some: Tensor, classes: Tensor) -> list[Tensor]:
+        return [each(linear(some, scaled), one_hot(classes, len(scaled)).double())]
 
-    parts = per_record(each, (features, labels), "softmax residuals", [scaled], CHUNKS)
-    none = torch.zeros(0, len(head), dtype=torch.float64)
+    parts = per_record(alone, (features, labels), kind, [scaled], CHUNKS)
+    none = torch.zeros(0, count or len(head), dtype=torch.float64)
     return torch.cat([none, *(part for (part,) in parts)])
 
 

@@ -122,7 +122,10 @@ def test_the_rounds_cost_the_budget_of_the_run(public: dict[str, Any]) -> None:
         # The statistics of the first round together have its multiplier.
         together = sum((bound / sigma) ** 2 for sigma, bound in (noise["records"], noise["totals"]))
         assert together**-0.5 == pytest.approx(first.noise_multiplier)
-        assert noise["sums"] == pytest.approx((each.noise_multiplier, 1.0))
+        together = sum((bound / sigma) ** 2 for sigma, bound in (noise["sums"], noise["gaps"]))
+        assert together**-0.5 == pytest.approx(each.noise_multiplier)
+        assert noise["sums"][0] == pytest.approx(each.noise_multiplier / math.sqrt(0.97))
+        assert noise["sums"][1] == noise["gaps"][1] == 1.0
 
 
 def seen_by_bins(length: float) -> int:
@@ -293,7 +296,8 @@ def test_steps_without_noise_reach_the_minimum_of_the_loss(
         head = torch.cat([model["weight"], model["bias"][:, None] / CONSTANT], 1)
         sums = gradient(features, labels, torch.ones(300).double(), head)
         lengths.append(float(sums.norm()))
-        absorb_total(total_of(run, training, {"sums": sums}), training, ["1", "2"])
+        sent = {"sums": sums, "gaps": torch.zeros(6).double()}
+        absorb_total(total_of(run, training, sent), training, ["1", "2"])
     assert lengths[-1] < 0.1 * lengths[0]
 
 
@@ -357,8 +361,7 @@ def test_planned_bytes_are_those_of_all_rounds_and_the_head_is_learned(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"secure-sum": False}, "secure-sum = true"),
-        ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "secure-sum = true"),
+        ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "is for runs with privacy"),
         ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
         ({"fedpft.components": 2}, "fedpft.components"),
         ({"resume": "a"}, "keeps nothing to continue from"),

@@ -62,7 +62,8 @@ def drawn(run: Run, seed: int, records: int, first: bool) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     assert run.mechanism is not None
     rows = torch.nn.functional.normalize(torch.randn(records, D + 1, generator=generator))
-    exact: Tensors = {"sums": torch.stack([part.sum(0) for part in rows.chunk(3)])}
+    sums = torch.stack([part.sum(0) for part in rows.chunk(3)])
+    exact: Tensors = {"sums": sums, "gaps": rows[:, :6].sum(0)}
     if first:
         exact = {"records": torch.tensor([float(records)]), "totals": rows[:, :D].sum(0)}
         exact["code"] = torch.zeros(64).index_fill_(0, torch.tensor([30]), float(records))
@@ -163,7 +164,7 @@ def asked(run: Run, training: Training, patients: bool = False) -> Task:
 def test_a_site_adds_the_noise_of_its_claim_in_each_round(patients: bool) -> None:
     run = small(epsilon=2.0)
     training = begun(run)
-    for round, names in ((1, {"records", "totals", "code"}), (2, {"sums"})):
+    for round, names in ((1, {"records", "totals", "code"}), (2, {"sums", "gaps"})):
         training.round = round - 1
         task = asked(run, training, patients)
         exact, claim = bounded_round(task)
@@ -210,7 +211,7 @@ def test_the_rounds_cost_the_budget_of_the_run() -> None:
 def test_more_sites_leave_fewer_dimensions(count: int, records: int) -> None:
     run = parse_run(BASE | {"sites": count, "features.records": records})
     assert run.mechanism is not None
-    each, _ = run.mechanism.noise["sums"]
+    each = run.mechanism.noise_multiplier
     # The noise of one release with the whole budget, at ten sites unless the number is known.
     whole = each * math.sqrt(0.96 / 3) * math.sqrt(count or 10)
     wanted = round(6.0 * math.sqrt(records / whole))

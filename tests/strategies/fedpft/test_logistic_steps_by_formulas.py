@@ -19,7 +19,8 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import LogisticStart, absorb_total
+from fedsurrogate.strategies.fedpft.logistic_rounds import LogisticStart, absorb_total, head_of
+from fedsurrogate.strategies.fedpft.logistic_slope import factor_of
 from fedsurrogate.strategies.pooling.total import Total
 
 C, D, STEPS = 3, 4, 3
@@ -102,13 +103,18 @@ def test_every_step_is_the_mean_of_all_that_steps_have_observed(
     training.memory = {"counted": torch.tensor([records, 0.3])}
     training.round = 1
     head, before = np.zeros((C, D + 1)), np.zeros((C, D + 1))
+    late, noise_of_late = np.zeros(6), 0.0
     # Half of the second moment of a feature with its constant, whose length is one.
     curvature = np.array([0.5 / LENGTH**2 / D] * D + [0.5 * (CONSTANT / LENGTH) ** 2])
     noise = sigma * CLIP / records / math.sqrt(STEPS)
     ridge = np.array([1.6 * noise] * D + [0.16 * noise])
     for step in range(1, STEPS + 1):
         sums = 0.1 * records * draw.normal(size=(C, D + 1))
-        absorb_total(total({"sums": sums}, {"sums": sigma}), training, ["x"])
+        gaps = 0.1 * records * draw.normal(size=6)
+        sent = {"sums": sums, "gaps": gaps}
+        absorb_total(total(sent, {"sums": sigma, "gaps": 0.1 * step}), training, ["x"])
+        if 2 * step > STEPS:
+            late, noise_of_late = late + gaps, noise_of_late + (0.1 * step) ** 2
         before = before + step * (curvature * head + CLIP * sums / records)
         head = before / sum(range(1, step + 1)) / (curvature + ridge)
         for name, wanted in (
@@ -123,9 +129,18 @@ def test_every_step_is_the_mean_of_all_that_steps_have_observed(
         head = LENGTH * own.double().numpy()
     assert training.round == 1 + STEPS
     assert training.memory["counted"].tolist() == pytest.approx([records, 0.3])
+    np.testing.assert_allclose(training.memory["gaps"], late, rtol=1e-5)
+    rounds = STEPS - STEPS // 2
+    assert training.memory["gap-noise"].tolist() == pytest.approx([noise_of_late, rounds])
+    # Scores of the model have one factor, which sites do not receive.
+    whole = records * rounds / math.sqrt(6)
+    factor = factor_of(torch.from_numpy(late) / whole, math.sqrt(noise_of_late) / whole)
+    made = head_of(training)
+    torch.testing.assert_close(made.weight, factor * training.model["weight"])
+    torch.testing.assert_close(made.bias, factor * training.model["bias"])
 
 
-@pytest.mark.parametrize("name", ["totals", "sums"])
+@pytest.mark.parametrize("name", ["totals", "sums", "gaps"])
 @pytest.mark.parametrize("factor", [0.9, 2.5])
 def test_a_sum_is_at_most_as_long_as_records_and_noise_allow(
     run: Run, name: str, factor: float
@@ -134,10 +149,11 @@ def test_a_sum_is_at_most_as_long_as_records_and_noise_allow(
     training = Training(run, ("a", "b", "c"), "f", D, tensors | {"bound": torch.ones(1)}, {})
     training.memory = {"counted": torch.tensor([500.0, 1.0])}
     training.round = 1
-    sent: dict[str, Any] = {name: np.zeros(D) if name == "totals" else np.zeros((C, D + 1))}
-    sent[name][..., 0] = factor * 500 / (1 if name == "totals" else math.sqrt(C))
-    sigmas = {"records": 1.0, "totals": 1.0, "sums": 1.0}
-    own = total(sent | ({"records": [500.0]} if name == "totals" else {}), sigmas)
+    sent: dict[str, Any] = {"records": [500.0], "totals": np.zeros(D)}
+    if name != "totals":
+        sent = {"sums": np.zeros((C, D + 1)), "gaps": np.zeros(6)}
+    sent[name][..., 0] = factor * 500 / (math.sqrt(C) if name == "sums" else 1)
+    own = total(sent, dict.fromkeys(("records", "totals", "sums", "gaps"), 1.0))
     if factor < 1:
         absorb_total(own, training, ["x"])
         return

@@ -193,6 +193,7 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
             mapped = mapped @ got["projection"].T
         bound = float(got["bound"][0]) if number == 1 else claim.clip
         records_, totals, sums = 0.0, np.zeros(mapped.shape[1]), np.zeros((2, mapped.shape[1] + 1))
+        gaps = np.zeros(6)
         for row, label in zip(mapped, labels, strict=True):
             if NAMES[label] not in "ca":
                 continue
@@ -205,7 +206,13 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
             left = np.eye(2)["ca".index(NAMES[label])] - chances
             left = left / max(np.linalg.norm(left), 0.75)
             sums += weight * np.outer(left, np.append(own, 0.25) / np.sqrt(1 + 0.25**2))
-        wanted = {"records": [records_], "totals": totals} if number == 1 else {"sums": sums}
+            for index, factor in enumerate((0.7, 1.0, 1.4, 2.0, 2.8, 4.0)):
+                sure = np.exp(factor * (logits - logits.max()))
+                expected = float(sure @ logits / sure.sum())
+                above = logits["ca".index(NAMES[label])] - expected
+                gaps[index] += weight * above / (logits.max() - logits.min()) / np.sqrt(6)
+        first = {"records": [records_], "totals": totals}
+        wanted = first if number == 1 else {"sums": sums, "gaps": gaps}
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():
             np.testing.assert_allclose(
