@@ -156,7 +156,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "logistic rounds, noise at each site": Mechanism(
         {"head.solver": "logistic", "features.projection": ""},
-        alone, by_steps, "half of the noise", 500, 4, 0.9,
+        alone, by_steps, "a third of the noise", 500, 8, 0.9,
     ),
     "DP-EM, K = 2": Mechanism(SPHERICAL | {"fedpft.components": 2}, long, by_mixtures, "features not clipped", 1000, 3, 0.4),
     "theorem 4.1": Mechanism(

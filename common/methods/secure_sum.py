@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsurrogate.common.methods.method import Combination, Defences, Field, Plan, Sizes, Summed
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.secure_sum.fixed_point import BITS
 from fedsurrogate.common.settings import Settings
 
@@ -33,7 +34,8 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         settings: of the run.
     """
     rounds, combination, messages = plan.kind == "rounds", plan.combination, plan.messages
-    refusal = plan.refusal or _refusal(name, combination.sums, settings)
+    continues = rounds and plan.mechanism_name == JOINT_SUMS
+    refusal = plan.refusal or _refusal(name, combination.sums, settings, continues)
     if not settings.epsilon:
         combination = _can_be_withheld(combination)
 
@@ -82,8 +84,8 @@ def _fields(summed: tuple[Summed, ...]) -> tuple[Field, ...]:
     return tuple(Field(each.name, each.shape, bits=BITS) for each in summed)
 
 
-def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
-    """Why a run cannot be a secure sum; empty if it can."""
+def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings, continues: bool) -> str:
+    """Why a run cannot be a secure sum; empty if it can. continues: whether it keeps its rounds."""
     if not sums:
         return (
             f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
@@ -94,10 +96,10 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings) -> str:
     file = settings.features.given_projection
     if file and "sums" not in {each.name for each in sums}:
         return f"features.projection = {file!r} is for sums of class statistics; remove it"
-    if settings.resume:
+    if settings.resume and not continues:
         return (
-            f"resume = {settings.resume!r}: a secure sum keeps nothing to continue from; "
-            "remove resume, and start again"
+            f"resume = {settings.resume!r}: a secure sum without joint noise in rounds keeps nothing "
+            "to continue from; remove resume, and start again"
         )
     if not settings.classes:
         return "secure-sum = true needs classes: which classes a site has must not be visible"

@@ -19,17 +19,21 @@ from fedsurrogate.common.secure_sum.words import Words
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies.base.collection import Collection
 from fedsurrogate.strategies.base.introductions import Group
-from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.base.rounds import CHECKPOINT
+from fedsurrogate.strategies.base.training import Training, read_kept
 from fedsurrogate.strategies.flower.records import arrays_of, metrics_of, tensors_like
 from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class SecureRounds(SecureSum):
     """Rounds of training. In each one, sites make new keys and sum their updates, or their
-    gradients with joint noise.
+    gradients with joint noise. Those with joint noise can be continued.
     """
 
     _training: Training | None = None
+    # Rounds of an earlier run that were charged and did not end. The budget has no more for them.
+    _charged_in_vain = 0
+    _bytes_before = 0
     # The sites of the first sum. Without joint noise they refuse a sum with others, such as one
     # that comes back.
     _first: frozenset[str] = frozenset()
@@ -50,6 +54,7 @@ class SecureRounds(SecureSum):
         self.deadline = deadline or self.config.settings.deadline
         self.summary()
         started = time.perf_counter()
+        self._resume()
         while not self._over():
             number = self._number
             try:
@@ -75,6 +80,7 @@ class SecureRounds(SecureSum):
         Returns:
             The requests for masked updates; none after the last round.
         """
+        self._resume()
         if self._over():
             return []
         if self._training is None:
@@ -126,7 +132,24 @@ class SecureRounds(SecureSum):
         return 1 if self._training is None else self._training.round + 1
 
     def _over(self) -> bool:
-        return self._number > min(self.last_round or self.config.planned_rounds, self.config.rounds)
+        rounds = min(self.last_round or self.config.planned_rounds, self.config.rounds)
+        return self._number > rounds - self._charged_in_vain
+
+    def _resume(self) -> None:
+        """Load what an earlier run has reached, if this one continues it."""
+        if self._training is not None or not (folder := self.config.settings.resume):
+            return
+        self._training = Training.load(self.config, read_kept(folder, CHECKPOINT), CHECKPOINT)
+        self._charged_in_vain = self._training.asked - self._training.round
+        self.outcome.rounds = self._training.history
+        self._bytes_before = sum(int(each["bytes_up"] or 0) for each in self._training.history[-1:])
+        self.recorder.event("resumed", round=self._training.round)
+        if self._over() and not self._training.round:
+            raise RunError(
+                f"resume = {folder!r}: no round of it has ended, and the budget is charged for all; "
+                "start a new run, without resume"
+            )
+        self.outcome.model = self.classifier(self._training)
 
     def _values(self) -> Info:
         values = super()._values() | {"round": self._number}
@@ -156,7 +179,9 @@ class SecureRounds(SecureSum):
                 f"the sites have another backbone ({group.fingerprint[:16]}) than in the first "
                 "round"
             )
-        training.asked = self._number
+        # Saved before any request, so that no later run takes a charged round for a free one.
+        training.asked = self._number + self._charged_in_vain
+        self._keep()
         return training.payload(), group.dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
@@ -167,7 +192,7 @@ class SecureRounds(SecureSum):
             self._first = self._first or frozenset(summed)
         load(self.config.plan.combination.from_sums)(total, training, summed)
         self.outcome.model, self.outcome.learning = self.classifier(training), facts
-        sent = sum(site.bytes_up for site in self.outcome.sites.values())
+        sent = self._bytes_before + sum(site.bytes_up for site in self.outcome.sites.values())
         entry: dict[str, object] = {
             "round": training.round,
             "accuracy": self._accuracy(self._grid),
@@ -178,4 +203,10 @@ class SecureRounds(SecureSum):
             entry["epsilon"] = self.config.mechanism.epsilon_after(training.round)
         training.history.append(entry)
         self.outcome.rounds = training.history
+        self._keep()
         self.recorder.event("round", **entry)
+
+    def _keep(self) -> None:
+        """Keep what a later run can continue: with joint noise, each round is a sum of its own."""
+        if self._training is not None and self.config.plan.mechanism_name == JOINT_SUMS:
+            self.recorder.keep(CHECKPOINT, self._training.save())

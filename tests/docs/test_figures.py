@@ -58,6 +58,8 @@ TABLES = [
     ("docs/privacy/secure-sums.md", "| one sum or rounds |", "secure-rounds"),
     ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
     ("docs/methods/fedpft.md", "| calibration |", "calibration"),
+    ("docs/methods/fedpft.md", "| calibration of rounds |", "calibration-rounds"),
+    ("docs/methods/fedpft.md", "| noise at sites |", "defaults-private-rounds"),
     (
         "docs/methods/fedpft.md",
         "| released | accuracy | difference | uplink",

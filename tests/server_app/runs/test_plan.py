@@ -245,23 +245,32 @@ def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
 def test_a_noisy_sum_says_what_else_it_could_do() -> None:
     one = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
     gram = one | {"fedpft.covariance": "gram"}
-    rounds, sum_ = "head.solver = 'logistic' takes 11 rounds", "'gram' takes in one round"
+    at_sites, rounds, sum_, screened = (
+        "takes 11 rounds of sums, and was mostly more accurate, but screens no site",
+        "head.solver = 'logistic' takes 11 rounds of sums, and was mostly more accurate.",
+        "'gram' takes in one round",
+        "'auto', which takes one round and screens sites",
+    )
     for settings, said in (
         (one, sum_),
         (one | {"head.solver": "logistic"}, sum_),
         (gram, rounds),
         (gram | {"epsilon": 0.0, "delta": 0.0}, ""),
-        (one | {"secure-sum": False}, ""),
+        (one | {"secure-sum": False}, at_sites),
+        (one | {"secure-sum": False, "head.solver": "logistic"}, screened),
+        (one | {"secure-sum": False, "fedpft.topology": "chain"}, ""),
+        (one | {"secure-sum": False, "fedpft.components": 2}, ""),
         (one | {"method": "dp-fedavg"}, ""),
     ):
         run = parse_run(settings)
         lines = in_words(run, plan(run, 64, 2, 100, 10)[0], 64, 2, 100)
-        for words in (rounds, sum_):
-            assert any(words in line for line in lines) == (words == said), settings
+        for words in (at_sites, rounds, sum_, screened):
+            assert any(words in f"{line}." for line in lines) == (words == said), settings
         # A logistic head has no covariance, and none to shrink.
         of_covariance = [line for line in lines if line.startswith("covariance")]
-        assert bool(of_covariance) == (said != sum_ and "method" not in settings)
-        assert said != sum_ or not any("shrinkage" in line for line in lines)
+        logistic = said in (sum_, screened)
+        assert bool(of_covariance) == (not logistic and "method" not in settings)
+        assert not logistic or not any("shrinkage" in line for line in lines)
 
 
 @pytest.mark.parametrize("dimensions", [0, 60])
@@ -272,6 +281,6 @@ def test_a_plan_says_what_the_first_round_releases_and_why_dimensions(dimensions
     k = dimensions or run.settings.features.dimensions
     assert lines[0] == (
         f"released, in numbers: records 1, totals {k}, code 64 in the first round, then sums "
-        f"{2 * (k + 1)} in each"
+        f"{2 * (k + 1)}, gaps 6 in each"
     )
     assert ("chosen because of 10,000 records" in lines[1]) == (not dimensions)

@@ -364,7 +364,6 @@ def test_planned_bytes_are_those_of_all_rounds_and_the_head_is_learned(
         ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "is for runs with privacy"),
         ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
         ({"fedpft.components": 2}, "fedpft.components"),
-        ({"resume": "a"}, "keeps nothing to continue from"),
     ],
 )
 def test_what_a_logistic_head_cannot_do_is_refused(

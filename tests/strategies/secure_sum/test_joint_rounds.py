@@ -209,7 +209,6 @@ def test_a_modulus_without_room_for_the_noise_is_refused_before_any_vector(tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resume": "there"}, "nothing to continue"),
         ({"epsilon": 0.0, "delta": 0.0}, "needs a budget"),
         ({"fedavg.augment": "flip", "fedavg.model": "convnet"}, "does not support fedavg.augment"),
         ({"classes": ""}, "needs classes"),

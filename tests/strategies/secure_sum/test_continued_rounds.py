@@ -1,0 +1,138 @@
+"""Rounds of secure sums with joint noise whose coordinator stops at any message: they continue, and all
+of it costs at most the budget of one run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.run import parse_run
+from tests.grid import InProcessGrid, NodeConfig, metrics_of, run_federation, run_folders
+
+ROUNDS = 4
+RUNS: dict[str, dict[str, Any]] = {
+    "logistic": {},
+    "dp-fedavg": {"method": "dp-fedavg", "fedavg.rounds": ROUNDS},
+}
+SECURE: dict[str, Any] = {
+    "classes": "a,b,c",
+    "secure-sum": True,
+    "epsilon": 4.0,
+    "delta": 1e-5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(
+        "fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), ROUNDS - 1),)
+    )
+
+
+class PowerError(Exception):
+    """The coordinator's machine has no power."""
+
+
+class Stopping(InProcessGrid):
+    """A grid whose coordinator stops when it sends message number `after`."""
+
+    after = 0
+
+    def _deliver(self, message: Message) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise PowerError
+        super()._deliver(message)
+
+
+def hospitals(home: Path) -> list[NodeConfig]:
+    """Four sites with data of their own, whose total budget is that of one run."""
+    rules = "mechanisms = ['secure-sums']\nepsilon-per-run = 4.0\nepsilon-total = 4.0\n"
+    (home / "policy.toml").write_text(rules)
+    nodes: list[NodeConfig] = []
+    for k in range(4):
+        generator = torch.Generator().manual_seed(k)
+        y = torch.arange(60) % 3
+        x = torch.randn(60, 64, generator=generator) + 3 * torch.eye(3, 64)[y]
+        for part in ("train", "test"):
+            file = home / f"data-{k}" / f"own-{part}.safetensors"
+            file.parent.mkdir(exist_ok=True)
+            save_file({"x": x, "y": y}, file, {"classes": "a,b,c"})
+        nodes.append(
+            {
+                "site": f"s{k}",
+                "data": "safetensors",
+                "data-dir": str(home / f"data-{k}"),
+                "dataset": "own",
+                "state-dir": str(home / f"state-{k}"),
+                "policy": str(home / "policy.toml"),
+            }
+        )
+    return nodes
+
+
+def charged(node: NodeConfig) -> int:
+    """The number of releases in a site's ledger."""
+    place = Path(str(node["state-dir"])) / "ledgers"
+    ledger = Ledger(place, dataset_id(str(node["data"]), str(node["data-dir"])))
+    return sum(entry["kind"] == "release" for entry in ledger.entries())
+
+
+@pytest.mark.parametrize("name", RUNS)
+@given(after=st.integers(1, 95), again=st.integers(0, 95))
+@settings(max_examples=5, deadline=None, phases=(Phase.generate,))
+def test_a_run_that_stops_at_any_message_continues_within_its_budget(
+    name: str, after: int, again: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        chosen, nodes, last, stops = SECURE | RUNS[name], hospitals(home), "", 0
+        for number, at in enumerate((after, again, 0)):
+            grid = Stopping(nodes, run_id=77 + number)
+            grid.after = at
+            resumed = {"resume": last} if last else {}
+            run = None
+            with suppress(PowerError):
+                run = run_federation(home, grid, **chosen, **resumed)
+            newest = max(run_folders(home / "runs"), key=lambda each: each.stat().st_mtime_ns)
+            if run is not None:
+                break
+            stops += 1
+            if (newest / "checkpoint.safetensors").is_file():
+                last = str(newest)
+        assert run is not None
+        rounds = metrics_of(run)["rounds"]
+        done = len(rounds)
+        assert [each["round"] for each in rounds] == list(range(1, done + 1))
+        assert ROUNDS - stops <= done <= ROUNDS
+        assert rounds[-1]["epsilon"] <= 4.0 + 1e-9
+        for node in nodes:
+            assert done <= charged(node) <= ROUNDS
+        assert [each["bytes_up"] for each in rounds] == sorted(each["bytes_up"] for each in rounds)
+
+
+def test_sums_without_joint_noise_are_not_continued() -> None:
+    plain = SECURE | {"resume": "there"}
+    for changed in (
+        {"fedpft.covariance": "gram"},
+        {"fedpft.covariance": "gram", "epsilon": 0.0, "delta": 0.0},
+        {"method": "fedavg", "epsilon": 0.0, "delta": 0.0},
+        {"method": "dp-fedavg", "fedavg.noise": "site"},
+    ):
+        with pytest.raises(ConfigError, match="nothing to continue"):
+            parse_run(plain | changed)
+    for own in RUNS.values():
+        assert parse_run(plain | own).settings.resume == "there"
