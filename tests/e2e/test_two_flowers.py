@@ -24,7 +24,7 @@ from tests.newest_flower import NEW, OLD
 pytestmark = [pytest.mark.slow, newest_flower.needed]
 FLOWERS = [OLD, OLD, NEW, NEW]
 ALL = 'sites=4 deadline=600.0 classes="0,1,2,3,4,5,6,7,8,9" '
-PRIVATE = ALL + "epsilon=4.0 delta=1e-5 secure-sum=true"
+PRIVATE = ALL + "epsilon=1.0 delta=1e-5 secure-sum=true"
 LONG = 'method="fedavg" sites=4 deadline=600.0 fedavg.rounds=300 head.epochs=1'
 # A coordinator that has its own code run by Flower's SuperLink, and sends it to every node from there.
 AGENT = """
@@ -243,7 +243,7 @@ def test_both_take_part_in_one_private_run_with_a_secure_sum(two: Two) -> None:
     metrics = two.run(PRIVATE)
     assert metrics["status"] == "ok"
     assert metrics["sites"] == {"invited": 4, "used": 4, "rejected": 0, "dropped": 0}
-    assert metrics["privacy"]["epsilon"] == pytest.approx(4.0, abs=0.01)
+    assert metrics["privacy"]["epsilon"] == pytest.approx(1.0, abs=0.01)
     assert (metrics["card"]["names"], metrics["card"]["used"]) == (
         "registered",
         ["0", "1", "2", "3"],
