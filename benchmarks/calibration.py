@@ -21,7 +21,7 @@ from benchmarks.secure_defaults import OWN_RECORDS, nothing_set, pooled
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.closed_form import score_slope
-from fedsurrogate.strategies.fedpft import logistic_rounds, private_head
+from fedsurrogate.strategies.fedpft import logistic_rounds, logistic_slope, private_head
 
 SETS = ("X-rays", "digits", "PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1")
 COLUMNS = ("data", "epsilon", "accuracy %", "error before", "error", "loss before", "loss")
@@ -70,7 +70,7 @@ def row_of_rounds(name: str, epsilon: float) -> tuple[Any, ...]:
     """The same of a logistic head in rounds of secure sums."""
     data, sites = pooled(name), sets()["X-rays" if name == OWN_RECORDS else name][1]
     run, found = parse_run(nothing_set(data, epsilon)), list[float]()
-    learned = logistic_rounds.factor_of
+    learned = logistic_slope.factor_of
 
     def noted(gaps: torch.Tensor, noise: float) -> float:
         found.append(learned(gaps, noise))

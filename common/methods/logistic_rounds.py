@@ -60,8 +60,8 @@ STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
 # without, times the root of the records over the noise of the whole budget.
 DIMENSIONS, DIMENSIONS_ALONE = 512, 6.0
 GAP = (
-    "gradients are limited in length by a site's records, not compared between sites: one hostile site "
-    "can spoil the model; use fedpft's one round, which screens sites, or sites that you trust"
+    "gradients of a site are bounded by those of the others over all rounds, and no screen names a "
+    "hostile site: with much noise and few sites one can spoil the model; fedpft's one round has a screen"
 )
 # Settings of FedPFT that say what one sum holds, or who adds it up.
 OF_ONE_SUM = ("covariance", "components", "rank", "bits", "privacy", "topology", "seal")
@@ -101,7 +101,8 @@ def logistic_plan(settings: Settings) -> Plan:
         ),
         privacy=_noise_of(settings),
         defences=Defences(
-            reason=", whose gradients nothing here screens; max-share limits a site", gap=GAP
+            reason=", whose gradients are bounded and not screened; max-share limits a site",
+            gap=GAP,
         ),
         training=ModelTraining(
             frames=False,
