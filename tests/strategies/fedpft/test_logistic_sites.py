@@ -236,6 +236,8 @@ def test_a_run_learns_and_a_lost_site_comes_back(tmp_path: Path) -> None:
     assert made["privacy"]["mechanism"] == "sums"
     assert "shortened gradients" in made["privacy"]["covers"]
     assert "second moment" not in made["privacy"]["covers"]
+    # All sums of a later round, not only the gradients.
+    assert "how sure the common head should be" in made["privacy"]["covers"]
     assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["3"]
 
 
