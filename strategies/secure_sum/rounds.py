@@ -149,7 +149,11 @@ class SecureRounds(SecureSum):
                 f"resume = {folder!r}: no round of it has ended, and the budget is charged for all; "
                 "start a new run, without resume"
             )
+        self._check_resumed(self._training)
         self.outcome.model = self.classifier(self._training)
+
+    def _check_resumed(self, training: Training) -> None:
+        """Raise RunError where a run cannot go on after the rounds that it was charged for."""
 
     def _values(self) -> Info:
         values = super()._values() | {"round": self._number}
