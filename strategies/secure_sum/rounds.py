@@ -154,6 +154,18 @@ class SecureRounds(SecureSum):
 
     def _check_resumed(self, training: Training) -> None:
         """Raise RunError where a run cannot go on after the rounds that it was charged for."""
+        mechanism = self.config.mechanism
+        if training.round or mechanism is None:
+            return
+        # What a round takes of the budget.
+        first, later = (
+            each.count / each.noise_multiplier**2 for each in map(mechanism.event, (1, 2))
+        )
+        if first > later:
+            raise RunError(
+                "the first round of this run was charged and did not end, and it costs more than a "
+                "later one, so the budget does not pay for it twice; start a new run, without resume"
+            )
 
     def _values(self) -> Info:
         values = super()._values() | {"round": self._number}
@@ -204,7 +216,8 @@ class SecureRounds(SecureSum):
         }
         entry["used"] = len(summed)
         if self.config.mechanism is not None:
-            entry["epsilon"] = self.config.mechanism.epsilon_after(training.round)
+            # With the rounds that were charged and did not end.
+            entry["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
         training.history.append(entry)
         self.outcome.rounds = training.history
         self._keep()
