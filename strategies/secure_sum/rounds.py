@@ -132,8 +132,8 @@ class SecureRounds(SecureSum):
         return 1 if self._training is None else self._training.round + 1
 
     def _over(self) -> bool:
-        rounds = min(self.last_round or self.config.planned_rounds, self.config.rounds)
-        return self._number > rounds - self._charged_in_vain
+        paid = self.config.rounds - self._charged_in_vain
+        return self._number > min(self.last_round or self.config.planned_rounds, paid)
 
     def _resume(self) -> None:
         """Load what an earlier run has reached, if this one continues it."""

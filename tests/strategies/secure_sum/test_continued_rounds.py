@@ -159,6 +159,27 @@ def test_a_first_round_is_paid_twice_only_where_the_budget_allows_it(
     assert (epsilon_spent(twice, 1e-5) <= 4.0) == (steps < 25)
 
 
+@pytest.mark.parametrize(("last", "ends"), [(0, 3), (2, 2), (3, 3), (4, 3)])
+def test_fewer_rounds_than_planned_are_all_done_after_one_that_did_not_end(
+    last: int, ends: int, tmp_path: Path
+) -> None:
+    """As where Flower's `num_rounds` asks for them: the budget still has one for each."""
+    run = parse_run(SECURE | {"resume": str(tmp_path)})
+    training = Training.begin(run, run.settings.classes, "f" * 16, 64)
+    training.round, training.asked, training.history = 1, 2, [{"bytes_up": 3}]
+    training.memory = {"counted": torch.tensor([100.0, 3.0])}
+    (tmp_path / "checkpoint.safetensors").write_bytes(training.save())
+    strategy = LogisticRounds(run, Kept())
+    strategy.last_round = last
+    strategy._resume()
+    assert strategy._training is not None
+    assert not strategy._over()
+    strategy._training.round = ends
+    assert strategy._over()
+    strategy._training.round = ends - 1
+    assert not strategy._over()
+
+
 def test_sums_without_joint_noise_are_not_continued() -> None:
     plain = SECURE | {"resume": "there"}
     for changed in (
