@@ -70,8 +70,13 @@ def run_by_files(
             f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
         )
     # Sites must know their number too: what a private run sends depends on it.
-    settings = {"sites": len(keys), **_in_one_sum(settings, show)}
+    approved, settings = settings, {"sites": len(keys), **_in_one_sum(settings, show)}
     config = parse_run({"deadline": days * DAY, **settings})
+    if "approval" in approved and parse_run(approved).full_digest != config.full_digest:
+        raise ConfigError(
+            f"approval: what sites send follows from their number, here {len(keys)}, and the approved "
+            f"settings do not name it; propose the run again with sites = {len(keys)}"
+        )
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
     asked = {key: value for key, value in settings.items() if key not in AT_HOME}
