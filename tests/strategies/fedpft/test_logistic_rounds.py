@@ -212,13 +212,15 @@ def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
         assert not any(value.any() for value in found.values())
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("known", "bound"), [(True, 0.0), (False, 8.0), (True, -8.0), (False, -8.0)]
+)
 def test_a_bound_that_the_settings_do_not_have_is_refused(
-    public: dict[str, Any], known: bool
+    public: dict[str, Any], known: bool, bound: float
 ) -> None:
     run = parse_run(public if known else ALONE)
     training = Training.begin(run, run.settings.classes, "f", 64)
-    training.model["bound"] = torch.tensor([0.0 if known else 8.0])
+    training.model["bound"] = torch.tensor([bound])
     with pytest.raises(SurrogateError, match="a bound of"):
         round_sums(request(run, training, torch.ones(3, 64), ["a", "b", "c"]))
 
