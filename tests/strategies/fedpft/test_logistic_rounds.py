@@ -429,3 +429,14 @@ def test_a_noisy_sum_with_nothing_of_one_sum_set_is_logistic_at_both_sides(
     if not of_one:
         set_by_hand = parse_run(asked | {"head.solver": "logistic"})
         assert set_by_hand.full_digest == run.full_digest
+
+
+def test_noise_that_a_later_round_has_no_room_for_ends_a_run_before_it_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this budget that of the first round fits, and that of gaps does not."""
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 10),))
+    grid = InProcessGrid(sites(4))
+    with pytest.raises(RunError, match="the noise on gaps does not fit"):
+        run_federation(tmp_path, grid, **BASE | {"epsilon": 0.05})
+    assert not any(each["event"] == "masked" for each in events_of(next(tmp_path.glob("runs/*"))))
