@@ -14,7 +14,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_sums, head_of
+from fedsurrogate.strategies.fedpft.logistic_rounds import COUNTED, absorb_sums, head_of
 from fedsurrogate.strategies.pooling.plausibility import beyond
 from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums
 from fedsurrogate.strategies.pooling.total import Total
@@ -68,13 +68,20 @@ class LogisticRoundsOfSites(RoundsOfSums):
         together = math.sqrt(sum(share**2 for share in shares))
         sigmas = {name: self._noise(name) * together for name in tensors}
         claim = self.config.mechanism
+        if RECORDS not in tensors:
+            # Of the sites of this round: others may have been in the first one.
+            records = [self._records(each, training)[0] for each in replies]
+            noise = self._noise(RECORDS) * together
+            number = sum(share * each for share, each in zip(shares, records, strict=True))
+            counted = torch.tensor([max(number, noise, 1.0), noise])
+            training.memory = {**training.memory, COUNTED: counted}
         absorb_sums(Total(training.header(), tensors, sigmas, claim), training)
-        counted = {
+        of_sites = {
             COUNT + each.header.site: each.tensors[RECORDS].double()
             for each in replies
             if RECORDS in each.tensors
         }
-        training.memory = {**training.memory, **counted}
+        training.memory = {**training.memory, **of_sites}
         return {}
 
     def classifier(self, training: Training) -> Classifier:
