@@ -35,7 +35,7 @@ from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
 from fedsurrogate.strategies.pooling.total import Total
-from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.grid import ROOT, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
 BASE: dict[str, Any] = {
@@ -440,3 +440,30 @@ def test_noise_that_a_later_round_has_no_room_for_ends_a_run_before_it_is_charge
     with pytest.raises(RunError, match="the noise on gaps does not fit"):
         run_federation(tmp_path, grid, **BASE | {"epsilon": 0.05})
     assert not any(each["event"] == "masked" for each in events_of(next(tmp_path.glob("runs/*"))))
+
+
+@pytest.mark.parametrize(
+    ("own", "kind"),
+    [
+        ({}, "rounds"),
+        ({"fedpft.covariance": "gram"}, "one-shot"),
+        ({"fedpft.privacy": "sums"}, "one-shot"),
+        ({"features.ranges": "0,1"}, "one-shot"),
+        # Named by the documentation as ways to one sum; they have none.
+        ({"fedpft.rank": 64}, ""),
+        ({"fedpft.bits": 8}, ""),
+        ({"fedpft.components": 2}, ""),
+    ],
+)
+def test_what_leaves_one_sum_is_as_documented(own: dict[str, Any], kind: str) -> None:
+    chosen = {name: value for name, value in BASE.items() if name != "head.solver"} | own
+    if kind:
+        assert parse_run(chosen).plan.kind == kind
+    else:
+        with pytest.raises(ConfigError):
+            parse_run(chosen)
+    documented = (ROOT / "docs/privacy/secure-sums.md").read_text()
+    (sentence,) = (each for each in documented.split(". ") if "leave one sum as well" in each)
+    for name, value in own.items():
+        said = name in sentence or f'{name}="{value}"' in documented
+        assert said == bool(kind), name
