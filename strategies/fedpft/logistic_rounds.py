@@ -51,6 +51,8 @@ RIDGE, BIAS_RIDGE = 1.6, 0.1
 STANDS_OUT = 5.0
 # In the memory of a training: number of records; weighted sum of what the steps have observed.
 COUNTED, OBSERVED = "counted", "observed"
+# A site that was in the first sum, whose records are counted.
+IN_FIRST = "in-first."
 # Of the later steps: the sum of their noisy gaps under GAPS; the sum of the variances of their noise, and
 # their number.
 GAP_NOISE = "gap-noise"
@@ -160,16 +162,22 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
     Raises:
         RunError: for sums that no records have.
     """
-    absorb_sums(total, training)
+    if TOTALS in total.tensors:
+        counted = {IN_FIRST + name: torch.ones(1) for name in summed}
+        training.memory = {**training.memory, **counted}
+    uncounted = sum(IN_FIRST + name not in training.memory for name in summed)
+    most = uncounted * training.config.settings.secure_sum_records
+    absorb_sums(total, training, float(most))
     training.finish_round(summed)
 
 
-def absorb_sums(total: Total, training: Training) -> None:
+def absorb_sums(total: Total, training: Training, uncounted: float = 0.0) -> None:
     """What a noisy sum over all sites changes: the centre, or a step.
 
     Args:
         total: of the round.
         training: before the round; its model and memory change.
+        uncounted: most records of sites that were not in the first round.
 
     Raises:
         RunError: for sums that no records have.
@@ -189,7 +197,7 @@ def absorb_sums(total: Total, training: Training) -> None:
     else:
         counted = training.memory[COUNTED].double()
         for name in (SUMS, GAPS):
-            _check(total, name, counted[:1], float(counted[1]))
+            _check(total, name, counted[:1] + uncounted, float(counted[1]))
         _step(total, training)
         _note_gaps(total, training)
 

@@ -467,3 +467,32 @@ def test_what_leaves_one_sum_is_as_documented(own: dict[str, Any], kind: str) ->
     for name, value in own.items():
         said = name in sentence or f'{name}="{value}"' in documented
         assert said == bool(kind), name
+
+
+def test_a_sum_with_sites_that_were_lost_in_the_first_round_is_no_false_one() -> None:
+    run = parse_run(ALONE | {"secure-sum-records": 500})
+    assert run.mechanism is not None
+    sigmas = {name: sigma for name, (sigma, _) in run.mechanism.noise.items()}
+    classes = len(run.settings.classes)
+    for length, names, possible in (
+        (100.0, "ab", True),
+        (900.0, "ab", False),
+        (900.0, "abc", False),
+        (900.0, "acd", True),
+        (1500.0, "acd", False),
+    ):
+        training = Training.begin(run, run.settings.classes, "f" * 16, 64)
+        k = training.model[WEIGHT].shape[1]
+        first = {"records": torch.full((1,), 100.0), "totals": torch.zeros(k)}
+        absorb_total(Total(training.header(), first, sigmas, run.mechanism), training, "ab")
+        gradient = torch.zeros(classes, k + 1).index_fill_(
+            0, torch.tensor([0]), length / (k + 1) ** 0.5
+        )
+        later = Total(
+            training.header(), {"sums": gradient, "gaps": torch.zeros(6)}, sigmas, run.mechanism
+        )
+        if possible:
+            absorb_total(later, training, names)
+        else:
+            with pytest.raises(RunError, match="beyond their number"):
+                absorb_total(later, training, names)
