@@ -22,11 +22,10 @@ from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
-from fedsurrogate.server_app.offline import AT_HOME
+from fedsurrogate.server_app.offline import asked_of
 from fedsurrogate.strategies.base.registered import Registered
 
 DAY = 24 * 3600.0
-PUBLIC = "fedpft.public"
 
 
 def run_by_files(
@@ -79,12 +78,8 @@ def run_by_files(
         )
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
-    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    if public := settings.get(PUBLIC):
-        # What sites send depends on whether there is such a file, not on where.
-        asked[PUBLIC] = Path(str(public)).name
     largest = config.settings.max_payload_mib * 2**20 + LARGEST_MANIFEST
-    exchange = Exchange(out, keys, asked, private, days, run_id, largest)
+    exchange = Exchange(out, keys, asked_of(settings), private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     table = {name: Registration("", node) for node, name in exchange.nodes().items()}
     # The table is not in `out`, which others may write to.
