@@ -24,6 +24,7 @@ from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.receipts import stored_receipts
 from fedsurrogate.strategies.pooling.public_mean import read_centre
 
+PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.
 AT_HOME = (
     "output-dir",
@@ -31,7 +32,7 @@ AT_HOME = (
     "data-dir",
     "weights-path",
     "device",
-    "fedpft.public",
+    PUBLIC,
     "deadline",
     "grace",
     "compare",
@@ -40,6 +41,23 @@ AT_HOME = (
 HERE = ("output-dir", "device", "quorum", "sites")
 
 Content = tuple[str, bytes] | SurrogateError
+
+
+def asked_of(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The settings that sites are told in a file: those that matter there.
+
+    Args:
+        settings: of the run, flat.
+
+    Example:
+        >>> asked_of({"epsilon": 1.0, "device": "cpu", "fedpft.public": "/home/ann/photos.safetensors"})
+        {'epsilon': 1.0, 'fedpft.public': 'photos.safetensors'}
+    """
+    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
+    if public := settings.get(PUBLIC):
+        # What sites send depends on whether there is such a file, not on where.
+        asked[PUBLIC] = Path(str(public)).name
+    return asked
 
 
 def make_request(
@@ -65,8 +83,9 @@ def make_request(
         )
     config = parse_run(settings)
     centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
-    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    request = Request.fresh(asked, centre, days, stored_receipts(config.settings.output_dir))
+    request = Request.fresh(
+        asked_of(settings), centre, days, stored_receipts(config.settings.output_dir)
+    )
     file.write_bytes(request.signed(private))
     return request
 

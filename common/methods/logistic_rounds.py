@@ -225,6 +225,6 @@ def _refusal(epsilon: float, own: FedPFTSettings) -> str:
     if own.covariance not in ("auto", "gram") or own.components > 1 or own.topology == "chain":
         return (
             "head.solver = 'logistic' sends gradients, and no covariance; remove "
-            "fedpft.covariance, fedpft.components and fedpft.topology"
+            f"{', '.join(f'fedpft.{name}' for name in OF_ONE_SUM if name != 'seal')}"
         )
     return ""

@@ -58,8 +58,8 @@ class HeadSettings(Section):
         "auto",
         description=(
             "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), from "
-            "samples (sampled), or in rounds of noisy secure sums (logistic); auto is logistic for "
-            "these, else what suits the statistics."
+            "samples (sampled), or in rounds of noisy sums (logistic); auto is logistic for a secure "
+            "sum with epsilon, else what suits the statistics."
         ),
     )
     shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(

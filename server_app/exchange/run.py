@@ -22,11 +22,10 @@ from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
-from fedsurrogate.server_app.offline import AT_HOME
+from fedsurrogate.server_app.offline import asked_of
 from fedsurrogate.strategies.base.registered import Registered
 
 DAY = 24 * 3600.0
-PUBLIC = "fedpft.public"
 
 
 def run_by_files(
@@ -70,16 +69,17 @@ def run_by_files(
             f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
         )
     # Sites must know their number too: what a private run sends depends on it.
-    settings = {"sites": len(keys), **_in_one_sum(settings, show)}
+    approved, settings = settings, {"sites": len(keys), **_in_one_sum(settings, show)}
     config = parse_run({"deadline": days * DAY, **settings})
+    if "approval" in approved and parse_run(approved).full_digest != config.full_digest:
+        raise ConfigError(
+            f"approval: what sites send follows from their number, here {len(keys)}, and the approved "
+            f"settings do not name it; propose the run again with sites = {len(keys)}"
+        )
     private = read_request_key(signing)
     run_id = secrets.randbits(62)
-    asked = {key: value for key, value in settings.items() if key not in AT_HOME}
-    if public := settings.get(PUBLIC):
-        # What sites send depends on whether there is such a file, not on where.
-        asked[PUBLIC] = Path(str(public)).name
     largest = config.settings.max_payload_mib * 2**20 + LARGEST_MANIFEST
-    exchange = Exchange(out, keys, asked, private, days, run_id, largest)
+    exchange = Exchange(out, keys, asked_of(settings), private, days, run_id, largest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     table = {name: Registration("", node) for node, name in exchange.nodes().items()}
     # The table is not in `out`, which others may write to.

@@ -63,14 +63,18 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
         unset = config.settings.features.model_copy(update={"dimensions": 0})
         usual = with_dimensions(config.settings.model_copy(update={"features": unset}))
         free = config.settings.features.dimensions in (0, usual.features.dimensions)
-        chosen = config.private and free
+        # With public images a logistic head has a fixed number.
+        fixed = config.plan.sent_by_solver and bool(config.settings.fedpft.public)
+        chosen = config.private and free and not fixed
         lines.append(_projection(config.settings.features, chosen, dimension, mapped))
     if head := config.plan.head:
         # Of other methods' heads the section of FedPFT says nothing.
         of_classes = config.target is None and config.method.shown == "fedpft"
         shrinkage = _shrinkage(config.settings) if of_classes else ""
         star = of_classes and config.plan.kind != "chain"
-        other = _another_way(choices(config.settings), config.settings.epsilon) if star else ""
+        # Columns with ranges, whose means say nothing, have one sum only.
+        two = star and not config.settings.features.ranges
+        other = _another_way(choices(config.settings), config.settings.epsilon) if two else ""
         lines.append(f"head {head}{shrinkage}{other}")
     if own.noise is not None:
         size = max(1, records // classes)

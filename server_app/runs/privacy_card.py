@@ -35,12 +35,12 @@ COVERS = {
     "rounds together",
     "summed-steps": "in every round the sum over all sites: in the first one their noisy number of "
     "records, sum of features and numbers of features of each length, and in each later one the sums "
-    "of their shortened gradients and gaps of scores at the common head; the only numbers that the "
-    "coordinator learns, for as long as at most the stated number of sites tell it their noise (central privacy through "
-    "secure summation), over all rounds together",
+    "of their shortened gradients, and of how sure the common head should be of their records; the "
+    "only numbers that the coordinator learns, for as long as at most the stated number of sites "
+    "tell it their noise (central privacy through secure summation), over all rounds together",
     "steps": "every number that a site sends, over all rounds together: in the first one its noisy "
     "number of records, sum of features and numbers of features of each length, and in each later "
-    "one the noisy sums of shortened gradients and gaps of scores at the common head",
+    "one the noisy sums of shortened gradients, and of how sure the common head should be of its records",
     "counts": "every count of a site: records of each class, or decisions and scores of a model "
     "on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of "

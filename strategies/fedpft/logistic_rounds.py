@@ -51,6 +51,8 @@ RIDGE, BIAS_RIDGE = 1.6, 0.1
 STANDS_OUT = 5.0
 # In the memory of a training: number of records; weighted sum of what the steps have observed.
 COUNTED, OBSERVED = "counted", "observed"
+# A site that was in the first sum, whose records are counted.
+IN_FIRST = "in-first."
 # Of the later steps: the sum of their noisy gaps under GAPS; the sum of the variances of their noise, and
 # their number.
 GAP_NOISE = "gap-noise"
@@ -160,6 +162,18 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
     Raises:
         RunError: for sums that no records have.
     """
+    if TOTALS in total.tensors:
+        in_first = {IN_FIRST + name: torch.ones(1) for name in summed}
+        training.memory = {**training.memory, **in_first}
+        records, noise = total.tensors[RECORDS], total.sigmas[RECORDS]
+    else:
+        counted = training.memory[COUNTED].double()
+        # Sites that were not in the first round are not counted.
+        uncounted = sum(IN_FIRST + name not in training.memory for name in summed)
+        most = uncounted * training.config.settings.secure_sum_records
+        records, noise = counted[:1] + most, float(counted[1])
+    for name in total.tensors.keys() - {RECORDS}:
+        _check(total, name, records, noise)
     absorb_sums(total, training)
     training.finish_round(summed)
 
@@ -170,26 +184,18 @@ def absorb_sums(total: Total, training: Training) -> None:
     Args:
         total: of the round.
         training: before the round; its model and memory change.
-
-    Raises:
-        RunError: for sums that no records have.
     """
     if TOTALS in total.tensors:
         records = total.tensors[RECORDS]
-        _check(total, TOTALS, records, total.sigmas[RECORDS])
         number = max(float(records), total.sigmas[RECORDS], 1.0)
         length = float(training.model[BOUND])
         if CODE in total.tensors:
-            _check(total, CODE, records, total.sigmas[RECORDS])
             length = usual_length(total.tensors[CODE], total.sigmas[CODE])
         centre = _centre(training.model, length * total.tensors[TOTALS] / number, length)
         training.model = {**training.model, CENTRE: _sent(centre)}
         counted = torch.tensor([number, total.sigmas[RECORDS]])
         training.memory = {**training.memory, COUNTED: counted}
     else:
-        counted = training.memory[COUNTED].double()
-        for name in (SUMS, GAPS):
-            _check(total, name, counted[:1], float(counted[1]))
         _step(total, training)
         _note_gaps(total, training)
 

@@ -17,7 +17,7 @@ from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.bounded_gradients import Given, within_bounds
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_sums, head_of
+from fedsurrogate.strategies.fedpft.logistic_rounds import COUNTED, absorb_sums, head_of
 from fedsurrogate.strategies.pooling.plausibility import beyond
 from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums
 from fedsurrogate.strategies.pooling.total import Total
@@ -68,8 +68,8 @@ class LogisticRoundsOfSites(RoundsOfSums):
             replies: that the defence keeps, sorted by site.
             shares: of its weight that each site keeps.
 
-        Raises:
-            RunError: for sums that no records have.
+        Returns:
+            In a step the sites that were far beyond the bound, and the share of it that they keep.
         """
         tensors = added([each.tensors for each in replies], shares)
         together = math.sqrt(sum(share**2 for share in shares))
@@ -79,13 +79,20 @@ class LogisticRoundsOfSites(RoundsOfSums):
             tensors[SUMS], bounded = self._bounded(training, replies, shares)
             facts = {"bounded": bounded} if bounded else {}
         claim = self.config.mechanism
+        if RECORDS not in tensors:
+            # Of the sites of this round: others may have been in the first one.
+            records = [self._records(each, training)[0] for each in replies]
+            noise = self._noise(RECORDS) * together
+            number = sum(share * each for share, each in zip(shares, records, strict=True))
+            counted = torch.tensor([max(number, noise, 1.0), noise])
+            training.memory = {**training.memory, COUNTED: counted}
         absorb_sums(Total(training.header(), tensors, sigmas, claim), training)
-        counted = {
+        of_sites = {
             COUNT + each.header.site: each.tensors[RECORDS].double()
             for each in replies
             if RECORDS in each.tensors
         }
-        training.memory = {**training.memory, **counted}
+        training.memory = {**training.memory, **of_sites}
         return facts
 
     def classifier(self, training: Training) -> Classifier:

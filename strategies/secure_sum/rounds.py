@@ -132,8 +132,8 @@ class SecureRounds(SecureSum):
         return 1 if self._training is None else self._training.round + 1
 
     def _over(self) -> bool:
-        rounds = min(self.last_round or self.config.planned_rounds, self.config.rounds)
-        return self._number > rounds - self._charged_in_vain
+        paid = self.config.rounds - self._charged_in_vain
+        return self._number > min(self.last_round or self.config.planned_rounds, paid)
 
     def _resume(self) -> None:
         """Load what an earlier run has reached, if this one continues it."""
@@ -149,7 +149,23 @@ class SecureRounds(SecureSum):
                 f"resume = {folder!r}: no round of it has ended, and the budget is charged for all; "
                 "start a new run, without resume"
             )
+        self._check_resumed(self._training)
         self.outcome.model = self.classifier(self._training)
+
+    def _check_resumed(self, training: Training) -> None:
+        """Raise RunError where a run cannot go on after the rounds that it was charged for."""
+        mechanism = self.config.mechanism
+        if training.round or mechanism is None:
+            return
+        # What a round takes of the budget.
+        first, later = (
+            each.count / each.noise_multiplier**2 for each in map(mechanism.event, (1, 2))
+        )
+        if first > later:
+            raise RunError(
+                "the first round of this run was charged and did not end, and it costs more than a "
+                "later one, so the budget does not pay for it twice; start a new run, without resume"
+            )
 
     def _values(self) -> Info:
         values = super()._values() | {"round": self._number}
@@ -200,7 +216,8 @@ class SecureRounds(SecureSum):
         }
         entry["used"] = len(summed)
         if self.config.mechanism is not None:
-            entry["epsilon"] = self.config.mechanism.epsilon_after(training.round)
+            # With the rounds that were charged and did not end.
+            entry["epsilon"] = self.config.mechanism.epsilon_after(training.asked)
         training.history.append(entry)
         self.outcome.rounds = training.history
         self._keep()

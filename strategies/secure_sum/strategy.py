@@ -156,13 +156,16 @@ class SecureSum(Steps):
         self._rules = rules_of(self.config.settings, len(self._members))
         try:
             self._rules.check()
-            self._numbers = numbers_of(
-                self.config.plan, self.config.settings, len(self._members), self._number
-            )
-            claim = self.config.mechanism
-            if claim is not None and claim.name == JOINT_SUMS:
-                # The sites would refuse noise that does not fit into the modulus, without a reason.
-                site_variances(claim, self._numbers, self._shapes, self._rules)
+            given, claim = (self.config.plan, self.config.settings), self.config.mechanism
+            self._numbers = numbers_of(*given, len(self._members), self._number)
+            # Also of the next round, which may have other sums, before this one is charged.
+            for number in (self._number, self._number + 1):
+                if claim is not None and claim.name == JOINT_SUMS:
+                    numbers = numbers_of(*given, len(self._members), number)
+                    shapes = shapes_of(self.config.plan, len(classes), dimension, number)
+                    # The sites would refuse noise that does not fit into the modulus, without a
+                    # reason.
+                    site_variances(claim, numbers, shapes, self._rules)
         except FedSurrogateError as error:
             lost = "".join(f"; {name}: {reason}" for name, reason in sorted(self._lost.items()))
             raise RunError(f"{error}{lost}") from None

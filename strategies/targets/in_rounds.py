@@ -15,7 +15,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.targets.target import SQUARES
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling.plausibility import false_numbers
-from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums
+from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums, check_charged
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.secure_sum.rounds import SecureRounds
 from fedsurrogate.strategies.targets.received import sum_rounding
@@ -67,7 +67,10 @@ class TargetRounds(RoundsOfSums):
 
 
 class SummedTargetRounds(SecureRounds):
-    """Rounds of secure sums."""
+    """Rounds of secure sums, none of which can be left out."""
+
+    def _check_resumed(self, training: Training) -> None:
+        check_charged(training)
 
     def classifier(self, training: Training) -> Classifier:
         """The model of the target after any round."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
@@ -29,6 +30,8 @@ from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.surrogate_pb2 import Bundle
 from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
+from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
+from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.server_app.offline import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 
@@ -334,3 +337,18 @@ def test_the_commands_go_from_request_to_head(
     ).splitlines()
     assert shown[:2] == ["used      north0", "used      north1"]
     assert (Path(shown[-1]) / "model.safetensors").is_file()
+
+
+def test_sites_subtract_the_public_centre_of_a_request(tmp_path: Path) -> None:
+    """They took the mean of each feature's own columns instead, as without public images."""
+    images = torch.rand(100, 64, generator=torch.Generator().manual_seed(0))
+    save_file({"x": images}, tmp_path / "public.safetensors")
+    public = {"fedpft.public": str(tmp_path / "public.safetensors")}
+    post = Post(tmp_path, {"epsilon": 8.0, "delta": 1e-5, "classes": PRIVATE["classes"]} | public)
+    sent = unpack_bundle(post.bundles[0].read_bytes(), post.request, post.keys)
+    claim = unpack_surrogate(sent.payload).claim
+    assert claim is not None
+    assert claim.centre == centre_digest(unpack_question(post.request.centre))
+    # The folder of the coordinator is its own affair.
+    assert str(tmp_path) not in post.request_file.read_text()
+    assert metrics_of(post.learn())["sites"]["used"] == 3

@@ -295,7 +295,7 @@ def _received(task: Task) -> Received:
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
     public, bound = PublicMap(tensors.get(PROJECTION), tensors[CENTRE]), float(tensors[BOUND])
-    if (bound > 0) != bool(task.run.settings.fedpft.public):
+    if bound < 0 or (bound > 0) != bool(task.run.settings.fedpft.public):
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )

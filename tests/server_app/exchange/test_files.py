@@ -40,6 +40,7 @@ from fedsurrogate.common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -230,6 +231,38 @@ def test_files_know_of_public_images(
     # The folder of the coordinator is its own affair.
     for file in post.out.glob("*.request"):
         assert str(tmp_path).encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("own", "depends"),
+    [
+        ({"head.solver": "logistic"}, True),
+        # Of ten sites, a second moment would be lost in its noise.
+        ({"features.records": 3_000}, True),
+        ({"fedpft.covariance": "spherical"}, False),
+        ({"head.solver": "logistic", "sites": 2}, False),
+    ],
+)
+def test_approved_settings_that_lack_the_number_of_sites_are_refused_where_it_counts(
+    own: Settings, depends: bool, tmp_path: Path
+) -> None:
+    """Sites refused a run that was not the approved one, after files had been carried to them."""
+    post = Post(tmp_path, 2)
+    settings = {"epsilon": 2.0, "delta": 1e-5, "classes": GRAM["classes"], **own}
+    approved = settings | {"approval": "signed", "output-dir": str(tmp_path / "runs")}
+    keys, lines = (tmp_path / "keys", tmp_path / "keys.toml"), post.lines.append
+    asked: list[str] = []
+
+    def asks(config: Run, *more: object) -> None:
+        asked.append(config.full_digest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsurrogate.server_app.exchange.run.federate", asks)
+        message = "propose the run again with sites = 2" if depends else "left no folder"
+        with pytest.raises(ConfigError if depends else RunError, match=message):
+            run_by_files(approved, *keys, post.out, 30, lines)
+    assert asked == ([] if depends else [parse_run(settings).full_digest])
+    assert post.out.exists() != depends
 
 
 def test_a_method_in_rounds_works_by_files(

@@ -261,6 +261,9 @@ def test_a_noisy_sum_says_what_else_it_could_do() -> None:
         (one | {"secure-sum": False, "fedpft.topology": "chain"}, ""),
         (one | {"secure-sum": False, "fedpft.components": 2}, ""),
         (one | {"method": "dp-fedavg"}, ""),
+        # Refused with a logistic head.
+        (one | {"features.ranges": "0,1"}, ""),
+        (one | {"features.ranges": "0,1", "secure-sum": False}, ""),
     ):
         run = parse_run(settings)
         lines = in_words(run, plan(run, 64, 2, 100, 10)[0], 64, 2, 100)
@@ -284,3 +287,11 @@ def test_a_plan_says_what_the_first_round_releases_and_why_dimensions(dimensions
         f"{2 * (k + 1)}, gaps 6 in each"
     )
     assert ("chosen because of 10,000 records" in lines[1]) == (not dimensions)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_plan_gives_no_reason_for_dimensions_that_are_always_the_same(secure: bool) -> None:
+    settings = {"head.solver": "logistic", "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    run = parse_run(settings | {"secure-sum": secure, "fedpft.public": "images.safetensors"})
+    lines = in_words(run, plan(run, 1280, 2, 100, 10)[0], 1280, 2, 100)
+    assert "projection to 512 of 1,280 dimensions, by the backbone" in lines[1]

@@ -35,7 +35,7 @@ from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
 from fedsurrogate.strategies.pooling.total import Total
-from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.grid import ROOT, Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
 BASE: dict[str, Any] = {
@@ -212,13 +212,15 @@ def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
         assert not any(value.any() for value in found.values())
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    ("known", "bound"), [(True, 0.0), (False, 8.0), (True, -8.0), (False, -8.0)]
+)
 def test_a_bound_that_the_settings_do_not_have_is_refused(
-    public: dict[str, Any], known: bool
+    public: dict[str, Any], known: bool, bound: float
 ) -> None:
     run = parse_run(public if known else ALONE)
     training = Training.begin(run, run.settings.classes, "f", 64)
-    training.model["bound"] = torch.tensor([0.0 if known else 8.0])
+    training.model["bound"] = torch.tensor([bound])
     with pytest.raises(SurrogateError, match="a bound of"):
         round_sums(request(run, training, torch.ones(3, 64), ["a", "b", "c"]))
 
@@ -427,3 +429,70 @@ def test_a_noisy_sum_with_nothing_of_one_sum_set_is_logistic_at_both_sides(
     if not of_one:
         set_by_hand = parse_run(asked | {"head.solver": "logistic"})
         assert set_by_hand.full_digest == run.full_digest
+
+
+def test_noise_that_a_later_round_has_no_room_for_ends_a_run_before_it_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this budget that of the first round fits, and that of gaps does not."""
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 10),))
+    grid = InProcessGrid(sites(4))
+    with pytest.raises(RunError, match="the noise on gaps does not fit"):
+        run_federation(tmp_path, grid, **BASE | {"epsilon": 0.05})
+    assert not any(each["event"] == "masked" for each in events_of(next(tmp_path.glob("runs/*"))))
+
+
+@pytest.mark.parametrize(
+    ("own", "kind"),
+    [
+        ({}, "rounds"),
+        ({"fedpft.covariance": "gram"}, "one-shot"),
+        ({"fedpft.privacy": "sums"}, "one-shot"),
+        ({"features.ranges": "0,1"}, "one-shot"),
+        # Named by the documentation as ways to one sum; they have none.
+        ({"fedpft.rank": 64}, ""),
+        ({"fedpft.bits": 8}, ""),
+        ({"fedpft.components": 2}, ""),
+    ],
+)
+def test_what_leaves_one_sum_is_as_documented(own: dict[str, Any], kind: str) -> None:
+    chosen = {name: value for name, value in BASE.items() if name != "head.solver"} | own
+    if kind:
+        assert parse_run(chosen).plan.kind == kind
+    else:
+        with pytest.raises(ConfigError):
+            parse_run(chosen)
+    documented = (ROOT / "docs/privacy/secure-sums.md").read_text()
+    (sentence,) = (each for each in documented.split(". ") if "leave one sum as well" in each)
+    for name, value in own.items():
+        said = name in sentence or f'{name}="{value}"' in documented
+        assert said == bool(kind), name
+
+
+def test_a_sum_with_sites_that_were_lost_in_the_first_round_is_no_false_one() -> None:
+    run = parse_run(ALONE | {"secure-sum-records": 500})
+    assert run.mechanism is not None
+    sigmas = {name: sigma for name, (sigma, _) in run.mechanism.noise.items()}
+    classes = len(run.settings.classes)
+    for length, names, possible in (
+        (100.0, "ab", True),
+        (900.0, "ab", False),
+        (900.0, "abc", False),
+        (900.0, "acd", True),
+        (1500.0, "acd", False),
+    ):
+        training = Training.begin(run, run.settings.classes, "f" * 16, 64)
+        k = training.model[WEIGHT].shape[1]
+        first = {"records": torch.full((1,), 100.0), "totals": torch.zeros(k)}
+        absorb_total(Total(training.header(), first, sigmas, run.mechanism), training, "ab")
+        gradient = torch.zeros(classes, k + 1).index_fill_(
+            0, torch.tensor([0]), length / (k + 1) ** 0.5
+        )
+        later = Total(
+            training.header(), {"sums": gradient, "gaps": torch.zeros(6)}, sigmas, run.mechanism
+        )
+        if possible:
+            absorb_total(later, training, names)
+        else:
+            with pytest.raises(RunError, match="beyond their number"):
+                absorb_total(later, training, names)

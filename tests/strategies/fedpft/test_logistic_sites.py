@@ -195,6 +195,30 @@ def test_sums_beyond_a_sites_own_records_are_refused(name: str) -> None:
         strategy.check(Parameters(header, 2, later.tensors, 0, run.mechanism), training)
 
 
+def test_sites_that_were_lost_in_the_first_round_are_no_false_numbers() -> None:
+    """A step is of the records of its own round, and so is what their gradients may add up to."""
+    run = small()
+    strategy, training = LogisticRoundsOfSites(run), begun(run)
+    first = reply(run, "a", 1, drawn(run, 1, 1000, first=True))
+    strategy.absorb(training, [first])
+    records = float(first.tensors["records"])
+    gradient = torch.zeros(3, D + 1)
+    gradient[0, 0], gradient[1, 0] = 600.0, -600.0
+    tensors: Tensors = {"sums": gradient, "gaps": torch.zeros(6)}
+    for number, names in ((2, "abcd"), (3, "b")):
+        later = [reply(run, name, number, tensors) for name in names]
+        for each in later:
+            strategy.check(each, training)
+        strategy.absorb(training, later)
+        assert float(training.memory["counted"][0]) == pytest.approx(len(names) * records)
+    # The same mean gradient in each of both rounds.
+    alone = begun(run)
+    strategy.absorb(alone, [first])
+    for number in (2, 3):
+        strategy.absorb(alone, [reply(run, "a", number, tensors)])
+    torch.testing.assert_close(training.model["weight"], alone.model["weight"], rtol=0.2, atol=1e-4)
+
+
 def asked(run: Run, training: Training, patients: bool = False) -> Task:
     generator = torch.Generator().manual_seed(5)
     x, y = torch.randn(40, D, generator=generator), torch.arange(40) % 3
@@ -281,6 +305,8 @@ def test_a_run_learns_and_a_lost_site_comes_back(tmp_path: Path) -> None:
     assert made["privacy"]["mechanism"] == "sums"
     assert "shortened gradients" in made["privacy"]["covers"]
     assert "second moment" not in made["privacy"]["covers"]
+    # All sums of a later round, not only the gradients.
+    assert "how sure the common head should be" in made["privacy"]["covers"]
     assert [e["site"] for e in events_of(folder) if e["event"] == "rejected"] == ["3"]
 
 
@@ -308,7 +334,9 @@ def test_a_run_continues_where_it_stopped_and_releases_no_round_twice(tmp_path: 
     [
         ({"epsilon": 0.0, "delta": 0.0}, "is for runs with privacy"),
         ({"fedpft.covariance": "spherical"}, "sends gradients"),
-        ({"fedpft.rank": 3}, "sends gradients"),
+        ({"fedpft.rank": 3}, "remove .*fedpft.rank"),
+        ({"fedpft.bits": 8}, "remove .*fedpft.bits"),
+        ({"fedpft.privacy": "sums"}, "remove .*fedpft.privacy"),
         ({"fedpft.components": 2}, "sends gradients"),
         ({"fedpft.topology": "chain"}, "sends gradients"),
         ({"features.ranges": "0 to 1"}, "features.ranges"),

@@ -147,7 +147,7 @@ def test_a_sum_is_at_most_as_long_as_records_and_noise_allow(
 ) -> None:
     tensors = {"weight": torch.zeros(C, D), "bias": torch.zeros(C), "centre": torch.zeros(D)}
     training = Training(run, ("a", "b", "c"), "f", D, tensors | {"bound": torch.ones(1)}, {})
-    training.memory = {"counted": torch.tensor([500.0, 1.0])}
+    training.memory = {"counted": torch.tensor([500.0, 1.0]), "in-first.x": torch.ones(1)}
     training.round = 1
     sent: dict[str, Any] = {"records": [500.0], "totals": np.zeros(D)}
     if name != "totals":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.run import parse_run
-from tests.grid import InProcessGrid, NodeConfig, metrics_of, run_federation, run_folders
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.fedpft.logistic_rounds import LogisticRounds
+from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, run_federation, run_folders
+from tests.strategies.base.test_courses_of_a_run import Kept
 
 ROUNDS = 4
 RUNS: dict[str, dict[str, Any]] = {
@@ -118,10 +123,61 @@ def test_a_run_that_stops_at_any_message_continues_within_its_budget(
         done = len(rounds)
         assert [each["round"] for each in rounds] == list(range(1, done + 1))
         assert ROUNDS - stops <= done <= ROUNDS
+        mechanism = parse_run(chosen).mechanism
+        assert mechanism is not None
         assert rounds[-1]["epsilon"] <= 4.0 + 1e-9
+        if any(each["event"] == "round" for each in events_of(run)):
+            paid = mechanism.epsilon_after(max(map(charged, nodes)))
+            assert paid <= rounds[-1]["epsilon"] + 1e-9
         for node in nodes:
             assert done <= charged(node) <= ROUNDS
         assert [each["bytes_up"] for each in rounds] == sorted(each["bytes_up"] for each in rounds)
+
+
+@pytest.mark.parametrize("steps", [3, 10, 15, 25, 40])
+def test_a_first_round_is_paid_twice_only_where_the_budget_allows_it(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many steps each costs less than the first round."""
+    monkeypatch.setattr(
+        "fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), steps),)
+    )
+    run = parse_run(SECURE | {"resume": str(tmp_path)})
+    training = Training.begin(run, run.settings.classes, "f" * 16, 64)
+    training.asked = 1
+    (tmp_path / "checkpoint.safetensors").write_bytes(training.save())
+    assert run.mechanism is not None
+    first, later = run.mechanism.event(1), run.mechanism.event(2)
+    twice = (first, first, replace(later, count=run.rounds - 2))
+    strategy = LogisticRounds(run, Kept())
+    if epsilon_spent(twice, 1e-5) <= 4.0:
+        strategy._resume()
+        assert not strategy._over()
+    else:
+        with pytest.raises(RunError, match="does not pay for it twice"):
+            strategy._resume()
+    assert (epsilon_spent(twice, 1e-5) <= 4.0) == (steps < 25)
+
+
+@pytest.mark.parametrize(("last", "ends"), [(0, 3), (2, 2), (3, 3), (4, 3)])
+def test_fewer_rounds_than_planned_are_all_done_after_one_that_did_not_end(
+    last: int, ends: int, tmp_path: Path
+) -> None:
+    """As where Flower's `num_rounds` asks for them: the budget still has one for each."""
+    run = parse_run(SECURE | {"resume": str(tmp_path)})
+    training = Training.begin(run, run.settings.classes, "f" * 16, 64)
+    training.round, training.asked, training.history = 1, 2, [{"bytes_up": 3}]
+    training.memory = {"counted": torch.tensor([100.0, 3.0])}
+    (tmp_path / "checkpoint.safetensors").write_bytes(training.save())
+    strategy = LogisticRounds(run, Kept())
+    strategy.last_round = last
+    strategy._resume()
+    assert strategy._training is not None
+    assert not strategy._over()
+    strategy._training.round = ends
+    assert strategy._over()
+    strategy._training.round = ends - 1
+    assert not strategy._over()
 
 
 def test_sums_without_joint_noise_are_not_continued() -> None:

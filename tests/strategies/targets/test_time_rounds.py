@@ -29,10 +29,12 @@ from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rul
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.targets.time_rounds import merged_places
 from fedsurrogate.common.wire.parts import in_parts, joined
+from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
 from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import RiskHead, marginal_head, risk_head
 from tests.coded import coded
 from tests.rounds_of_times import begun, done, hospitals, task_of, whole
+from tests.strategies.base.test_courses_of_a_run import Kept
 
 TIME: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "bins": 8, "time-head": "residuals"}
 PRIVATE: dict[str, Scalar] = {"epsilon": 2.0, "delta": 1e-5}
@@ -184,6 +186,21 @@ def test_a_failed_first_round_with_noise_is_not_asked_for_again() -> None:
         check_charged(training)
     training.round = 1
     assert check_charged(training) is None
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_secure_sum_does_not_go_on_without_a_round_that_was_charged(
+    ended: int, tmp_path: Path
+) -> None:
+    """The second of both learns; a run that left it out ended with weights of zero."""
+    training = begun(parse_run(TIME | PRIVATE | SECURE), 4)
+    training.memory = {"cells": torch.full((17,), 20.0), "cells-noise": torch.ones(1)}
+    training.round, training.asked = ended, ended + 1
+    (tmp_path / "checkpoint.safetensors").write_bytes(training.save())
+    run = parse_run(TIME | PRIVATE | SECURE | {"resume": str(tmp_path)})
+    strategy = SummedTargetRounds(run, Kept())
+    with pytest.raises(RunError, match=f"round {ended + 1} of this run failed, but is charged"):
+        strategy._resume()
 
 
 # Calibration without sums by cell.
