@@ -240,8 +240,7 @@ class Run:
             ("largest-error", own.counting.largest_error if counts else 1, 1),
             ("target", None if self.target is None else self.target.public, None),
             ("solver", own.head.solver if by_solver else None, None),
-            # Those of a secure sum are below.
-            ("dimensions", own.features.dimensions * (by_solver and not own.secure_sum), 0),
+            ("dimensions", own.features.dimensions * by_solver, 0),
             ("power", self.power, 1),
             ("bag", own.features.bag, "none"),
             ("ranges", own.features.ranges, ""),

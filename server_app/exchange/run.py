@@ -100,12 +100,17 @@ def run_by_files(
 def _in_one_sum(
     settings: Mapping[str, Scalar], show: Callable[[str], None]
 ) -> Mapping[str, Scalar]:
-    """Settings of a run whose head is one sum's, if they leave that open, and a line that says so: a
-    person carries the files of each step of each round. Approved settings stay as they are.
+    """Settings of a run whose head is one sum's, if they leave that open: a person carries the files of
+    each step of each round. Approved settings stay as they are. A line says which head it is.
     """
     chosen = parse_run(settings)
-    set_already = settings.get("head.solver") == LOGISTIC or "approval" in settings
-    if chosen.settings.head.solver != LOGISTIC or set_already:
+    if chosen.settings.head.solver != LOGISTIC or not chosen.settings.secure_sum:
+        return settings
+    if settings.get("head.solver") == LOGISTIC or "approval" in settings:
+        show(
+            f"the head is found in {chosen.rounds} rounds, each with files of its own; "
+            "fedpft.covariance = 'gram' takes one"
+        )
         return settings
     show(
         f"the head is that of one sum (fedpft.covariance = 'gram'); head.solver = {LOGISTIC!r} is "

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Sequence
 
 import torch
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.methods.logistic_rounds import GAPS
+from fedsurrogate.common.methods.logistic_rounds import GAPS, LOGISTIC
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import Sums
@@ -19,6 +20,7 @@ from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.bounded_gradients import Given, within_bounds
 from fedsurrogate.strategies.fedpft.logistic_rounds import COUNTED, absorb_sums, head_of
 from fedsurrogate.strategies.pooling.plausibility import beyond
+from fedsurrogate.strategies.pooling.public_projection import map_with_words
 from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets.steps import added
@@ -33,6 +35,13 @@ SHOWN = 0.5
 
 class LogisticRoundsOfSites(RoundsOfSums):
     """Rounds of noisy sums of each site, from which a head of mapped features is learned."""
+
+    def _begin(self, grid: Grid, deadline: float) -> Training:
+        training = super()._begin(grid, deadline)
+        self.outcome.learning = {"solver": LOGISTIC}
+        if words := map_with_words(self.config, training.inputs)[1]:
+            self.outcome.learning["projection"] = words
+        return training
 
     def check(self, reply: Parameters, training: Training) -> None:
         """Check the classes, and that some records can have these sums.

@@ -206,6 +206,7 @@ def test_files_take_one_noisy_sum_unless_rounds_are_asked_for(
     assert run["sites"]["used"] == 4
     assert ("the head is that of one sum" in post.lines[0]) == told
     assert any("takes 2 sums" in line for line in post.lines) == told
+    assert any("in 2 rounds" in line for line in post.lines) == ("head.solver" in own)
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,8 @@ def test_a_run_learns_and_a_lost_site_comes_back(tmp_path: Path) -> None:
     assert [entry["used"] for entry in made["rounds"]] == [4, 3, 4, 4]
     assert made["rounds"][-1]["epsilon"] == pytest.approx(8.0)
     assert made["accuracy"]["model"] > 0.5
+    assert made["learning"]["solver"] == "logistic"
+    assert "random" in made["learning"]["projection"]
     assert made["privacy"]["mechanism"] == "sums"
     assert "shortened gradients" in made["privacy"]["covers"]
     assert "second moment" not in made["privacy"]["covers"]
