@@ -57,9 +57,9 @@ class HeadSettings(Section):
     ] = Field(
         "auto",
         description=(
-            "How the coordinator finds the head: in closed form (lda, ridge, naive-bayes, qda), from "
-            "samples (sampled), or in rounds of noisy sums (logistic); auto is logistic for a secure "
-            "sum with epsilon, else what suits the statistics."
+            "How the head is found: in closed form (lda, ridge, naive-bayes, qda), from samples "
+            "(sampled), or in rounds of noisy sums (logistic); auto is logistic for a secure sum with "
+            "epsilon, else what suits the statistics."
         ),
     )
     shrinkage: Annotated[Shrinkage, Only("fedpft")] = Field(
