@@ -4,7 +4,6 @@ its number of records allows, which it states three times too high.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -62,7 +61,7 @@ ATTACKS = (opposite, first, labels, one_class, chance)
 
 @pytest.fixture(autouse=True)
 def _fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 15),))
+    monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 8),))
 
 
 def records() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -135,7 +134,6 @@ def test_one_false_site_of_five_costs_a_part_of_the_accuracy(
     honest = accuracy(run, None)
     found = {attack.__name__: accuracy(run, attack) for attack in ATTACKS}
     assert honest > 90
-    print(honest, found)
     assert min(found.values()) > honest - 15, (honest, found)
     # Without the bound on all rounds together, what a site may send decides the model.
     monkeypatch.setattr(
@@ -143,7 +141,4 @@ def test_one_false_site_of_five_costs_a_part_of_the_accuracy(
         "within_bounds",
         lambda given: {site: (each.total - each.used, 1.0) for site, each in given.items()},
     )
-    free = {attack.__name__: accuracy(run, attack) for attack in ATTACKS}
-    print(free)
-    assert min(free.values()) < 30, free
-    assert math.isfinite(sum(free.values()))
+    assert accuracy(run, opposite) < 30
