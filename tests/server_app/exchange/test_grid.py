@@ -269,7 +269,8 @@ def test_a_run_waits_for_days_and_asks_every_site_of_the_keys(
     assert os.environ.get(VARIABLE) == ("elsewhere" if own else None)
     exchange = grid._exchange
     assert exchange.nodes() == {1001: "a", 1002: "b"}
-    assert exchange.settings == {"max-payload-mib": 3}, "no path of the coordinator leaves it"
+    # No path of the coordinator leaves it.
+    assert exchange.settings == {"sites": 2, "max-payload-mib": 3}
     assert (exchange.folder, exchange.days, exchange.run_id) == (out, 3, run_id)
     assert exchange.largest == 3 * 2**20 + LARGEST_MANIFEST
     assert exchange.private == read_request_key(signing)
