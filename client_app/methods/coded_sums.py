@@ -9,7 +9,7 @@ mean of all sites, so these are around zero.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
@@ -87,6 +88,24 @@ def released_sums(task: Task) -> MethodOutput:
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
     header = task.header(target.rows, task.public_frame)
     sent = Parameters(header, 1, {each.name: each.value for each in noisy}, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
+
+
+def noisy_round(
+    header: Header, round: int, sums: Sequence[BoundedSum], claim: Mechanism
+) -> MethodOutput:
+    """The message of one of several rounds: sums with the noise that the claim has for them.
+
+    Args:
+        header: of the message.
+        round: counted from one.
+        sums: of the round, a part of those that the claim names.
+        claim: of the run.
+    """
+    noise = {each.name: claim.noise[each.name] for each in sums}
+    noisy = with_noise(sums, replace(claim, noise=noise))
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    sent = Parameters(header, round, {each.name: each.value for each in noisy}, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
 
 

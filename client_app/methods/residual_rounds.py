@@ -10,7 +10,6 @@ site's message is a combination of sums over groups of as many records as its po
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,12 +18,12 @@ from fedsurrogate.client_app.methods.coded_sums import (
     CodedRecords,
     bounded_sums,
     exact_sums,
+    noisy_round,
     values_of,
 )
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
@@ -55,11 +54,7 @@ def released_round(task: Task) -> MethodOutput:
         sent = Parameters(header, task.round, {name: sums[name] for name in names}, count)
         return MethodOutput(pack_parameters(sent))
     bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
-    noise = {name: claim.noise[name] for name in names}
-    noisy = with_noise(bounded, replace(claim, noise=noise))
-    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(header, task.round, {each.name: each.value for each in noisy}, 0, claim)
-    return MethodOutput(pack_parameters(sent), claim, facts)
+    return noisy_round(header, task.round, bounded, claim)
 
 
 def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:

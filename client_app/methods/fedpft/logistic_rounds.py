@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
 from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
+from fedsurrogate.client_app.methods.coded_sums import noisy_round
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
@@ -36,18 +37,15 @@ from fedsurrogate.common.methods.logistic_rounds import (
 )
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     clip,
     unit_weights,
-    with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
-from fedsurrogate.common.wire.model_proto import pack_parameters
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
@@ -80,12 +78,7 @@ def released_round(task: Task) -> MethodOutput:
         SurrogateError: for a message that is not this run's.
     """
     sums, claim = bounded_round(task)
-    noise = {each.name: claim.noise[each.name] for each in sums}
-    noisy = with_noise(sums, replace(claim, noise=noise))
-    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    tensors = {each.name: each.value for each in noisy}
-    sent = Parameters(task.header(task.run.settings.classes), task.round, tensors, 0, claim)
-    return MethodOutput(pack_parameters(sent), claim, facts)
+    return noisy_round(task.header(task.run.settings.classes), task.round, sums, claim)
 
 
 def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
