@@ -51,7 +51,7 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 {% endif %}
 {% for key, title, svg in pictures %}
 <figure class="card"><h2>{{ title }}</h2><div class="plots">{{ svg }}</div>
-{% if key == "reliability" %}<figcaption>On the diagonal, predicted probabilities are right. Calibration errors are over ten equal bins.</figcaption>
+{% if key == "reliability" %}<figcaption>On the diagonal, predicted probabilities are right. A point stands for ten records or more. Calibration errors are over ten equal bins.</figcaption>
 {% elif key == "precision_recall" %}<figcaption>With a rare class, this curve says more than the ROC curve.</figcaption>
 {% else %}<figcaption>Each class against all others.</figcaption>{% endif %}</figure>
 {% endfor %}

@@ -208,7 +208,8 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
 
 
 def curves_of(judged: Judged, index: int) -> dict[str, Any]:
-    """Points of the ROC, precision-recall and reliability curves of a class.
+    """Points of the ROC, precision-recall and reliability curves of a class. Of the last, bins with
+    fewer than ten records have none: they would show chance.
 
     Args:
         judged: the records.
@@ -226,8 +227,11 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
     fpr, tpr, _ = roc_curve(truth, chance)
     precision, recall, _ = precision_recall_curve(truth, chance)
     share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    pairs = ((fpr, tpr), (recall, precision), (mean, share))
-    return {name: [x.tolist(), y.tolist()] for name, (x, y) in zip(CURVES, pairs, strict=True)}
+    sizes = np.bincount(_bins(chance), minlength=BINS)
+    enough = sizes[sizes > 0] >= FEWEST
+    pairs = ((fpr, tpr), (recall, precision), (mean[enough], share[enough]))
+    points = zip(CURVES, pairs, strict=True)
+    return {name: [x.tolist(), y.tolist()] if len(x) else None for name, (x, y) in points}
 
 
 def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:

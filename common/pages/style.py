@@ -65,7 +65,8 @@ th { text-align: left; font-weight: 600; color: var(--quiet); position: sticky; 
 th, td { padding: 6px 18px 6px 0; vertical-align: top; }
 td { border-bottom: 1px solid var(--line); }
 tbody tr:last-child td { border-bottom: 0; }
-.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 12px; }
+.confusion td.cell { text-align: right; background: color-mix(in srgb, var(--accent) calc(var(--share) * 55%), transparent); padding: 8px 7px; }
+.confusion th.number { padding: 6px 7px; }
 .confusion td, .confusion th { white-space: nowrap; }
 .grid section.card { margin-top: 0; }
 .limits { display: block; white-space: nowrap; font-size: 12px; }

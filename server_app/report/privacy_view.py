@@ -90,9 +90,9 @@ def _sum_sentences(metrics: Json) -> list[str]:
         )
     if (local := as_number(learning.get("local-epsilon"))) is not None:
         sentences.append(
-            f"The guarantee holds while at most {colluding:.0f} sites tell the coordinator their "
-            "noise (central privacy through secure summation). Without this assumption, a site's "
-            f"own noise alone gives ε = {local:.3g}."
+            "The guarantee holds while the number of sites that tell the coordinator their noise is "
+            f"at most {colluding:.0f} (central privacy through secure summation). Without this "
+            f"assumption, a site's own noise alone gives ε = {local:.3g}."
         )
     elif as_table(metrics.get("privacy")):
         sentences.append(

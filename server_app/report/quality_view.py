@@ -29,7 +29,7 @@ CAPTIONS = {
     "roc": "Each class against all others.",
     "precision_recall": "With a rare class, this curve says more than the ROC curve.",
     "reliability": "On the diagonal, predicted probabilities are right. Below it, the model is too "
-    "sure.",
+    "sure. A point stands for ten records or more.",
 }
 
 

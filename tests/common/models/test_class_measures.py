@@ -17,6 +17,7 @@ from fedsurrogate.common.models.class_measures import (
     Judged,
     bootstrap_weights,
     calibration_error,
+    curves_of,
     interval,
     points_of,
     ranking_samples,
@@ -218,6 +219,25 @@ def test_classes_under_ten_records_are_marked_and_not_averaged() -> None:
     assert made.averages["macro_auroc"].value == pytest.approx(
         np.mean([value or 0 for value in values])
     )
+
+
+@given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
+@settings(max_examples=60)
+def test_points_of_the_reliability_curve_stand_for_ten_records_or_more(
+    seed: int, count: int, digits: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    chance = np.round(generator.random(count), digits)
+    labels = (generator.random(count) < chance).astype(int)
+    found = Judged(labels, np.stack([1 - chance, chance], 1), (chance > 0.5).astype(int))
+    expected, edges = [], np.linspace(0, 1, 11)
+    for k in range(10):
+        inside = (chance <= edges[k + 1]) & ((chance > edges[k]) | (k == 0))
+        if inside.sum() >= 10 and 0 < labels.sum() < count:
+            expected.append((chance[inside].mean(), labels[inside].mean()))
+    drawn = curves_of(found, 1)["reliability"]
+    points = [] if drawn is None else list(zip(*drawn, strict=True))
+    assert np.allclose(points, expected) if expected else not points
 
 
 def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
