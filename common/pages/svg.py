@@ -161,12 +161,12 @@ def accuracy_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def percent_axis(axis: Any) -> None:
-    """Show an axis of shares in percent, without rounding two ticks to one text."""
+    """Show an axis of shares in percent, up to 100 %, without rounding two ticks to one text."""
     with needed_for(PICTURES):
         from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    axis.set_major_formatter(lambda value, _: "" if value > 1.001 else f"{100 * value:.4g}%")
 
 
 def bytes_axis(axes: Any, sizes: Sequence[float]) -> None:
