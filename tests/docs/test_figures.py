@@ -28,6 +28,8 @@ TABLES = [
     ),
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
     ("docs/results.md", "| epsilon | largest class", "xrays-four-hospitals"),
+    ("docs/results.md", "| speed |", "peers-statistics peers-secure-sum"),
+    ("docs/results.md", "| private step", "peers-clipping"),
     ("docs/results.md", "| 224 px, batches", "gpu-limits"),
     ("docs/results.md", "| least seconds", "gpu-limits"),
     ("docs/results.md", "| on an H100", "gpu"),
