@@ -109,7 +109,7 @@ def logistic_plan(settings: Settings) -> Plan:
             rounds=rounds,
             start="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticStart",
         ),
-        refusal=_refusal(settings.epsilon, own),
+        refusal=_refusal(settings),
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
@@ -216,8 +216,9 @@ def _symbols(features: FeaturesSettings, classes: int, dimension: int, records: 
     return {"k": k, "p": k if projected else 0, "j": k + 1, "l": BINS, "s": len(FACTORS), "1": 1}
 
 
-def _refusal(epsilon: float, own: FedPFTSettings) -> str:
-    if not epsilon:
+def _refusal(settings: Settings) -> str:
+    own = settings.fedpft
+    if not settings.epsilon:
         return (
             "head.solver = 'logistic' is for runs with privacy; set epsilon and delta, or use method "
             "= 'fedavg'"
@@ -227,4 +228,7 @@ def _refusal(epsilon: float, own: FedPFTSettings) -> str:
             "head.solver = 'logistic' sends gradients, and no covariance; remove "
             f"{', '.join(f'fedpft.{name}' for name in OF_ONE_SUM if name != 'seal')}"
         )
+    # A secure sum says so itself, also where nothing names the solver.
+    if not settings.classes and not settings.secure_sum:
+        return "head.solver = 'logistic' needs classes: the rows of the head are known before any round"
     return ""

@@ -343,6 +343,7 @@ def test_a_run_continues_where_it_stopped_and_releases_no_round_twice(tmp_path: 
         ({"fedpft.topology": "chain"}, "sends gradients"),
         ({"features.ranges": "0 to 1"}, "features.ranges"),
         ({"defence": "screen"}, "bounded and not screened"),
+        ({"classes": ""}, "needs classes"),
     ],
 )
 def test_what_it_cannot_do_is_refused(changed: dict[str, Any], message: str) -> None:
