@@ -21,6 +21,8 @@ from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
 Json = dict[str, Any]
 FATES: tuple[Fate, ...] = ("used", "rejected", "dropped")
 FIDELITY = ("sliced", "sinkhorn")
+# In a privacy card: the sites of a run that was continued.
+EARLIER = "sites of earlier rounds"
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,11 @@ def _privacy(
     plan: Plan, delta: float, classes: Sequence[str], outcome: Outcome, simulated: bool
 ) -> Json | None:
     """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than
-    the budget.
+    the budget. Where no site of this run took part in a round, it is that of the run it continues.
     """
     trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
+    if not trained and outcome.earlier is not None:
+        trained = {EARLIER: outcome.earlier}
     card = privacy_card(plan, delta, classes, outcome.surrogates, outcome.model, simulated, trained)
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
         card["epsilon"] = spent

@@ -121,6 +121,7 @@ class Outcome:
         absent: registered sites that have not connected.
         measured: as of a site, on all test records of a simulation.
         quality: measures of a model of classes on these records; None outside of simulations.
+        earlier: the privacy claim of the rounds of a run that this one continues; None without.
     """
 
     sites: dict[int, Site] = field(default_factory=dict)
@@ -141,6 +142,7 @@ class Outcome:
     absent: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
     quality: ModelQuality | None = None
+    earlier: Mechanism | None = None
 
     @property
     def reasons(self) -> list[str]:

@@ -271,6 +271,7 @@ class Rounds(Federation, Generic[R]):
                     "have another one"
                 )
             self.recorder.event("resumed", round=training.round)
+            self.outcome.earlier = self.config.mechanism
             return training
         frame = self.config.public_frame(group.dimension)
         if not frame and self.config.frames:

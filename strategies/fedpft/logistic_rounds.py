@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.limits import LARGEST_PRIVATE
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
     BINS,
@@ -184,6 +185,9 @@ def absorb_sums(total: Total, training: Training) -> None:
     Args:
         total: of the round.
         training: before the round; its model and memory change.
+
+    Raises:
+        RunError: for a mean that no site accepts in a model.
     """
     if TOTALS in total.tensors:
         records = total.tensors[RECORDS]
@@ -192,6 +196,12 @@ def absorb_sums(total: Total, training: Training) -> None:
         if CODE in total.tensors:
             length = usual_length(total.tensors[CODE], total.sigmas[CODE])
         centre = _centre(training.model, length * total.tensors[TOTALS] / number, length)
+        if not (largest := float(centre.abs().max())) < LARGEST_PRIVATE:
+            raise RunError(
+                f"the mean of the sites' features has an entry of {largest:.3g}; a model of a private "
+                f"run has numbers below {LARGEST_PRIVATE:g}. Divide large columns at every site, or "
+                "set features.ranges"
+            )
         training.model = {**training.model, CENTRE: _sent(centre)}
         counted = torch.tensor([number, total.sigmas[RECORDS]])
         training.memory = {**training.memory, COUNTED: counted}

@@ -143,6 +143,7 @@ class SecureRounds(SecureSum):
         self._charged_in_vain = self._training.asked - self._training.round
         self.outcome.rounds = self._training.history
         self._bytes_before = sum(int(each["bytes_up"] or 0) for each in self._training.history[-1:])
+        self.outcome.earlier = self.config.mechanism
         self.recorder.event("resumed", round=self._training.round)
         if self._over() and not self._training.round:
             raise RunError(

@@ -15,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round, released_round
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
+    bounded_round,
+    in_bins,
+    released_round,
+)
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
@@ -24,7 +28,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total
+from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
 from fedsurrogate.strategies.fedpft.logistic_sites import LogisticRoundsOfSites
 from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -349,3 +353,26 @@ def test_a_run_continues_where_it_stopped_and_releases_no_round_twice(tmp_path: 
 def test_what_it_cannot_do_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_run(BASE | changed)
+
+
+@given(st.floats(0.5, 24.0), st.sampled_from([-1.0, 1.0]))
+def test_a_mean_that_no_site_accepts_in_a_model_ends_the_run_with_words(
+    octaves: float, sign: float
+) -> None:
+    run = small()
+    training = begun(run)
+    length = torch.tensor([[2.0**octaves, 0.0]], dtype=torch.float64)
+    sums = {
+        "records": torch.tensor([500.0], dtype=torch.float64),
+        "totals": 500.0 * sign * torch.eye(1, D, dtype=torch.float64)[0],
+        "code": 500.0 * in_bins(length.norm(dim=1))[0].double(),
+    }
+    total = Total(training.header(), sums, dict.fromkeys(sums, 1e-6), run.mechanism)
+    usual = usual_length(sums["code"], 1e-6)
+    if usual < 1e4:
+        absorb_total(total, training, ["1", "2"])
+        largest = float(training.model["centre"].abs().max())
+        assert largest == pytest.approx(usual, rel=1e-3)
+    else:
+        with pytest.raises(RunError, match=r"features.ranges"):
+            absorb_total(total, training, ["1", "2"])

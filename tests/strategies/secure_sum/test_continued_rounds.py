@@ -134,6 +134,25 @@ def test_a_run_that_stops_at_any_message_continues_within_its_budget(
         assert [each["bytes_up"] for each in rounds] == sorted(each["bytes_up"] for each in rounds)
 
 
+@pytest.mark.parametrize("name", [*RUNS, "noise at each site"])
+def test_a_run_that_is_over_when_it_is_continued_says_what_its_rounds_have_cost(
+    name: str, tmp_path: Path
+) -> None:
+    chosen = SECURE | RUNS.get(name, RUNS["dp-fedavg"] | {"secure-sum": False})
+    nodes = hospitals(tmp_path)
+    rules = "mechanisms = ['secure-sums', 'dp-sgd']\nepsilon-per-run = 4.0\nepsilon-total = 4.0\n"
+    (tmp_path / "policy.toml").write_text(rules)
+    first = run_federation(tmp_path, InProcessGrid(nodes), **chosen)
+    grid = InProcessGrid(nodes, run_id=78)
+    again = run_federation(tmp_path, grid, **chosen, resume=str(first))
+    before, after = (metrics_of(run)["privacy"] for run in (first, again))
+    assert after["epsilon"] == before["epsilon"] == pytest.approx(4.0)
+    for same in ("mechanism", "delta", "covers"):
+        assert after[same] == before[same]
+    assert "record" in after["relation"]
+    assert list(after["per_site"]) == ["sites of earlier rounds"]
+
+
 @pytest.mark.parametrize("steps", [3, 10, 15, 25, 40])
 def test_a_first_round_is_paid_twice_only_where_the_budget_allows_it(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
