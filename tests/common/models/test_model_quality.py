@@ -91,9 +91,11 @@ def test_many_classes_have_averages_only_and_curves_have_few_points() -> None:
     assert "macro_auroc" in found.averages
     assert len(packed_quality(found)) < LONGEST
     for curves in (found.curves or {}).values():
-        for curve in curves.values():
+        for name, curve in curves.items():
             assert curve is not None
-            assert 2 <= len(curve[0]) == len(curve[1]) <= POINTS
+            # Of a rare class, only the first bin of the reliability curve may have ten records.
+            least = 1 if name == "reliability" else 2
+            assert least <= len(curve[0]) == len(curve[1]) <= POINTS
 
 
 @pytest.mark.parametrize("label", [-1, 0])
