@@ -198,13 +198,10 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
         >>> round(calibration_error(np.array([True, False]), np.array([0.85, 0.25])), 3)
         0.2
     """
-    from sklearn.calibration import calibration_curve
-
     if not len(truth):
         return None
-    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    sizes = np.bincount(_bins(chance), minlength=BINS)
-    return float(np.abs(share - mean) @ sizes[sizes > 0] / len(truth))
+    mean, share, sizes = _reliability(truth, chance)
+    return float(np.abs(share - mean) @ sizes / len(truth))
 
 
 def curves_of(judged: Judged, index: int) -> dict[str, Any]:
@@ -218,7 +215,6 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
     Returns:
         Pairs of coordinates by name of the curve; None where undefined.
     """
-    from sklearn.calibration import calibration_curve
     from sklearn.metrics import precision_recall_curve, roc_curve
 
     truth, chance = judged.labels == index, judged.probabilities[:, index]
@@ -226,9 +222,8 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
         return dict.fromkeys(CURVES)
     fpr, tpr, _ = roc_curve(truth, chance)
     precision, recall, _ = precision_recall_curve(truth, chance)
-    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    sizes = np.bincount(_bins(chance), minlength=BINS)
-    enough = sizes[sizes > 0] >= FEWEST
+    mean, share, sizes = _reliability(truth, chance)
+    enough = sizes >= FEWEST
     pairs = ((fpr, tpr), (recall, precision), (mean[enough], share[enough]))
     points = zip(CURVES, pairs, strict=True)
     return {name: [x.tolist(), y.tolist()] if len(x) else None for name, (x, y) in points}
@@ -405,6 +400,15 @@ def _units(mask: NDArray[np.bool_], patients: Sequence[str] | None) -> int:
         if patients is None
         else len({patients[i] for i in np.flatnonzero(mask).tolist()})
     )
+
+
+def _reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Mean probability, share of the class, and number of records of each bin that has any."""
+    from sklearn.calibration import calibration_curve
+
+    share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
+    sizes = np.bincount(_bins(chance), minlength=BINS)
+    return mean, share, sizes[sizes > 0]
 
 
 def _bins(chance: Array) -> NDArray[np.int64]:

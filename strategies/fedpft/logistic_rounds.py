@@ -195,14 +195,15 @@ def absorb_sums(total: Total, training: Training) -> None:
         length = float(training.model[BOUND])
         if CODE in total.tensors:
             length = usual_length(total.tensors[CODE], total.sigmas[CODE])
-        centre = _centre(training.model, length * total.tensors[TOTALS] / number, length)
+        shift = length * total.tensors[TOTALS] / number
+        centre = _sent(_centre(training.model, shift, length))
         if not (largest := float(centre.abs().max())) < LARGEST_PRIVATE:
             raise RunError(
                 f"the mean of the sites' features has an entry of {largest:.3g}; a model of a private "
                 f"run has numbers below {LARGEST_PRIVATE:g}. Divide large columns at every site, or "
                 "set features.ranges"
             )
-        training.model = {**training.model, CENTRE: _sent(centre)}
+        training.model = {**training.model, CENTRE: centre}
         counted = torch.tensor([number, total.sigmas[RECORDS]])
         training.memory = {**training.memory, COUNTED: counted}
     else:
