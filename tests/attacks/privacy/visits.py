@@ -197,10 +197,10 @@ class Hospital:
                 self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)}))
             )
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        question = question(
+        asked_beyond = question(
             parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged
         )
-        _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
+        _take_in(visit, "train beyond the budget", self.ask("train", spent, asked_beyond), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
         visit.charged["files"] = sorted(
