@@ -10,9 +10,7 @@ which all others replace (`tests/conftest.py`).
 from __future__ import annotations
 
 import os
-import pickle
 import random
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256, shake_256
@@ -33,7 +31,7 @@ from fedsurrogate.client_app.secure_sum.masked import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy import discrete_gaussian as sampler
-from fedsurrogate.common.privacy import mechanism, secret_numbers
+from fedsurrogate.common.privacy import gaussian_mechanism, mechanism, secret_numbers
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.safe_parsing import read_message
 from fedsurrogate.common.secure_sum.keys import Secrets, announce
@@ -53,6 +51,7 @@ from tests.attacks.privacy.visits import (
     judged_head,
     question,
 )
+from tests.children import in_child
 from tests.hostile import payload_of
 from tests.registry import SPECS, TINY, settings_of
 
@@ -227,6 +226,25 @@ def test_no_seed_repeats_a_sample_or_the_noise_of_encodings(
     assert [each for at, each in enumerate(drawn) if each in drawn[:at]] == []
 
 
+@pytest.mark.usefixtures("system_noise", "known_noise")
+def test_the_noise_of_encodings_alone_makes_two_releases_differ(
+    home: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who knew it could tell how many records stand before another one in a step."""
+    monkeypatch.setattr(
+        gaussian_mechanism, "discrete_gaussian", lambda _, count: np.zeros(count, np.int64)
+    )
+    monkeypatch.setattr(units, "poisson_sample", lambda count, _: torch.arange(count))
+    found = []
+    for _ in range(2):
+        seed_all(0)
+        clinic = Clinic(next(home), "features", RECORDS)
+        found.append(clinic.released(with_noise(RUNS["dpcvae"]))[1])
+    # Of the first round, which is sums of records, and not of the second, which is training.
+    assert set(repeated(found)) == {each for each in found[0] if each.startswith("1 ")}
+    assert "2 network" in found[0]
+
+
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.usefixtures("known_noise")
 def test_a_release_follows_from_the_run_and_the_operating_system(
@@ -321,7 +339,7 @@ def secrets_drawn() -> dict[str, bytes]:
         "noise": sampler.discrete_gaussian(10**12, 8).tobytes(),
         "sample": units.poisson_sample(4000, 0.5).numpy().tobytes(),
         "encodings": secret_numbers.system_normals([8]).numpy().tobytes(),
-        "withheld": _random(8).tobytes(),
+        "withheld": _random(8)[:-1].tobytes(),
         "key": new_key(),
         "sealed": sealed.content,
         "nonce": sealed.nonce,
@@ -331,25 +349,6 @@ def secrets_drawn() -> dict[str, bytes]:
             for kind in ("masking", "sharing", "blind")
         },
     }
-
-
-def in_child(fork: Callable[[], int], function: Callable[[], Any]) -> Any:
-    """The result of a function in a forked process."""
-    source, sink = os.pipe()
-    if fork() == 0:
-        try:
-            torch.set_num_threads(1)
-            with os.fdopen(sink, "wb") as stream:
-                pickle.dump(function(), stream)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(sink)
-    with os.fdopen(source, "rb") as stream:
-        found = pickle.load(stream)
-    os.wait()
-    return found
 
 
 @pytest.mark.parametrize("fork", [os.fork, warm._fork])
