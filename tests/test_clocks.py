@@ -105,20 +105,27 @@ def test_a_key_is_over_at_its_moment_however_that_is_written(hours: float, offse
 DAYS = st.datetimes(datetime(2026, 3, 20), datetime(2026, 11, 5))
 
 
-def test_a_time_of_the_clock_is_that_of_its_day_in_summer_and_in_winter(
-    stand: Callable[[str], None],
+# Berlin has no hour 2 on one of these days, and two of them on another.
+@pytest.mark.parametrize(("where", "first"), [("Berlin", 4), ("none", 0), ("Nepal", 0)])
+def test_a_time_of_the_clock_is_the_next_one_in_summer_and_in_winter(
+    stand: Callable[[str], None], where: str, first: int
 ) -> None:
-    stand("Berlin")
+    stand(where)
 
-    @given(now=DAYS, hour=st.integers(4, 23), days=st.integers(1, 200))
-    def agree(now: datetime, hour: int, days: int) -> None:
-        next_one = datetime.fromisoformat(moment(f"{hour}:30", now))
-        later = (now + timedelta(days)).replace(hour=hour, minute=30, second=0, microsecond=0)
+    @given(
+        now=DAYS, hour=st.integers(first, 23), minute=st.integers(0, 59), days=st.integers(1, 200)
+    )
+    def agree(now: datetime, hour: int, minute: int, days: int) -> None:
+        next_one = datetime.fromisoformat(moment(f"{hour}:{minute:02}", now))
+        later = (now + timedelta(days)).replace(hour=hour, minute=minute, second=0, microsecond=0)
         at = datetime.fromisoformat(moment(later.isoformat(), now))
         for found in (next_one, at):
             shown = time.localtime(found.timestamp())
-            assert (shown.tm_hour, shown.tm_min) == (hour, 30)
+            assert (shown.tm_hour, shown.tm_min) == (hour, minute)
         assert timedelta(0) < next_one - now.astimezone() <= timedelta(hours=25)
         assert time.localtime(at.timestamp()).tm_yday == later.timetuple().tm_yday
+        # A time with a zone is that moment.
+        elsewhere = at.astimezone(timezone(timedelta(hours=-7)))
+        assert datetime.fromisoformat(moment(elsewhere.isoformat(), now)) == at
 
     agree()

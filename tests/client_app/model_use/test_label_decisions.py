@@ -192,13 +192,16 @@ def test_thresholds_decide_alike_at_every_prevalence_that_is_asked_in_turn(
     calibration = Calibration(thresholds=data.draw(some), prevalence=data.draw(some))
     first = decided_answers(chosen_model.target, outputs, scores, calibration)
     for _ in range(2):
-        asked = ",".join(f"{name}={value}" for name, value in data.draw(some).items())
+        shares = data.draw(some)
+        asked = ",".join(f"{name}={value}" for name, value in shares.items())
         if not asked:
             continue
         wish = LabelWish(prevalence=asked)
         calibration, _ = calibrated_labels(chosen_model, records, calibration, wish)
         found = decided_answers(chosen_model.target, outputs, scores, calibration)
         assert found.keys() == first.keys()
+        # What is not named is as frequent as the model has learned.
+        assert calibration.prevalence == shares
         for name in calibration.thresholds:
             unsure = (found[name] - calibration.thresholds[name]).abs() < 1e-9
             same = found[f"{name} present"] == first[f"{name} present"]
