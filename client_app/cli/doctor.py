@@ -144,7 +144,7 @@ def settings_in(text: str) -> list[str]:
 
     if not text or "=" in text:
         return [text] if text else []
-    content = Path(text).expanduser().read_text("utf-8", errors="replace")
+    content = Path(text).expanduser().read_text("utf-8-sig", errors="replace")
     try:
         return [
             f"{key}={json.dumps(value, ensure_ascii=False)}"

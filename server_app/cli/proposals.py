@@ -315,7 +315,8 @@ def put_into_queue(
             Proposal.fresh("run", with_own_folder(settings), "queued by the coordinator", 30)
         )
     )
-    after = run_queue.moment(at, datetime.now().astimezone()) if at else ""
+    # By this machine's clock, whose offset may be another at that moment.
+    after = run_queue.moment(at, datetime.now()) if at else ""  # noqa: DTZ005
     file = run_queue.add(output, signed, after)
     when = f", not before {after[:16].replace('T', ' ')}" if after else ""
     console.print(

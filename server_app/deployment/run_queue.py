@@ -338,27 +338,27 @@ def moment(text: str, now: datetime) -> str:
 
     Args:
         text: HH:MM, the next such time of this machine's clock; or a date and a time.
-        now: the time, with this machine's zone.
+        now: by the same clock, without a zone: at another moment its offset may be another.
 
     Raises:
         ConfigError: for another text, or a date and time that are over.
 
     Example:
-        >>> noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
-        >>> moment("22:00", noon), moment("9:30", noon)
-        ('2026-03-01T22:00:00+00:00', '2026-03-02T09:30:00+00:00')
+        >>> noon = datetime(2026, 3, 1, 12)
+        >>> moment("22:00", noon)[:16], moment("9:30", noon)[:16]
+        ('2026-03-01T22:00', '2026-03-02T09:30')
     """
     if clock := CLOCK.fullmatch(text.strip()):
         at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-        return (at if at > now else at + timedelta(days=1)).isoformat()
+        return (at if at > now else at + timedelta(days=1)).astimezone().isoformat()
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ConfigError(
             f"--at {text[:40]!r}: must be HH:MM, or a date and a time such as 2026-03-31T22:00"
         ) from None
-    at = at if at.tzinfo else at.replace(tzinfo=now.tzinfo)
-    if at < now:
+    at = at.astimezone()
+    if at < now.astimezone():
         raise ConfigError(f"--at {text[:40]!r}: is over; without --at it starts at once")
     return at.isoformat()
 

@@ -82,6 +82,14 @@ def test_curves_begin_at_one_never_rise_and_go_through_the_ends_of_the_bins(
     assert np.allclose(model.predict_survival_function(x, 0.0), 1)
     whole = model.predict_survival_function(x)
     assert np.allclose(model.predict_survival_function(x, model.unique_times_), whole)
+    # Between two of them the hazard is constant: the logarithm of the curve is straight.
+    ends = np.append(0.0, model.unique_times_)
+    at = np.clip(np.searchsorted(ends, ordered, "right"), 1, len(ends) - 1)
+    before, after = (
+        np.log(model.predict_survival_function(x, ends[place])) for place in (at - 1, at)
+    )
+    part = (ordered - ends[at - 1]) / (ends[at] - ends[at - 1])
+    assert np.allclose(np.log(curve), before + part * (after - before))
 
 
 FITTED = Survival(horizon=HORIZON).fit(X, Y, sites=SITES)

@@ -161,11 +161,11 @@ class Hospital:
         """Send all requests that a run with these settings could send, allowed or not."""
         self.run_id += 1
         run = PRIVATE | settings
-        visit, judged_model = Visit(), _head(parse_run(PRIVATE), *self.place)
+        visit, judged_model = Visit(), judged_head(parse_run(PRIVATE), *self.place)
         if "counting.digest" in run:
             run["counting.digest"] = sha256(judged_model).hexdigest()
         config = parse_run(run)
-        model = judged_model if config.plan.counts else _head(config, *self.place)
+        model = judged_model if config.plan.counts else judged_head(config, *self.place)
         bare = to_record(None, {"run": config.digest})
         judged = to_record(model, {"bytes": len(model)})
         for name, kind, content in (
@@ -197,10 +197,10 @@ class Hospital:
                 self.ask("evaluate", run, to_record(asked, {"bytes": len(asked)}))
             )
         spent = {"epsilon": 5.0} | {key: value for key, value in run.items() if key != "epsilon"}
-        question = _question(
+        asked_beyond = question(
             parse_run(spent), _training(parse_run(spent), *self.place), 1, self.judged
         )
-        _take_in(visit, "train beyond the budget", self.ask("train", spent, question), config)
+        _take_in(visit, "train beyond the budget", self.ask("train", spent, asked_beyond), config)
         visit.charged["ledger"] = [_facts(entry) for entry in self.entries()]
         kept = [self.home / "state" / name for name in ("runs", "generators")]
         visit.charged["files"] = sorted(
@@ -214,7 +214,7 @@ class Hospital:
         _take_in(
             visit,
             f"train {at}",
-            self.ask("train", run, _question(config, training, at, self.judged)),
+            self.ask("train", run, question(config, training, at, self.judged)),
             config,
         )
         if training is not None:
@@ -254,7 +254,7 @@ def _training(config: Run, fingerprint: str, dimension: int) -> Training | None:
     return training
 
 
-def _question(
+def question(
     config: Run, training: Training | None, number: int, judged: bytes | None
 ) -> RecordDict:
     question = judged if training is None else training.payload()
@@ -271,7 +271,7 @@ def _question(
     return to_record(question, reported)
 
 
-def _head(config: Run, fingerprint: str, dimension: int) -> bytes:
+def judged_head(config: Run, fingerprint: str, dimension: int) -> bytes:
     """A model of this run that a coordinator might send to its sites."""
     classes = config.settings.classes
     header = Header(config.settings.method, config.digest, "coordinator", fingerprint, classes)

@@ -4,13 +4,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Release, events_of
 from fedsurrogate.common.errors import BudgetError
-from fedsurrogate.common.privacy.accounting import GaussianEvent, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+)
 from fedsurrogate.common.privacy.privacy_filter import composed
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -54,6 +58,26 @@ def test_the_first_run_of_all_may_spend_the_whole_total() -> None:
     assert check_budget([], replace(release(), events=whole), TOTAL) == pytest.approx(
         TOTAL.epsilon_total
     )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    noise=st.floats(0.5, 30.0),
+    own=st.sampled_from([1e-12, 1e-9, 1e-6, 1e-5]),
+    allowed=st.sampled_from([1e-5, 1e-3]),
+    share=st.sampled_from([0.5, 0.9, 0.999, 1.001, 1.1, 2.0]),
+)
+def test_a_run_costs_what_it_costs_at_its_own_delta_whatever_delta_the_site_allows(
+    noise: float, own: float, allowed: float, share: float
+) -> None:
+    limit = share * gaussian_epsilon(noise, own)
+    budget = Budget(1e4, allowed, limit, delta_total=4 * allowed)
+    asked = replace(release(), events=(GaussianEvent(noise),), delta=own)
+    if share > 1:
+        check_budget([], asked, budget)
+        return
+    with pytest.raises(BudgetError, match="epsilon-per-run"):
+        check_budget([], asked, budget)
 
 
 @pytest.mark.parametrize(

@@ -167,15 +167,80 @@ def test_thresholds_hold_on_records_that_did_not_choose_them(kind: str) -> None:
     assert "mass present" not in answers
 
 
-def test_thresholds_decide_alike_at_another_prevalence() -> None:
-    scores, labels = shifted(2, 3000, own=0.3)
-    records = held(scores.float(), labels)
-    chosen, _ = calibrated_labels(model(), records, Calibration(), LabelWish(specificity=0.9))
-    moved, _ = calibrated_labels(model(), records, chosen, LabelWish(prevalence="edema=0.02"))
-    one, two = (decided_answers(FACTS, NAMES, scores, each) for each in (chosen, moved))
-    assert moved.thresholds["edema"] < chosen.thresholds["edema"]
-    assert torch.equal(one["edema present"], two["edema present"])
-    assert not torch.allclose(one["edema"], two["edema"])
+@st.composite
+def labelled_models(draw: st.DrawFn) -> tuple[tuple[str, ...], Head]:
+    """The columns of a run, and a model of some of them, in another order."""
+    columns = tuple(draw(st.permutations(["edema", "mass", "scar", "nodule"])))
+    outputs = tuple(draw(st.permutations(columns))[: draw(st.integers(1, 4))])
+    learned = draw(st.lists(share, min_size=len(outputs), max_size=len(outputs)))
+    facts = {"name": "labels", "columns": columns, "prevalence": learned}
+    header, many = Header("run", "coordinator", "f", "b", outputs), len(outputs)
+    return columns, Head(header, torch.eye(many), torch.zeros(many), target=json.dumps(facts))
+
+
+@settings(max_examples=40, deadline=None)
+@given(made=labelled_models(), data=st.data())
+def test_thresholds_decide_alike_at_every_prevalence_that_is_asked_in_turn(
+    made: tuple[tuple[str, ...], Head], data: st.DataObject
+) -> None:
+    """Whatever prevalence was in force before: none, the model's, or that of another time."""
+    _, chosen_model = made
+    outputs = chosen_model.header.classes
+    some = st.dictionaries(st.sampled_from(outputs), share)
+    scores = torch.linspace(-8, 8, 41, dtype=torch.float64)[:, None].expand(-1, len(outputs))
+    records = held(scores.float(), torch.zeros(41, 4))
+    calibration = Calibration(thresholds=data.draw(some), prevalence=data.draw(some))
+    first = decided_answers(chosen_model.target, outputs, scores, calibration)
+    for _ in range(2):
+        shares = data.draw(some)
+        asked = ",".join(f"{name}={value}" for name, value in shares.items())
+        if not asked:
+            continue
+        wish = LabelWish(prevalence=asked)
+        calibration, _ = calibrated_labels(chosen_model, records, calibration, wish)
+        found = decided_answers(chosen_model.target, outputs, scores, calibration)
+        assert found.keys() == first.keys()
+        # What is not named is as frequent as the model has learned.
+        assert calibration.prevalence == shares
+        for name in calibration.thresholds:
+            unsure = (found[name] - calibration.thresholds[name]).abs() < 1e-9
+            same = found[f"{name} present"] == first[f"{name} present"]
+            assert (same | unsure).all(), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    made=labelled_models(),
+    seed=st.integers(0, 99),
+    wish=st.sampled_from(
+        [{"prevalence": "here"}, {"sensitivity": 0.8}, {"specificity": 0.8, "prevalence": "here"}]
+    ),
+)
+def test_what_is_chosen_for_a_label_comes_from_its_own_column(
+    made: tuple[tuple[str, ...], Head], seed: int, wish: dict[str, Any]
+) -> None:
+    columns, chosen_model = made
+    outputs = chosen_model.header.classes
+    draw = torch.Generator().manual_seed(seed)
+    truth = {
+        name: (torch.rand(200, generator=draw) < 0.2 * (at + 1)).double()
+        for at, name in enumerate(sorted(columns))
+    }
+    scores = torch.stack(
+        [truth[name] + torch.randn(200, generator=draw, dtype=torch.float64) for name in outputs], 1
+    )
+    records = held(scores, torch.stack([truth[name] for name in columns], 1))
+    found, _ = calibrated_labels(chosen_model, records, Calibration(), LabelWish(**wish))
+    learned = json.loads(chosen_model.target)["prevalence"]
+    for at, name in enumerate(outputs):
+        # A model of this label alone, of a run of this label alone.
+        facts = json.dumps({"name": "labels", "columns": [name], "prevalence": [learned[at]]})
+        header = replace(chosen_model.header, classes=(name,))
+        alone = Head(header, torch.ones(1, 1), torch.zeros(1), target=facts)
+        own = held(scores[:, at : at + 1], truth[name][:, None])
+        wanted, _ = calibrated_labels(alone, own, Calibration(), LabelWish(**wish))
+        assert found.prevalence.get(name) == pytest.approx(wanted.prevalence.get(name))
+        assert found.thresholds.get(name) == pytest.approx(wanted.thresholds.get(name))
 
 
 def test_no_patient_chooses_and_is_judged() -> None:

@@ -53,6 +53,7 @@ DRAWS = """
 import gc, random, secrets, sys, uuid
 import numpy as np, torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
 from fedsurrogate.common.privacy.secret_numbers import system_normals
 named = [(name, value) for module in list(sys.modules.values())
          for name, value in list(getattr(module, "__dict__", {}).items())]
@@ -69,6 +70,7 @@ result = [each for each in result if each]
 result += [random.random(), np.random.rand(), torch.rand(2).tolist(), secrets.token_hex(8)]
 result += [str(uuid.uuid4()), AESGCM.generate_key(128).hex()]
 result += [list(map(float, system_normals([4]))), torch.initial_seed()]
+result += [discrete_gaussian(10**12, 4).tolist()]
 """
 
 

@@ -428,3 +428,25 @@ def test_sums_without_a_metric_leave_the_number_of_records(sums: dict[str, float
     assert found["records"] == records
     if records == 2.0:
         assert found == {"records": 2.0}
+
+
+@few
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=4),
+    st.integers(3, 9),
+)
+def test_the_best_levels_of_training_are_the_hazards_of_the_actuarial_curve(
+    leaving: list[tuple[int, int]], outlived: int
+) -> None:
+    """A record that is last seen in a bin is at risk for half of it, in training as in the curve."""
+    bins, edges = len(leaving), tuple(map(float, range(len(leaving) + 1)))
+    counts = [each for each, _ in leaving] + [last for _, last in leaving] + [outlived]
+    code = torch.eye(2 * bins + 1, dtype=torch.float64).repeat_interleave(torch.tensor(counts), 0)
+    shares, left = [], sum(counts)
+    for event, last in leaving:
+        shares.append(event / (left - last / 2))
+        left -= event + last
+    best = torch.tensor(shares, dtype=torch.float64).logit().requires_grad_()
+    losses = Time(("time", "event"), edges).objective().losses(best.expand(len(code), -1), code)
+    (slope,) = torch.autograd.grad(losses.sum(), best)
+    assert torch.allclose(slope, torch.zeros(bins, dtype=torch.float64), atol=1e-9)

@@ -4,6 +4,7 @@ long as its certificate lasts.
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 from datetime import UTC, datetime, timedelta
@@ -188,11 +189,15 @@ NOW = datetime.now(UTC)
 TIMES = st.sampled_from([timedelta(days) for days in (-400, -1, 1, 29, 31, 400)]) | st.none()
 
 
-@given(st.lists(TIMES, min_size=3, max_size=3), st.lists(TIMES, min_size=3, max_size=3))
-def test_a_key_is_heard_until_its_end_and_again_after_a_renewal(
-    tmp_path_factory: pytest.TempPathFactory,
-    before: list[timedelta | None],
-    after: list[timedelta | None],
+# Seconds by which a file is newer than the one before it: one from a backup is older.
+AGES = st.sampled_from([-(10**9), -3600, -1, 1, 3600])
+
+
+@given(
+    st.lists(st.tuples(st.lists(TIMES, min_size=3, max_size=3), AGES), min_size=2, max_size=4)
+)
+def test_a_key_is_heard_until_its_end_in_the_table_that_is_there_now(
+    tmp_path_factory: pytest.TempPathFactory, tables: list[tuple[list[timedelta | None], int]]
 ) -> None:
     home = tmp_path_factory.mktemp("table")
     issue(home, ("fl.example.org",), ("0", "1", "2"))
@@ -204,12 +209,15 @@ def test_a_key_is_heard_until_its_end_and_again_after_a_renewal(
 
     # Without a table, and with one that cannot be read, what was known holds.
     assert [guard.refusal(of(name)) for name in keys] == ["", "", ""]
-    for number, ends in enumerate((before, after)):
+    written = NOW.timestamp()
+    for number, (ends, newer) in enumerate(tables):
         table = {
             name: Registration(key, int(name), (NOW + left).isoformat() if left else "")
             for (name, key), left in zip(keys.items(), ends, strict=True)
         }
         write_table(home / "registered.json", table)
+        written += newer
+        os.utime(home / "registered.json", (written, written))
         assert read_table(home / "registered.json") == table
         expected = [EXPIRED if left and left < timedelta(0) else "" for left in ends]
         assert [guard.refusal(of(name)) for name in keys] == expected, number

@@ -184,16 +184,6 @@ def test_who_edits_a_queued_run_takes_its_signatures_from_it(tmp_path: Path) -> 
     assert not allowed(queued)
 
 
-@given(st.integers(0, 23), st.integers(0, 59), st.datetimes(timezones=st.just(UTC)))
-def test_a_time_of_the_clock_is_the_next_one(hour: int, minute: int, now: datetime) -> None:
-    if now.year == 9999:
-        return
-    at = datetime.fromisoformat(moment(f"{hour}:{minute:02}", now))
-    assert (at.hour, at.minute) == (hour, minute)
-    assert timedelta(0) < at - now <= timedelta(days=1)
-    assert moment(at.isoformat(), now) == at.isoformat()
-
-
 @pytest.mark.parametrize("text", ["", "24:00", "tonight", "7", "22:60", "2020-01-01T22:00"])
 def test_another_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--at"):

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
 
 from fedsurrogate.common import number_format as units
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.pages import svg
 from fedsurrogate.server_app.report.build import _settings, write_csv, write_report
 from fedsurrogate.server_app.report.plots import accuracy as plots
+from tests.hostile_names import faults_of_page, hostile_texts
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -27,8 +29,12 @@ def make_run(
     bad: dict[str, tuple[str, str]] | None = None,
     simulation: bool = True,
     metrics: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the folder of a finished run; `bad` maps a site to its event and reason."""
+    """Write the folder of a finished run; `bad` maps a site to its event and reason.
+
+    own: of the manifest.
+    """
     chance, bad = random.Random(0), bad or {}
     accuracy = {name: chance.uniform(0.4, 0.9) for name in names if name not in bad}
     up = {name: chance.randrange(50_000, 200_000) for name in accuracy}
@@ -75,7 +81,7 @@ def make_run(
         "classes": classes,
     }
     (folder / "metrics.json").write_text(json.dumps(result | (metrics or {})))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(manifest | (own or {})))
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
 
@@ -211,6 +217,25 @@ def test_names_and_reasons_are_text_and_never_markup(tmp_path: Path) -> None:
     assert "\u202e" not in html
     assert "\x00" not in html
     assert evil in unescape(html)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    hostile_texts().filter(lambda text: 0 < len(text.encode(errors="ignore")) < 200),
+    hostile_texts().filter(lambda text: len(text) < 200),
+)
+@example("</title><x-evil>", "</title><x-evil>")
+def test_a_run_of_any_name_method_and_settings_makes_no_markup(
+    tmp_path_factory: pytest.TempPathFactory, name: str, text: str
+) -> None:
+    """Another's run folder may have any name, and any text in its files."""
+    name = re.sub(r"[/\x00\ud800-\udfff]", "-", name)
+    folder = tmp_path_factory.mktemp("runs") / (f"{name}-" if name in (".", "..") else name)
+    folder.mkdir()
+    manifest = {"config": {"method": text, "fedpft.public": text}, "git_commit": text, "run": text}
+    manifest |= {"fingerprint": text, "started": text, "versions": {text: text}}
+    make_run(folder, ["a", "b"], ["x"], simulation=False, metrics={"method": text}, own=manifest)
+    assert faults_of_page(write_report(folder).read_text(encoding="utf-8")) == []
 
 
 def test_the_same_folder_gives_the_same_bytes(

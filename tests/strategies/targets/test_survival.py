@@ -113,6 +113,23 @@ def test_a_record_censored_within_a_bin_counts_half_and_one_at_the_horizon_whole
     assert kaplan_meier(beyond).survival.tolist() == pytest.approx([1.0, 0.9])
 
 
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=5))
+def test_constant_hazards_within_bins_give_the_actuarial_curve(
+    leaving: list[tuple[int, int]],
+) -> None:
+    events, censored = (list(map(float, each)) for each in zip(*leaving, strict=True))
+    cells = Cells.of(torch.tensor([*events, *censored, 30.0]).double())
+    # Of each number of records at risk, those that are last seen in a bin are half.
+    shares, left = [], sum(events) + sum(censored) + 30.0
+    for event, last in leaving:
+        shares.append(event / (left - last / 2))
+        left -= event + last
+    found = cells.within_bins(torch.tensor(shares).double())
+    assert torch.allclose((-found.cumsum(0)).exp(), kaplan_meier(cells).survival)
+    # In continuous time, as of a model that takes events of a bin as ties.
+    assert torch.allclose(cells.within_bins(2 * torch.tensor(shares).double()), 2 * found)
+
+
 def log_survival(counts: Tensor) -> Tensor:
     """As in the curve, without its limits."""
     bins = len(counts) // 2

@@ -1,0 +1,131 @@
+"""What is written and decided by the time is the same wherever a clock stands: days of others, hours that
+summer time leaves out or has twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsurrogate.client_app.governance import ledger
+from fedsurrogate.client_app.governance.entries import events_of
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.exchange.message_files import MessageRequest
+from fedsurrogate.common.security.proposals import Proposal
+from fedsurrogate.common.security.registrations import Registration
+from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.security.signed_requests import Request, read_request
+from fedsurrogate.server_app.deployment import audit_log
+from fedsurrogate.server_app.deployment.run_queue import moment
+from tests.client_app.governance.ledger_processes import TOTAL, release
+
+# As POSIX writes them, without files of zones: at any moment, the day of one of the first two is not
+# that of UTC.
+ZONES = {
+    "east": "<+14>-14",
+    "west": "<-12>12",
+    "Nepal": "<+0545>-5:45",
+    "Berlin": "CET-1CEST,M3.5.0,M10.5.0/3",
+    "none": "UTC0",
+}
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the zone of this machine."""
+
+    def there(zone: str) -> None:
+        monkeypatch.setenv("TZ", ZONES[zone])
+        time.tzset()
+
+    yield there
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture(params=ZONES)
+def zone(request: pytest.FixtureRequest, stand: Callable[[str], None]) -> str:
+    stand(request.param)
+    return str(request.param)
+
+
+def today() -> date:
+    return datetime.now(UTC).date()
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_last_day_is_one_of_utc_for_who_sets_it_and_who_reads_it(tmp_path: Path) -> None:
+    before, after = today(), today()
+    assert Proposal.fresh("run", {"method": "fedpft"}, "a test", 3).expires in {
+        str(each + timedelta(3)) for each in (before, after)
+    }
+    private, file = new_key(), tmp_path / "request"
+    request = Request.fresh({"method": "fedpft"}, None, 1)
+    for day, over in ((today(), False), (today() + timedelta(-1), True)):
+        message = MessageRequest("id", "1", "north", "train", {}, {}, str(day))
+        assert message.expired() == over
+        file.write_bytes(replace(request, expires=str(day)).signed(private))
+        if over:
+            with pytest.raises(ConfigError, match="expired on"):
+                read_request(file, public_key(private))
+        else:
+            assert read_request(file, public_key(private)).expires == str(day)
+
+
+@pytest.mark.usefixtures("zone")
+def test_what_is_written_down_has_the_moment_with_its_zone(tmp_path: Path) -> None:
+    own = ledger.Ledger(tmp_path, "data")
+    began = time.time()
+    own.charge(release(), TOTAL)
+    audit_log.note(tmp_path, "accept", {"site": "north"})
+    ((entry, _),) = audit_log.entries(tmp_path / audit_log.NAME)
+    for text in (own.entries()[-1]["time"], entry["time"]):
+        written = datetime.fromisoformat(text)
+        assert written.tzinfo is not None
+        assert began - 1 <= written.timestamp() <= time.time() + 1
+    assert events_of(own.entries())
+
+
+@pytest.mark.usefixtures("zone")
+@given(hours=st.floats(-30, 30), offset=st.integers(-14, 14))
+def test_a_key_is_over_at_its_moment_however_that_is_written(hours: float, offset: int) -> None:
+    now = datetime.now(UTC)
+    ends = (now + timedelta(hours=hours)).astimezone(timezone(timedelta(hours=offset)))
+    assert Registration("key", 1, ends.isoformat()).expired(now) == (ends <= now)
+
+
+# Summer time begins in Berlin on 29 March 2026 at 2, and ends on 25 October at 3.
+DAYS = st.datetimes(datetime(2026, 3, 20), datetime(2026, 11, 5))
+
+
+# Berlin has no hour 2 on one of these days, and two of them on another.
+@pytest.mark.parametrize(("where", "first"), [("Berlin", 4), ("none", 0), ("Nepal", 0)])
+def test_a_time_of_the_clock_is_the_next_one_in_summer_and_in_winter(
+    stand: Callable[[str], None], where: str, first: int
+) -> None:
+    stand(where)
+
+    @given(
+        now=DAYS, hour=st.integers(first, 23), minute=st.integers(0, 59), days=st.integers(1, 200)
+    )
+    def agree(now: datetime, hour: int, minute: int, days: int) -> None:
+        next_one = datetime.fromisoformat(moment(f"{hour}:{minute:02}", now))
+        later = (now + timedelta(days)).replace(hour=hour, minute=minute, second=0, microsecond=0)
+        at = datetime.fromisoformat(moment(later.isoformat(), now))
+        for found in (next_one, at):
+            shown = time.localtime(found.timestamp())
+            assert (shown.tm_hour, shown.tm_min) == (hour, minute)
+        assert timedelta(0) < next_one - now.astimezone() <= timedelta(hours=25)
+        assert time.localtime(at.timestamp()).tm_yday == later.timetuple().tm_yday
+        # A time with a zone is that moment.
+        elsewhere = at.astimezone(timezone(timedelta(hours=-7)))
+        assert datetime.fromisoformat(moment(elsewhere.isoformat(), now)) == at
+
+    agree()
