@@ -35,7 +35,7 @@ from fedsurrogate.common.backbones.feature_power import power_in, raised, with_p
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
@@ -93,7 +93,8 @@ class Predictor:
 
     def results(self, features: Tensor) -> list[Cells]:
         """Cells of the columns with results. Probabilities are not rounded, because the decision
-        about a patient comes from them.
+        about a patient comes from them. To the last digit, a record's cells depend on no other
+        record: an image has the same row in another batch, and again after an interruption.
 
         Args:
             features: (n, d), raised to the model's power already.
@@ -101,19 +102,16 @@ class Predictor:
         Returns:
             The cells of n rows.
         """
+        logits = scores_alone(self.classifier, features)
         if target := target_of_model(self.classifier):
-            answers = decided_answers(
-                target, self.classes, self.classifier.scores(features), self.calibration
-            )
+            answers = decided_answers(target, self.classes, logits, self.calibration)
             columns = [column.tolist() for column in answers.values()]
             # As numbers: in a text, a sign would be escaped as the beginning of a formula.
             return [list(row) for row in zip(*columns, strict=True)]
         with torch.no_grad():
-            probabilities = self.calibration.probabilities(self.classifier.scores(features))
+            probabilities = self.calibration.probabilities(logits)
             scores = (
-                ()
-                if self.gaussians is None
-                else self.gaussians.scores(self.classifier.prepare(features))
+                () if self.gaussians is None else self.gaussians.scores(features, self.classifier)
             )
         decided = [
             self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)

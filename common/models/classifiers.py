@@ -315,6 +315,36 @@ class Network(Classifier):
         )
 
 
+def alone(rows: Tensor) -> list[Tensor]:
+    """Each row as a batch of its own, so that what is computed from it depends on no other row.
+
+    In a batch, other rows change the last digits: a kernel takes the rows at an edge, and those
+    that are left over, in another way, and adds up a product in an order that the shape decides.
+    Which, is of the processor. Alone, every row has the same shape and the same place in memory.
+
+    Args:
+        rows: (n, ...).
+
+    Returns:
+        n tensors (1, ...) in memory of their own; without rows the empty batch.
+    """
+    return [row[None].clone() for row in rows] or [rows]
+
+
+def scores_alone(model: Classifier, features: Tensor) -> Tensor:
+    """Logits for what is counted, stored or compared with a stored number: see `alone`.
+
+    Args:
+        model: the classifier.
+        features: of the records, (n, d).
+
+    Returns:
+        Logits (n, C), float64.
+    """
+    with torch.no_grad():
+        return torch.cat([model.scores(row).double().cpu() for row in alone(features)])
+
+
 def target_of_model(model: Classifier) -> str:
     """What the scores of a model mean where they are not of classes, as JSON; empty for classes."""
     return model.target if isinstance(model, Head) else ""

@@ -30,6 +30,7 @@ from fedsurrogate.client_app.model_use.opened import OpenedModel, opened
 from fedsurrogate.client_app.model_use.prediction import Predictor, check_backbone, predict
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.models.classifiers import scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from fedsurrogate.common.signed_models.making import make_signed_model
@@ -57,7 +58,7 @@ def test_cells_are_probabilities_a_decision_and_scores(
     chosen = Calibration(temperature, "b", threshold, score, limit)
     predictor = Predictor(model, chosen, gaussians)
     assert predictor.columns() == ["p_a", "p_b", "p_c", "decision", "mahalanobis", "relative"]
-    chances = softmax(model.scores(x).double().numpy() / temperature, axis=1)
+    chances = softmax(scores_alone(model, x).numpy() / temperature, axis=1)
     for at, row in enumerate(predictor.results(x)):
         texts, decided, scores = row[:3], row[3], row[4:]
         assert [float(str(each)) for each in texts] == pytest.approx(chances[at].tolist())
