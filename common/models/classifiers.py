@@ -5,7 +5,8 @@ or a small network.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -315,6 +316,17 @@ class Network(Classifier):
         )
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch, with which a result does not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def alone(rows: Tensor) -> list[Tensor]:
     """Each row as a batch of its own, so that what is computed from it depends on no other row.
 
@@ -331,8 +343,10 @@ def alone(rows: Tensor) -> list[Tensor]:
     return [row[None].clone() for row in rows] or [rows]
 
 
+@one_thread()
 def scores_alone(model: Classifier, features: Tensor) -> Tensor:
-    """Logits for what is counted, stored or compared with a stored number: see `alone`.
+    """Logits for what is counted, stored or compared with a stored number: those of a record depend on
+    no other record (see `alone`), and not on the number of cores.
 
     Args:
         model: the classifier.

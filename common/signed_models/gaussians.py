@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.costs import GAUSSIAN_RANK
-from fedsurrogate.common.models.classifiers import Classifier, alone
+from fedsurrogate.common.models.classifiers import Classifier, alone, one_thread
 
 # Largest dimension whose covariance is decomposed exactly.
 EXACT_DIMENSION = 2048
@@ -81,6 +81,7 @@ class Gaussians:
     within: LowRankCovariance
     total: LowRankCovariance
 
+    @one_thread()
     def scores(self, features: Tensor, model: Classifier | None = None) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance to the nearest class, and the relative one.
 
