@@ -114,7 +114,12 @@ def test_a_deep_decoder_is_judged_after_a_hundred_steps_to_the_best_latent_vecto
         sizes = (second / (1 - 0.999**step)).sqrt() + 1e-8
         z = (z.detach() - 0.05 * first / (1 - 0.9**step) / sizes).requires_grad_()
     # Each of the D + LATENT terms is off by some units in the last place, and so is their sum.
-    rounding = 2 * (D + LATENT) * torch.finfo(torch.float32).eps * float(terms().detach().abs().sum(1).max())
+    rounding = (
+        2
+        * (D + LATENT)
+        * torch.finfo(torch.float32).eps
+        * float(terms().detach().abs().sum(1).max())
+    )
     assert found == pytest.approx(joint().detach(), abs=rounding, rel=0)
     assert 0 < rounding < 1e-3
     assert bool((found > before).all())
