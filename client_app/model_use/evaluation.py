@@ -149,8 +149,9 @@ def evaluate(
         model, classifier, held, judged_rows if wish.abstain else np.ones_like(judged_rows), kept
     )
     if wish.abstain:
-        own_scores = gaussians and gaussians.scores(held.features[~judged_rows], classifier)
-        calibration = _abstaining(calibration, wish, own_scores)
+        chosen = held.features[~judged_rows]
+        found = None if gaussians is None else gaussians.scores(chosen, classifier)
+        calibration = _abstaining(calibration, wish, found)
     chance = calibration.probabilities(scores)
     every = Judged(
         held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients
