@@ -60,16 +60,18 @@ demo: setup
 
 # One thread a process: the same numbers on every machine. Three, because tests of real processes mostly wait. Python keeps what
 # it compiles, also where the shell says otherwise: half of the time to collect tests, and most of the start of a process.
+# THREADS=2 gives each of them more threads.
+THREADS ?= 1
 PYTEST := -m pytest -n 3 --dist worksteal --durations 25
 unexport PYTHONDONTWRITEBYTECODE
 
 # One method of each family, and a share of cases and examples: tests/quick.py.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) --quick -m "not faults and not slow and not samples" $(TESTS)
+	OMP_NUM_THREADS=$(THREADS) $(RUN) $(PYTEST) --quick -m "not faults and not slow and not samples" $(TESTS)
 
 # All methods, cases and examples, and what takes minutes: real processes, and checks that repeat a run hundreds of times. `make bench` runs the faults.
 test-all: setup
-	OMP_NUM_THREADS=1 $(RUN) $(PYTEST) -m "not faults and not samples" $(TESTS)
+	OMP_NUM_THREADS=$(THREADS) $(RUN) $(PYTEST) -m "not faults and not samples" $(TESTS)
 
 # Tests on real images and trained weights, in the folder SAMPLES; a test whose file is not there is skipped, and says so. A file
 # at a time: else each process starts the hospitals of a file for itself, which takes minutes.
@@ -78,7 +80,8 @@ test-samples: setup
 		exit $(if $(filter file,$(origin SAMPLES)),0,1); }
 	@test ! -d "$(SAMPLES)" || FEDSURROGATE_SAMPLES="$$(realpath -m "$(SAMPLES)")" OMP_NUM_THREADS=1 $(RUN) $(PYTEST) --dist loadfile -rs -m "samples and not faults" $(TESTS)
 
-# The two commands above in clones on machines unlike this one: other users, paths, languages, Pythons. PLACES="blank busy"
+# The two commands above in clones on machines unlike this one: other users, paths, languages, Pythons, and kernels of other
+# processors (the place `processors`, which plays the numeric tests six times). PLACES="blank busy"
 # plays some, WHOLE=1 runs all tests in each. Some places need root.
 test-fresh: setup
 	$(RUN) tests/fresh/places.py $(if $(PLACES),--only $(PLACES)) $(if $(WHOLE),--whole)

@@ -20,7 +20,6 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.features.extraction import extract
-from fedsurrogate.client_app.features.parts import CPU_FORWARD_TOGETHER
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 
 
@@ -44,7 +43,7 @@ def bare_rate_of_workers(backbone: Backbone, images: torch.Tensor) -> float:
     threads = torch.get_num_threads()
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, torch.split(images, CPU_FORWARD_TOGETHER)))
+        list(pool.map(work, torch.split(images, 1)))
     rate = len(images) / (time.perf_counter() - started)
     torch.set_num_threads(threads)
     return rate

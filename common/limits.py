@@ -15,9 +15,9 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 200
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Largest parameter of a model that a private run sends to sites. A record's gradient or score does
-# not depend on others (client_app/methods/dp/record_chunks.py), but the last digit of its features
-# may: several images go through the backbone together. Large weights that cancel amplify such a
-# digit.
+# not depend on others (client_app/methods/dp/record_chunks.py), but on a GPU the last digit of its
+# features may: several images go through the backbone together. Large weights that cancel amplify
+# such a digit.
 LARGEST_PRIVATE = 1e4
 
 

@@ -19,7 +19,7 @@ from fedsurrogate._targets import answers, is_of_target, predictions, score
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
-from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.wire.model_files import save_model
 
@@ -75,7 +75,7 @@ class Model:
         x = self._features(features)
         if is_of_target(self.classifier):
             return predictions(self.classifier, x)
-        return self.classes_[self.classifier.predict(x).numpy()]
+        return self.classes_[scores_alone(self.classifier, x).argmax(1).numpy()]
 
     def answers(self, features: Array) -> dict[str, Any]:
         """All that a model of another target than classes says of each record: numbers with the ends
@@ -108,12 +108,11 @@ class Model:
         """
         if is_of_target(self.classifier):
             raise DataError("the model is not of classes; use predict or answers")
-        with torch.no_grad():
-            return self.classifier.scores(self._features(features)).softmax(1).numpy()
+        return scores_alone(self.classifier, self._features(features)).softmax(1).float().numpy()
 
     def decision_function(self, features: Array) -> Any:
         """Scores before they become probabilities, in the order of `classes_`; of another target
-        those of its outputs.
+        those of its outputs. The scores of a record depend on no other record.
 
         Args:
             features: (n, d).
@@ -124,8 +123,7 @@ class Model:
         Raises:
             DataError: for features of another dimension, or numbers that are not finite.
         """
-        with torch.no_grad():
-            return self.classifier.scores(self._features(features)).numpy()
+        return scores_alone(self.classifier, self._features(features)).float().numpy()
 
     def score(self, features: Array, labels: Array) -> float:
         """Share of records whose class is predicted correctly; of other targets R^2, the area under

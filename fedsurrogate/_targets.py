@@ -15,7 +15,7 @@ from fedsurrogate._inputs import flat_settings
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.target_values import checked
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.classifiers import Classifier, Head, target_of_model
+from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import parse_settings
 from fedsurrogate.common.settings.target import TargetSettings
@@ -144,7 +144,7 @@ def answers(classifier: Classifier, features: Tensor) -> dict[str, Any]:
         features: (n, d).
     """
     assert isinstance(classifier, Head)
-    scores = classifier.scores(features)
+    scores = scores_alone(classifier, features)
     found = answers_of(classifier.target, classifier.header.classes, scores)
     return {name: column.numpy() for name, column in found.items()}
 

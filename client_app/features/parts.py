@@ -25,14 +25,13 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine.cores import usable_cores
+from fedsurrogate.common.models.classifiers import alone
 
 # From an image to a tensor (channels, height, width).
 Prepare = Callable[[Image.Image], Tensor]
 DECODE_TOGETHER = 32
-# On a CPU each thread decodes eight images and forwards them in pairs, whose activations fit the
-# caches of its core. The numbers are fixed, so that the bits of a feature depend neither on
-# batch_size nor on the number of cores.
-CPU_TOGETHER, CPU_FORWARD_TOGETHER = 8, 2
+# On a CPU each thread decodes eight images.
+CPU_TOGETHER = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +61,10 @@ def in_parts(
 ) -> Generator[Part]:
     """Yield the records of shards in order, with features.
 
-    On a CPU each core decodes and forwards its own images. Every shard begins a batch, so its bits
-    do not depend on the other shards. A shard is asked for when the last images before it begin to
-    be decoded.
+    On a CPU each core decodes its own images and forwards them one at a time: the bits of a feature
+    depend on its image alone, and not on other images, `batch_size` or the number of cores. On a
+    GPU every shard begins a batch, so its bits do not depend on the other shards. A shard is asked
+    for when the last images before it begin to be decoded.
 
     Args:
         opener: opens an image.
@@ -110,7 +110,7 @@ def _on_cores(
         # Affects this thread only. Threads that share a forward pass would wait for each other at
         # every layer.
         torch.set_num_threads(1)
-        return _forward(decode(indices), backbone, CPU_FORWARD_TOGETHER)
+        return _forward(decode(indices), backbone, alone)
 
     yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
 
@@ -140,7 +140,7 @@ def _on_device(
             yield replace(part, features=features)
         return
     for part in parts:
-        yield _forward(part, replace(backbone, forward=forward), len(part.rows))
+        yield _forward(part, replace(backbone, forward=forward), lambda images: [images])
 
 
 def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]]:
@@ -214,18 +214,15 @@ def shape_of_images(backbone: Backbone) -> tuple[int, ...] | None:
     return tuple(backbone.preprocess(Image.fromarray(noise)).shape)
 
 
-def _forward(part: Part, backbone: Backbone, together: int) -> Part:
-    """The features of a part. An image for which a backbone fails that works otherwise is broken."""
+def _forward(part: Part, backbone: Backbone, cut: Callable[[Tensor], list[Tensor]]) -> Part:
+    """The features of a part, whose images are cut into batches. An image for which a backbone fails
+    that works otherwise is broken.
+    """
     if part.images is None:
         return part
 
     def features(images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                backbone.forward(each).to("cpu", torch.float16)
-                for each in torch.split(images, together)
-            ]
-        )
+        return torch.cat([backbone.forward(each).to("cpu", torch.float16) for each in cut(images)])
 
     found = attempt(partial(features, part.images))
     if isinstance(found, Tensor):
@@ -234,14 +231,14 @@ def _forward(part: Part, backbone: Backbone, together: int) -> Part:
         attempt(partial(features, torch.zeros_like(part.images[:1]))), Tensor
     ):
         raise found
-    alone = [attempt(partial(features, image[None])) for image in part.images]
-    good = [place for place, each in enumerate(alone) if isinstance(each, Tensor)]
+    each_alone = [attempt(partial(features, image[None])) for image in part.images]
+    good = [place for place, each in enumerate(each_alone) if isinstance(each, Tensor)]
     rest = [
         (part.rows[place], described(each))
-        for place, each in enumerate(alone)
+        for place, each in enumerate(each_alone)
         if isinstance(each, BaseException)
     ]
-    rows = [each for each in alone if isinstance(each, Tensor)]
+    rows = [each for each in each_alone if isinstance(each, Tensor)]
     return replace(
         part,
         rows=[part.rows[place] for place in good],

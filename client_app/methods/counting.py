@@ -31,7 +31,12 @@ from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
-from fedsurrogate.common.models.classifiers import Classifier, Ensemble, class_indices
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    Ensemble,
+    class_indices,
+    scores_alone,
+)
 from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -160,23 +165,6 @@ def _in_large_classes(labels: Tensor, kept: Tensor, classes: int, least: int) ->
     """Of the records `kept` (n,), those of classes with at least so many of them."""
     sizes = torch.bincount(labels[kept], minlength=classes)
     return kept & (sizes[labels.clamp_min(0)] >= least)
-
-
-def scores_alone(model: Classifier, features: Tensor) -> Tensor:
-    """Logits, each record alone: in a product of matrices, other records may change the last digit
-    of a row.
-
-    Args:
-        model: the classifier.
-        features: of the records, (n, d).
-
-    Returns:
-        Logits (n, C), float64.
-    """
-    if not len(features):
-        return torch.zeros(0, len(model.header.classes), dtype=torch.float64)
-    with torch.no_grad():
-        return torch.cat([model.scores(row[None]).double().cpu() for row in features])
 
 
 def count_decisions(

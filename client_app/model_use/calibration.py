@@ -19,6 +19,7 @@ from fedsurrogate.client_app.model_use.store import models_folder
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import alone
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 
@@ -108,8 +109,9 @@ class Calibration:
         return replace(self, **given)
 
     def probabilities(self, scores: Tensor) -> Probabilities:
-        """Class probabilities (n, C) of logits (n, C)."""
-        chances: Probabilities = torch.softmax(scores.double() / self.temperature, 1).cpu().numpy()
+        """Class probabilities (n, C) of logits (n, C); of each record alone."""
+        logits = alone(scores.double().cpu() / self.temperature)
+        chances: Probabilities = torch.cat([row.softmax(1) for row in logits]).numpy()
         return chances
 
     def decisions(

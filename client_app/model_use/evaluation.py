@@ -31,7 +31,7 @@ from fedsurrogate.common.models.class_measures import (
     curves_of,
     report,
 )
-from fedsurrogate.common.models.classifiers import Classifier, check_of_classes
+from fedsurrogate.common.models.classifiers import Classifier, check_of_classes, scores_alone
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
@@ -132,8 +132,7 @@ def evaluate(
     check_of_classes(classifier, "an evaluation by classes")
     classes = tuple(model.manifest.classes)
     calibration = calibration.checked(classes)
-    with torch.no_grad():
-        scores = classifier.scores(held.features)
+    scores = scores_alone(classifier, held.features)
     judged_rows = np.ones(len(held.labels), bool)
     if wish.calibrates:
         first = stratified_split(held.labels, 0.5, wish.seed, held.patients).numpy()
@@ -150,9 +149,9 @@ def evaluate(
         model, classifier, held, judged_rows if wish.abstain else np.ones_like(judged_rows), kept
     )
     if wish.abstain:
-        calibration = _abstaining(
-            calibration, wish, gaussians, classifier.prepare(held.features[~judged_rows])
-        )
+        chosen = held.features[~judged_rows]
+        found = None if gaussians is None else gaussians.scores(chosen, classifier)
+        calibration = _abstaining(calibration, wish, found)
     chance = calibration.probabilities(scores)
     every = Judged(
         held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients
@@ -244,16 +243,16 @@ def _gaussians(
 
 
 def _abstaining(
-    calibration: Calibration, wish: Wish, gaussians: Gaussians | None, features: torch.Tensor
+    calibration: Calibration, wish: Wish, found: tuple[torch.Tensor, ...] | None
 ) -> Calibration:
-    """The calibration with a limit of the out-of-distribution score, from prepared features (n, d)."""
-    if gaussians is None:
+    """The calibration with a limit of an out-of-distribution score, from those of records, (n,) each."""
+    if found is None:
         raise DataError(
             "--abstain: no Gaussians for an out-of-distribution score; no class has two held-out "
             "records"
         )
     score = wish.score or calibration.score
-    scores = gaussians.scores(features)[SCORES.index(score)]
+    scores = found[SCORES.index(score)]
     limit = abstain_limit(scores, wish.abstain)
     note = (
         f"{score} score above {limit:.4g} abstains, for a share of {wish.abstain:g} from "
@@ -277,7 +276,7 @@ def _ood(
 ) -> dict[str, Any]:
     if gaussians is None:
         return {}
-    columns = dict(zip(SCORES, gaussians.scores(classifier.prepare(held.features)), strict=True))
+    columns = dict(zip(SCORES, gaussians.scores(held.features, classifier), strict=True))
     quantiles: dict[str, Any] = {
         name: {f"{level:g}": float(np.quantile(column.numpy(), level)) for level in QUANTILES}
         for name, column in columns.items()

@@ -28,7 +28,7 @@ from fedsurrogate.client_app.model_use.label_answers import (
 from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import FEWEST, Array, Measure, calibration_error
-from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.targets.answers import facts_of
 
 # The prevalence is that of the calibrating records.
@@ -192,7 +192,7 @@ def calibrated_labels(
             positive, known = (own == 1).sum(), (~np.isnan(own)).sum()
             shares[name] = float((positive + 0.5) / (known + 1))
         calibration = _at(classifier, calibration, shares)
-    scores = classifier.scores(held.features[first])
+    scores = scores_alone(classifier, held.features[first])
     answers = decided_answers(target, outputs, scores, calibration)
     thresholds = dict(calibration.thresholds)
     decides_nothing: dict[str, str] = {}

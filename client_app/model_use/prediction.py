@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +35,12 @@ from fedsurrogate.common.backbones.feature_power import power_in, raised, with_p
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    one_thread,
+    scores_alone,
+    target_of_model,
+)
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
@@ -93,7 +98,8 @@ class Predictor:
 
     def results(self, features: Tensor) -> list[Cells]:
         """Cells of the columns with results. Probabilities are not rounded, because the decision
-        about a patient comes from them.
+        about a patient comes from them. To the last digit, a record's cells depend on no other
+        record: an image has the same row in another batch, and again after an interruption.
 
         Args:
             features: (n, d), raised to the model's power already.
@@ -101,19 +107,16 @@ class Predictor:
         Returns:
             The cells of n rows.
         """
+        logits = scores_alone(self.classifier, features)
         if target := target_of_model(self.classifier):
-            answers = decided_answers(
-                target, self.classes, self.classifier.scores(features), self.calibration
-            )
+            answers = decided_answers(target, self.classes, logits, self.calibration)
             columns = [column.tolist() for column in answers.values()]
             # As numbers: in a text, a sign would be escaped as the beginning of a formula.
             return [list(row) for row in zip(*columns, strict=True)]
         with torch.no_grad():
-            probabilities = self.calibration.probabilities(self.classifier.scores(features))
+            probabilities = self.calibration.probabilities(logits)
             scores = (
-                ()
-                if self.gaussians is None
-                else self.gaussians.scores(self.classifier.prepare(features))
+                () if self.gaussians is None else self.gaussians.scores(features, self.classifier)
             )
         decided = [
             self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)
@@ -215,6 +218,7 @@ def predict(
         batches = pooled(_batches(inputs, [i for bag in own for i in bag], backbone), own, power)
         power = 1.0
     started, unreadable = time.perf_counter(), 0
+    # More threads would wait for those that extract features, and keep cores busy.
     with one_thread(), out.open("a", newline="", encoding="utf-8", errors=NAMES) as stream:
         for batch in batches:
             unreadable += len(batch.broken)
@@ -223,19 +227,6 @@ def predict(
             stream.flush()
     seconds = max(time.perf_counter() - started, 1e-9)
     return Predicted(len(rows), len(done), unreadable, len(rows) / seconds)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for the scores of a batch: more would wait for the threads that extract features,
-    and keep cores busy.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _settings(model: SignedModel, predictor: Predictor, inputs: Inputs) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS
 from fedsurrogate.client_app.model_use.target_metrics.times import Observed, Survival, time_measures
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_measures import Array, Measure
-from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.pages.html import render_page
 from fedsurrogate.common.pages.style import page_head
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -154,7 +154,7 @@ def _answers(classifier: Classifier, held: HeldOut, calibration: Calibration) ->
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
     target, outputs = target_of_model(classifier), classifier.header.classes
-    scores = classifier.scores(held.features)
+    scores = scores_alone(classifier, held.features)
     columns, plain = (
         {name: column.numpy() for name, column in answers.items()}
         for answers in (

@@ -5,7 +5,8 @@ or a small network.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -313,6 +314,49 @@ class Network(Classifier):
                 for rows in torch.split(features, 1000)
             ]
         )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch, with which a result does not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def alone(rows: Tensor) -> list[Tensor]:
+    """Each row as a batch of its own, so that what is computed from it depends on no other row.
+
+    In a batch, other rows change the last digits: a kernel takes the rows at an edge, and those
+    that are left over, in another way, and adds up a product in an order that the shape decides.
+    Which, is of the processor. Alone, every row has the same shape and the same place in memory.
+
+    Args:
+        rows: (n, ...).
+
+    Returns:
+        n tensors (1, ...) in memory of their own; without rows the empty batch.
+    """
+    return [row[None].clone() for row in rows] or [rows]
+
+
+@one_thread()
+def scores_alone(model: Classifier, features: Tensor) -> Tensor:
+    """Logits for what is counted, stored or compared with a stored number: those of a record depend on
+    no other record (see `alone`), and not on the number of cores.
+
+    Args:
+        model: the classifier.
+        features: of the records, (n, d).
+
+    Returns:
+        Logits (n, C), float64.
+    """
+    with torch.no_grad():
+        return torch.cat([model.scores(row).double().cpu() for row in alone(features)])
 
 
 def target_of_model(model: Classifier) -> str:

@@ -4,13 +4,14 @@ covariance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.costs import GAUSSIAN_RANK
+from fedsurrogate.common.models.classifiers import Classifier, alone, one_thread
 
 # Largest dimension whose covariance is decomposed exactly.
 EXACT_DIMENSION = 2048
@@ -32,25 +33,29 @@ class LowRankCovariance:
     variances: Tensor
     rest: Tensor
 
-    def distances(self, features: Tensor, means: Tensor) -> Tensor:
-        """Squared Mahalanobis distances of features to means.
+    def distances_to(self, means: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function from features (n, d) to their squared Mahalanobis distances (n, k) to means.
 
         Args:
-            features: (n, d).
             means: (k, d).
-
-        Returns:
-            Squared distances (n, k).
         """
         # From one mean, so that the expanded square loses no digits.
         centre = means[0].double()
-        x, centres = features.double() - centre, means.double() - centre
-        directions, rest = self.directions.double(), self.rest.double()
-        squares = x.square().sum(1, keepdim=True) - 2 * x @ centres.T + centres.square().sum(1)
-        plain = squares.clamp_min(0) / rest
-        weight = 1 / self.variances.double() - 1 / rest
-        apart = (x @ directions.T)[:, None] - (centres @ directions.T)[None]
-        return (plain + (apart.square() * weight).sum(2)).clamp_min(0)
+        centres, directions, rest = (
+            means.double() - centre,
+            self.directions.double(),
+            self.rest.double(),
+        )
+        weight, lengths = 1 / self.variances.double() - 1 / rest, centres.square().sum(1)
+        along = (centres @ directions.T)[None]
+
+        def distances(features: Tensor) -> Tensor:
+            x = features.double() - centre
+            squares = x.square().sum(1, keepdim=True) - 2 * x @ centres.T + lengths
+            apart = (x @ directions.T)[:, None] - along
+            return (squares.clamp_min(0) / rest + (apart.square() * weight).sum(2)).clamp_min(0)
+
+        return distances
 
 
 @dataclass(frozen=True)
@@ -76,14 +81,17 @@ class Gaussians:
     within: LowRankCovariance
     total: LowRankCovariance
 
-    def scores(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    @one_thread()
+    def scores(self, features: Tensor, model: Classifier | None = None) -> tuple[Tensor, Tensor]:
         """Squared Mahalanobis distance to the nearest class, and the relative one.
 
         The relative one subtracts the distance to the Gaussian of all classes. Larger means farther
-        from the training data.
+        from the training data. A record's scores depend on no other record: one of them may be the
+        limit beyond which a model abstains.
 
         Args:
             features: (n, d).
+            model: that prepares them first; None for features that are prepared.
 
         Returns:
             Both distances, (n,) each.
@@ -92,9 +100,17 @@ class Gaussians:
             Ren et al. 2021, "A simple fix to Mahalanobis distance for improving near-OOD
             detection", equations 2 and 3.
         """
-        x = features.double()
-        nearest = self.within.distances(x, self.means).min(1).values
-        return nearest.float(), (nearest - self.total.distances(x, self.mean[None])[:, 0]).float()
+        to_class, to_all = (
+            self.within.distances_to(self.means),
+            self.total.distances_to(self.mean[None]),
+        )
+        found = []
+        for row in alone(features):
+            x = row if model is None else model.prepare(row)
+            nearest = to_class(x).min(1).values
+            found.append(torch.stack([nearest, nearest - to_all(x)[:, 0]]).float())
+        nearest, relative = torch.cat(found, 1)
+        return nearest, relative
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name."""

@@ -164,11 +164,7 @@ class SignedModel:
         Returns:
             Both distances, (n,) each, as in `Gaussians.scores`; None without Gaussians.
         """
-        return (
-            None
-            if self.gaussians is None
-            else self.gaussians.scores(self.classifier.prepare(features))
-        )
+        return None if self.gaussians is None else self.gaussians.scores(features, self.classifier)
 
 
 def sign_model(

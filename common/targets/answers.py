@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import alone
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Facts
 
@@ -33,7 +34,8 @@ def facts_of(target: str) -> Facts:
 
 
 def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
-    """What a model says of each record.
+    """What a model says of each record. The answers for a record depend on the scores of no other
+    one, to the last digit: one of them may be a threshold.
 
     Args:
         target: facts about it, as the model carries them.
@@ -44,7 +46,9 @@ def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[st
         Columns by name, (n,) each, float64.
     """
     facts = facts_of(target)
-    return TARGETS[facts["name"]].answers(facts, outputs, scores.double())
+    answers = TARGETS[facts["name"]].answers
+    rows = [answers(facts, outputs, row) for row in alone(scores.double())]
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def answer_columns(target: str, outputs: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,27 @@ SENSITIVE = (
     "tests/test_help.py",
     "tests/test_version.py",
 )
+# Tests that compare rounded numbers.
+NUMERIC = (
+    "tests/attacks/privacy",
+    "tests/client_app/audit",
+    "tests/client_app/features",
+    "tests/client_app/methods",
+    "tests/client_app/model_use",
+    "tests/common/backbones",
+    "tests/common/models",
+    "tests/common/privacy",
+    "tests/common/secure_sum",
+    "tests/common/signed_models",
+    "tests/common/surrogates",
+    "tests/common/targets",
+    "tests/common/wire",
+    "tests/data_kinds/scales",
+    "tests/fedsurrogate",
+    "tests/pins",
+    "tests/server_app/export",
+    "tests/strategies",
+)
 NOBODY = 65534
 # Beginnings of variables of the one who starts this, which would reach into the places.
 OWN = ("PYTEST", "FEDSURROGATE", "MAKE", "XDG_", "FLWR_", "MPLCONFIGDIR", "PYTHONPATH", "VENV")
@@ -74,6 +95,9 @@ class Place:
         busy: loops that use the processors meanwhile.
         python: of the environment; empty for that of this script.
         tests: whether the tests run, and not the demo alone.
+        rooms: the tests that depend on what is unusual.
+        kernels: variables that choose other kernels of a processor, and the threads of each
+            process, by name; the tests run with each of them.
     """
 
     name: str
@@ -86,6 +110,10 @@ class Place:
     busy: int = 0
     python: str = ""
     tests: bool = True
+    rooms: tuple[str, ...] = SENSITIVE
+    kernels: dict[str, tuple[dict[str, str | None], int]] = field(
+        default_factory=lambda: {"own": ({}, 1)}
+    )
 
 
 NO_LANGUAGE: dict[str, str | None] = {
@@ -97,6 +125,40 @@ NO_LANGUAGE: dict[str, str | None] = {
 UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")
 BACKGROUND = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 OFFLINE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
+# Other kernels of torch, of its two libraries for products and convolutions, and of numpy's. What a
+# processor does not have, it does not take.
+KERNELS: dict[str, tuple[dict[str, str | None], int]] = {
+    "oldest": (
+        {
+            "ATEN_CPU_CAPABILITY": "default",
+            "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+            "ONEDNN_MAX_CPU_ISA": "SSE41",
+            "OPENBLAS_CORETYPE": "Nehalem",
+        },
+        1,
+    ),
+    "avx2": (
+        {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "OPENBLAS_CORETYPE": "Haswell",
+        },
+        1,
+    ),
+    "avx512": (
+        {
+            "MKL_CBWR": "AVX512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+            "OPENBLAS_CORETYPE": "SkylakeX",
+        },
+        1,
+    ),
+    "of any processor": ({"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"}, 2),
+    "two threads": ({}, 2),
+    # tests/fresh/kernels.py
+    "other order": ({"PYTEST_ADDOPTS": "-p tests.fresh.kernels"}, 1),
+}
 PLACES = (
     Place("alone", "nothing beside the clone"),
     Place(
@@ -122,6 +184,12 @@ PLACES = (
     ),
     Place("offline", "no network but loopback", prefix=OFFLINE),
     Place("debian", "the Python of the distribution", python="/usr/bin/python3"),
+    Place(
+        "processors",
+        f"other kernels and threads: {', '.join(KERNELS)}",
+        rooms=NUMERIC,
+        kernels=KERNELS,
+    ),
     Place(
         "busy",
         f"an ordinary user with umask 077, a blank in the path, {BUSY} busy loops beside the demo",
@@ -172,8 +240,8 @@ def borrow(folder: Path, python: str, checkout: Path) -> Path:
     return folder
 
 
-def played(place: Place, tests: Sequence[str], seconds: float) -> tuple[str, str]:
-    """Play a place: its result, and a line about it."""
+def played(place: Place, whole: bool, seconds: float) -> tuple[str, str]:
+    """Play a place, with all tests or those of its rooms: its result, and a line about it."""
     if reason := missing(place):
         return SKIPPED, reason
     with tempfile.TemporaryDirectory(prefix="fresh-", ignore_cleanup_errors=True) as folder:
@@ -187,17 +255,25 @@ def played(place: Place, tests: Sequence[str], seconds: float) -> tuple[str, str
         if place.user:
             home.chmod(0o755)
             subprocess.run(["chown", "-hR", f"{NOBODY}:{NOBODY}", folder], check=True)
-        commands: list[tuple[str, ...]] = [("demo", "SITES=2", f"OUT={home}/runs")]
+        rooms = "" if whole else " ".join(place.rooms)
+        commands: list[tuple[str, tuple[str, ...]]] = [
+            ("own", ("demo", "SITES=2", f"OUT={home}/runs"))
+        ]
         if place.tests:
-            commands.append(("test", f"TESTS={' '.join(tests)}"))
+            commands += [
+                (name, ("test", f"TESTS={rooms}", f"THREADS={threads}"))
+                for name, (_, threads) in place.kernels.items()
+            ]
         with busy(place.busy):
-            for words in commands:
+            for kernels, words in commands:
                 make = ["make", "-C", str(checkout), *words, f"VENV={borrowed}"]
                 command = [*before(place, checkout, borrowed), *make]
-                if code := logged(command, variables(place, home), log, seconds):
+                changed, _ = place.kernels.get(kernels, ({}, 1))
+                if code := logged(command, variables(place, home, changed), log, seconds):
                     kept = Path(tempfile.gettempdir()) / f"fresh-{place.name}.log"
                     shutil.copy(log, kept)
-                    return FAILED, f"make {words[0]} ended with {code}; see {kept}"
+                    where = "" if kernels == "own" else f" with the kernels {kernels!r}"
+                    return FAILED, f"make {words[0]}{where} ended with {code}; see {kept}"
         lines = log.read_text(errors="replace").splitlines()
         return PASSED, next((line for line in reversed(lines) if " passed" in line), "demo only")
 
@@ -258,11 +334,11 @@ open=$(mktemp -d) && chmod 755 "$open" && mkdir -p "$open/$3" && mount --bind "$
 """
 
 
-def variables(place: Place, home: Path) -> dict[str, str]:
+def variables(place: Place, home: Path, kernels: Mapping[str, str | None]) -> dict[str, str]:
     """Environment of the commands in a place."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
     found |= {"HOME": str(home), "TMPDIR": str(home / "tmp")}
-    for name, value in place.environment.items():
+    for name, value in (place.environment | kernels).items():
         found.pop(name, None)
         if value is not None:
             found[name] = value
@@ -325,7 +401,7 @@ def main() -> None:
         if place.name not in asked.only:
             continue
         began = time.monotonic()
-        result, line = played(place, [] if asked.whole else SENSITIVE, 60 * asked.minutes)
+        result, line = played(place, asked.whole, 60 * asked.minutes)
         failed += result == FAILED
         print(
             f"{result:8} {place.name:12} {time.monotonic() - began:5.0f} s  {place.what}: {line}",

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedsurrogate.client_app.methods.counting import count_decisions, scores_alone
+from fedsurrogate.client_app.methods.counting import count_decisions
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.counting import tables_of
-from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -209,6 +209,24 @@ def test_processes_compute_an_entry_once(tmp_path: Path) -> None:
         worker.join()
 
 
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_on_a_processor_no_image_is_computed_with_another(
+    tmp_path: Path, pixels: Backbone, count: int
+) -> None:
+    """Of a batch, the shape alone would change the last digits. Every image lies where fresh memory
+    does, too.
+    """
+    seen = set()
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        seen.add((len(batch), batch.storage_offset(), batch.untyped_storage().nbytes()))
+        return batch.flatten(1)
+
+    images = [png(at, 5) for at in range(count)]
+    extract(dataset_of(tmp_path / "d", images), replace(pixels, forward=forward), tmp_path)
+    assert seen == {(1, 0, 4 * 5 * 5 * 3)} or seen == {(1, 0, 4 * 5 * 5)}
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pixels: Backbone) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cache-dir"):

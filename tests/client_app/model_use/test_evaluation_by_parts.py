@@ -36,6 +36,7 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
 from fedsurrogate.client_app.model_use.promise import check_promise
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import Judged, report
+from fedsurrogate.common.models.classifiers import scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.making import make_signed_model
@@ -59,7 +60,9 @@ def held(count: int = 60, patients: Sequence[str] | None = None, **groups: list[
 
 def judged_of(found: Evaluation, rows: Any) -> Judged:
     """The records, with probabilities and decisions by the calibration of an evaluation."""
-    chance = found.calibration.probabilities(found.model.classifier.scores(found.held.features))
+    chance = found.calibration.probabilities(
+        scores_alone(found.model.classifier, found.held.features)
+    )
     decided = found.calibration.decisions(chance, NAMES)
     return Judged(found.held.labels.numpy(), chance, decided, found.held.patients).take(rows)
 
@@ -189,7 +192,7 @@ def test_records_without_two_of_a_class_have_no_gaussians(model: SignedModel) ->
     found = evaluate(model, model.classifier, own, Calibration(), Wish(draws=DRAWS))
     assert (found.ood, found.gaussians) == ({}, None)
     with pytest.raises(DataError, match="--abstain: no Gaussians for an out-of-distribution score"):
-        evaluation._abstaining(Calibration(), Wish(abstain=0.2), None, own.features)
+        evaluation._abstaining(Calibration(), Wish(abstain=0.2), None)
 
 
 def test_a_sensitivity_is_for_a_named_class_and_a_score_for_a_share(model: SignedModel) -> None:

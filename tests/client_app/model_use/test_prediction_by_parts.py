@@ -26,13 +26,22 @@ from fedsurrogate.client_app.model_use import prediction
 from fedsurrogate.client_app.model_use.bag_batches import Batch
 from fedsurrogate.client_app.model_use.calibration import ABSTAIN, Calibration
 from fedsurrogate.client_app.model_use.inputs import Inputs, _frames_of
+from fedsurrogate.client_app.model_use.label_answers import decided_answers
 from fedsurrogate.client_app.model_use.opened import OpenedModel, opened
 from fedsurrogate.client_app.model_use.prediction import Predictor, check_backbone, predict
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    Ensemble,
+    Head,
+    scores_alone,
+    target_of_model,
+)
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.test_decisions import KEY, head, records
 
 NAMES = ("a", "b", "c")
@@ -57,7 +66,7 @@ def test_cells_are_probabilities_a_decision_and_scores(
     chosen = Calibration(temperature, "b", threshold, score, limit)
     predictor = Predictor(model, chosen, gaussians)
     assert predictor.columns() == ["p_a", "p_b", "p_c", "decision", "mahalanobis", "relative"]
-    chances = softmax(model.scores(x).double().numpy() / temperature, axis=1)
+    chances = softmax(scores_alone(model, x).numpy() / temperature, axis=1)
     for at, row in enumerate(predictor.results(x)):
         texts, decided, scores = row[:3], row[3], row[4:]
         assert [float(str(each)) for each in texts] == pytest.approx(chances[at].tolist())
@@ -73,6 +82,55 @@ def test_cells_are_probabilities_a_decision_and_scores(
     plain = Predictor(model, Calibration())
     assert plain.columns() == ["p_a", "p_b", "p_c", "decision"]
     assert [len(row) for row in plain.results(x)] == [4] * 20
+
+
+def model_of(kind: str, seed: int) -> Classifier:
+    """A model of 70 features, whose products are added up in another order for each shape."""
+    random = torch.Generator().manual_seed(seed)
+    outputs, target = NAMES, ""
+    if kind == "labels":
+        facts = {"name": kind, "columns": list(NAMES), "prevalence": [0.3, 0.1, 0.5]}
+        target = json.dumps(facts)
+    header = Header("fedpft", "run", "coordinator", "f" * 64, outputs)
+    plain = Head(header, torch.randn(3, 70, generator=random) / 8, torch.zeros(3), target=target)
+    projection = torch.randn(40, 70, generator=random) / 8
+    narrow = replace(plain, weight=plain.weight[:, :40], projection=projection, clip=1.0)
+    several = Ensemble((plain, narrow))
+    return {"head": plain, "projection": narrow, "ensemble": several, "labels": plain}[kind]
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(["head", "projection", "ensemble", "labels"]),
+    seed=st.integers(0, 10**6),
+    order=st.permutations(range(11)),
+    size=st.integers(1, 11),
+)
+def test_a_record_has_the_same_row_in_every_batch_and_is_decided_as_it_was_judged(
+    kind: str, seed: int, order: list[int], size: int
+) -> None:
+    """A record whose own probability was chosen as the threshold, by an evaluation of all, has it in
+    a prediction of some; one at the limit itself does not abstain.
+    """
+    x = torch.randn(11, 70, generator=torch.Generator().manual_seed(seed))
+    model, at = model_of(kind, seed), order[0]
+    gaussians = None
+    if kind == "labels":
+        answers = decided_answers(
+            target_of_model(model), NAMES, scores_alone(model, x), Calibration()
+        )
+        chosen = Calibration(thresholds={"b": float(answers["b"][at])})
+    else:
+        gaussians = fit_gaussians(model.prepare(x), torch.arange(11) % 2)
+        chance = Calibration().probabilities(scores_alone(model, x))[at, 1]
+        limit = float(gaussians.scores(x, model)[0][at])
+        chosen = Calibration(1.0, "b", float(chance), "mahalanobis", limit)
+    predictor = Predictor(model, chosen, gaussians)
+    whole, some = predictor.results(x), x[torch.tensor(order)]
+    cut = [row for part in torch.split(some, size) for row in predictor.results(part)]
+    assert cut == [whole[row] for row in order]
+    columns = dict(zip(predictor.columns(), cut[0], strict=True))
+    assert (columns["b present"] == 1.0) if kind == "labels" else (columns["decision"] == "b")
 
 
 def test_a_limit_needs_gaussians_and_a_calibration_its_classes() -> None:

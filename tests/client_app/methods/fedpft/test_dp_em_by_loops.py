@@ -15,6 +15,7 @@ from scipy.special import softmax
 
 from fedsurrogate.client_app.methods.fedpft import private_surrogate
 from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em
+from fedsurrogate.common.privacy.exact_sums import COARSE
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.covariances import Spherical
@@ -82,8 +83,10 @@ def test_every_step_and_what_is_kept_are_those_of_loops(seed: int, k: int, level
             shares = weight * softmax(scores)
             counted[label] += shares
             summed[label] += np.outer(shares, row)
-        np.testing.assert_allclose(given_sums.seen[step][0].reshape(C, many), counted, atol=1e-6)
-        np.testing.assert_allclose(given_sums.seen[step][1].reshape(C, many, D), summed, atol=1e-6)
+        # In double precision, but for the products, whose factors are on a grid.
+        most = {"rtol": 1e-12, "atol": len(x) * 2 * COARSE}
+        np.testing.assert_allclose(given_sums.seen[step][0].reshape(C, many), counted, **most)
+        np.testing.assert_allclose(given_sums.seen[step][1].reshape(C, many, D), summed, **most)
         raw = given_sums.sent[step][0].reshape(C, many)
         noisy = given_sums.sent[step][1].reshape(C, many, D)
         parts = []
