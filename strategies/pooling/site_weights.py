@@ -102,7 +102,8 @@ def moment_shares(sums: Sequence[Mapping[str, Tensor]], max_share: float) -> lis
             for each, apart in zip(sums, means - means.median(0).values, strict=True)
         ]
     )
-    shares = OTHER_SCALES * max_share * sizes.median(0).values.clamp_min(1e-300) / sizes.clamp_min(1e-300)
+    allowed = OTHER_SCALES * max_share * sizes.median(0).values.clamp_min(1e-300)
+    shares = allowed / sizes.clamp_min(1e-300)
     return [float(share) for share in shares.min(1).values.clamp_max(1.0)]
 
 
