@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from benchmarks._audit_site import Canaries, Seen
+from benchmarks._audit_site import OWN_BINS, Canaries, Seen
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
 from fedsurrogate.client_app.methods.local_training import network
+from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.methods.generators import first_round_shares
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -106,6 +107,12 @@ def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
         torch.nn.functional.normalize(canaries.x), canaries.y, torch.ones(len(canaries.x))
     )
     return _along(network("linear", d, c, received), received, records, settings.clip, direction)
+
+
+def by_bins(canaries: Canaries, seen: Seen) -> Tensor:
+    """The number of records in a canary's own bins: all that a head can show of one."""
+    table = unpack_counts(seen.rounds[0][1]).tables["labels"]
+    return table[0, 1].double().reshape(-1, OWN_BINS)[: len(canaries.x)].sum(1).float()
 
 
 def by_steps(canaries: Canaries, seen: Seen) -> Tensor:

@@ -4,7 +4,7 @@ mechanism.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian, seeded
+from fedsurrogate.common.privacy.exact_sums import ExactSum
 
 
 def _integers(parts: int) -> Any:
@@ -55,8 +56,16 @@ _NOISE = "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian"
 _SITE = "fedsurrogate.client_app.methods"
 
 
+def _unbounded(sum_: ExactSum, norms: Tensor, weights: Tensor | None) -> None:
+    """No contribution is shortened."""
+
+
 def planted(fault: str) -> AbstractContextManager[Any]:
-    """A context in which this fault is in the code."""
+    """A context in which this fault is in the code. The mechanism shortens nothing there: it would keep
+    the bound that a method has not kept.
+    """
+    stack = ExitStack()
+    stack.enter_context(patch.object(ExactSum, "_factors", _unbounded))
     target, replacement = {
         "half of the noise": (_NOISE, _integers(4)),
         "a third of the noise": (_NOISE, _integers(9)),
@@ -70,6 +79,10 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
+        "a name may stand twice": (
+            "fedsurrogate.common.wire.surrogate_proto.distinct_names",
+            lambda names, what: tuple(names),
+        ),
         "all records instead of a sample": (f"{_SITE}.dp.units.poisson_sample", _all),
         "one sample for all steps": (f"{_SITE}.dp.units.poisson_sample", _Once()),
         "each image counts, not each bag": (
@@ -85,4 +98,5 @@ def planted(fault: str) -> AbstractContextManager[Any]:
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
     }[fault]
-    return patch(target, replacement)
+    stack.enter_context(patch(target, replacement))
+    return stack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +18,20 @@ from fedsurrogate.client_app.clientapp import app
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.wire.records import from_record
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.counted import EDGE
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_engine import quiet
 from fedsurrogate.server_app.deployment.local_grid import LocalGrid
 from fedsurrogate.server_app.federate import federate
 
 LARGEST = 2**30
+# Of a site's backbone, and of the column that holds a label.
+FINGERPRINT, LABEL = "a" * 16, "finding"
 LIMITS = (
     'epsilon-per-run = 100.0\nepsilon-total = 100.0\nmechanisms = ["*"]\nsmallest-colluding = 0.0\n'
 )
@@ -108,6 +116,11 @@ def long(count: int, generator: torch.Generator) -> Canaries:
     return orthogonal(count, generator, 30.0)
 
 
+def in_own_bins(count: int, generator: torch.Generator) -> Canaries:
+    """Canaries along axes of their own, for a head that puts each into bins of its own."""
+    return replace(orthogonal(count, generator), y=torch.zeros(count, dtype=torch.int64))
+
+
 class Wire(LocalGrid):
     """A grid that keeps what the first node receives and sends in training."""
 
@@ -135,19 +148,24 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
         folder = Path(name)
         classes = ",".join(f"c{label:04d}" for label in range(canaries.classes))
         nodes = [
-            _site(folder / f"site{index}", canaries, classes, bool(index)) for index in range(sites)
+            _site(
+                folder / f"site{index}", canaries, classes, bool(index), "counting.kind" in settings
+            )
+            for index in range(sites)
         ]
         # Public features that change nothing, for a run that needs some.
         save_file({"x": torch.zeros(2, canaries.x.shape[1])}, folder / "public.safetensors")
         if "fedpft.public" in settings:
             settings = settings | {"fedpft.public": f"{name}/public.safetensors"}
         settings = settings | {
-            "classes": classes,
+            "classes": "" if "target" in settings else classes,
             "output-dir": f"{name}/runs",
             "quorum": 0.1,
             "device": "cpu",
         }
         wire, failure = Wire(nodes), None
+        if "counting.kind" in settings:
+            return _judged(canaries, settings, wire)
         wire.run_config = settings
         run = parse_run(settings)
         try:
@@ -161,11 +179,55 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
         return Seen(run, wire.rounds, [file.read_bytes() for file in folder.glob("runs/*/sum.pb")])
 
 
-def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[str, Scalar]:
-    """The node-config of a site with those canaries that are included, or of another site."""
+# Bins of a histogram, and those that a head has for each canary: by fours, a hostile one adds a norm of
+# two where one is charged.
+JUDGED_BINS, OWN_BINS = 256, 4
+
+
+def _judged(canaries: Canaries, settings: dict[str, Scalar], wire: Wire) -> Seen:
+    """What is seen of an evaluation of labels. The coordinator sends a head that names its label as
+    often as a canary has bins; and where the site refuses it, one that names it once.
+    """
+    count = len(canaries.x)
+    width = 2 * EDGE / JUDGED_BINS
+    for outputs in (OWN_BINS, 1):
+        place = OWN_BINS * torch.arange(count)[None] + torch.arange(outputs)[:, None] + 0.5
+        weight = (width * place - EDGE) @ torch.linalg.pinv(canaries.x).T
+        header = Header("fedpft", "", "coordinator", FINGERPRINT, (LABEL,) * outputs)
+        facts = json.dumps({"name": "labels", "columns": [LABEL]})
+        model = pack_classifier(Head(header, weight, torch.zeros(outputs), target=facts))
+        asked = settings | {
+            "counting.digest": hashlib.sha256(model).hexdigest(),
+            "counting.bins": JUDGED_BINS,
+            "label-columns": LABEL,
+        }
+        wire.run_config, run = asked, parse_run(asked)
+        info = {"run": run.digest, "round": 1, "confirmed": 0, "lineage": "audit"}
+        content = to_record(model, info | {"bytes": len(model)})
+        node = next(iter(wire.node_configs))
+        list(wire.pull_messages(wire.push_messages([Message(content, node, "train")])))
+        if wire.rounds:
+            break
+    return Seen(run, wire.rounds)
+
+
+def _site(
+    folder: Path, canaries: Canaries, classes: str, other: bool, judged: bool = False
+) -> dict[str, Scalar]:
+    """The node-config of a site with those canaries that are included, or of another site; judged:
+    they are held out.
+    """
     folder.mkdir()
     first = torch.arange(len(canaries.x)) < OTHERS
-    for part, rows in {"train": first if other else canaries.included, "test": first}.items():
+    held = folder / "held-out"
+    held.mkdir()
+    parts = {
+        folder / "f-train.safetensors": first if other or judged else canaries.included,
+        folder / "f-test.safetensors": first,
+        held / "f.safetensors": canaries.included if judged else first,
+    }
+    for file, rows in parts.items():
+        part = file.stem.removeprefix("f-")
         whose = rows.nonzero()[:, 0].repeat_interleave(1 if part == "test" else canaries.copies)
         # Exact copies of a record would count once.
         x = canaries.x[whose] + (
@@ -174,18 +236,19 @@ def _site(folder: Path, canaries: Canaries, classes: str, other: bool) -> dict[s
         content = {
             "x": x.contiguous(),
             "y": canaries.y[whose].contiguous(),
+            LABEL: torch.ones(len(whose)),
             "patient": whose.contiguous(),
             # No bag lies in both parts.
             "bag": whose + (len(canaries.x) if part == "test" else 0),
         }
-        save_file(
-            content, folder / f"f-{part}.safetensors", {"classes": classes, "fingerprint": "a" * 16}
-        )
+        save_file(content, file, {"classes": classes, "fingerprint": FINGERPRINT})
     (folder / "policy.toml").write_text(LIMITS)
     node: dict[str, Scalar] = {
         "site": folder.name,
         "data": "safetensors",
         "data-dir": str(folder),
+        "held-out-dir": str(held),
+        "target-columns": LABEL,
         "dataset": "f",
     }
     node |= {

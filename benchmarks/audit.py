@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks._audit_attacks import (
     Attack,
+    by_bins,
     by_decoder,
     by_difference,
     by_gradients,
@@ -48,6 +49,7 @@ from benchmarks._audit_site import (
     Maker,
     alone,
     bags,
+    in_own_bins,
     long,
     long_patients,
     one_a_class,
@@ -157,6 +159,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "logistic rounds, noise at each site": Mechanism(
         {"head.solver": "logistic", "features.projection": ""},
         alone, by_steps, "a third of the noise", 500, 8, 0.9,
+    ),
+    "evaluation of labels, hostile head": Mechanism(
+        {"target": "labels", "counting.kind": "evaluation"}, in_own_bins, by_bins, "a name may stand twice", 64, 32, 0.5,
     ),
     "DP-EM, K = 2": Mechanism(SPHERICAL | {"fedpft.components": 2}, long, by_mixtures, "features not clipped", 1000, 3, 0.4),
     "theorem 4.1": Mechanism(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from numbers import Real
 from typing import Annotated
 
 from pydantic import BeforeValidator
+
+from fedsurrogate.common.errors import SurrogateError
 
 # Categories of characters without a shape of their own, which `str.strip` does not know: controls, such
 # as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of
@@ -132,6 +134,32 @@ def name_of(value: object, names: Iterable[str] = ()) -> str | None:
                 f"a value of type {type(value).__name__}: infinity, or more digits than Python writes"
             ) from None
     raise TypeError(f"a value of type {type(value).__name__}: {str(value)[:40]}")
+
+
+def distinct_names(names: Collection[object], what: str) -> tuple[str, ...]:
+    """Names in bytes of another party, as they are: all have to be names, and no two one name.
+
+    Every parser reads lists of names with this function. A name that stands twice would make a record
+    count twice.
+
+    Args:
+        names: that were received.
+        what: they name, for the message.
+
+    Raises:
+        SurrogateError: for a value that is no text, a text without a character that can be seen, or
+            two that are one name.
+
+    Example:
+        >>> distinct_names(["edema", "mass"], "class")
+        ('edema', 'mass')
+    """
+    found = tuple(each for each in names if isinstance(each, str) and normal(each))
+    if len(found) < len(names):
+        raise SurrogateError(f"a {what} without a name")
+    if len({normal(each) for each in found}) < len(found):
+        raise SurrogateError(f"a {what} is named twice")
+    return found
 
 
 def is_missing(value: object) -> bool:

@@ -30,14 +30,14 @@ from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE
-from fedsurrogate.common.methods.counting import scored_classes, tables_in
+from fedsurrogate.common.methods.counting import bound_of_scores, scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import (
     Classifier,
     Ensemble,
     class_indices,
     scores_alone,
 )
-from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import CountingSettings
@@ -86,7 +86,7 @@ def _surveyed(task: Task) -> dict[str, IntegerSum]:
     labels = class_indices(classes, task.found.classes)[train.labels]
     weights = _weights(train, task.protects_patients) * (labels >= 0)
     counted = ExactSum((len(classes),), 1.0)
-    counted.add_at(labels.clamp_min(0), weights)
+    counted.add_at(labels.clamp_min(0), weights, weights)
     return {"records": counted.total}
 
 
@@ -130,11 +130,13 @@ def _valued(task: Task) -> dict[str, IntegerSum]:
         good = _in_large_classes(labels, good, len(settings.classes), task.smallest_cell)
     weights = _weights(test, task.protects_patients) * good
     kept = weights > 0
-    right = ExactSum((1 + len(heads),), 1.0)
-    right.add_at(torch.zeros(int(kept.sum()), dtype=torch.int64), weights[kept])
-    for place, head in enumerate(heads, 1):
-        correct = scores_alone(head, test.features[kept]).argmax(1) == labels[kept]
-        right.add_at(torch.full((int(correct.sum()),), place), weights[kept][correct])
+    (table,) = tables_in(settings.counting, len(settings.classes), None)
+    right = ExactSum(table.shape, table.bound, most=1.0)
+    chosen = [scores_alone(head, test.features[kept]).argmax(1) for head in heads]
+    rows = torch.stack(
+        [torch.ones_like(labels[kept]), *(each == labels[kept] for each in chosen)], 1
+    )
+    right.add(rows * weights[kept, None], weights[kept])
     return {"right": right.total}
 
 
@@ -183,12 +185,15 @@ def count_decisions(
         Decisions (C, C), by true and by predicted class, and scores (S, 2, B).
     """
     decisions = ExactSum((classes * classes,), 1.0)
-    decisions.add_at(labels * classes + scores.argmax(1), weights)
-    place, scored = histogram_bins(scores, bins), scored_classes(classes)
-    histograms = ExactSum((scored * 2 * bins,), 1.0)
-    for index, column in enumerate(range(classes - scored, classes)):
-        row = 2 * index + (labels == column).long()
-        histograms.add_at(row * bins + place[:, column], weights)
+    decisions.add_at(labels * classes + scores.argmax(1), weights, weights)
+    scored = scored_classes(classes)
+    histograms = ExactSum((scored * 2 * bins,), bound_of_scores(scored), most=1.0)
+    columns = torch.arange(classes - scored, classes)
+    for some, own, weight in zip(
+        *(torch.split(each, ROWS) for each in (scores, labels, weights)), strict=True
+    ):
+        row = 2 * torch.arange(scored) + (own[:, None] == columns).long()
+        histograms.add_cells(row * bins + histogram_bins(some, bins)[:, columns], weight)
     return {
         "decisions": decisions.total.map(lambda table: table.reshape(classes, classes)),
         "scores": histograms.total.map(lambda table: table.reshape(scored, 2, bins)),

@@ -23,10 +23,9 @@ def count_cells(how: CountedTarget, values: Tensor, weights: Tensor) -> IntegerS
     Returns:
         The sum over records, in the order of `CountedTarget.rows`.
     """
-    total, start = ExactSum((len(how.rows),), 1.0), 0
-    for question, cells in zip(how.questions, how.cells(values).unbind(1), strict=True):
-        total.add_at(start + cells, weights)
-        start += len(question.cells)
+    total = ExactSum((len(how.rows),), how.bound, most=1.0)
+    sizes = torch.tensor([len(question.cells) for question in how.questions])
+    total.add_cells(how.cells(values) + sizes.cumsum(0) - sizes, weights)
     return total.total
 
 
@@ -86,14 +85,15 @@ def count_answers(
         SurrogateError: for a model whose facts do not allow it.
     """
     table, facts = how.table, facts_of(model.target)
-    total = ExactSum(table.shape, table.most)
+    total = ExactSum(table.shape, table.bound, most=table.most)
     sides = (1,) * (len(table.shape) - 1)
     parts = (torch.split(each, ROWS) for each in (scores, values, weights))
     try:
         # Without records there is one empty part, so what is refused does not depend on them.
         for own, true, weight in zip(*parts, strict=True):
             added = how.judged(facts, model.header.classes, own, true)
-            total.add(added * topics.reshape(-1, *sides) * weight.reshape(-1, 1, *sides))
+            rows = added * topics.reshape(-1, *sides) * weight.reshape(-1, 1, *sides)
+            total.add(rows, weight)
     except UNFIT as error:
         raise SurrogateError(
             f"a model whose target cannot be counted ({str(error)[:100]})"

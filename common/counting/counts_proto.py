@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.schema import check_fields
 from fedsurrogate.common.privacy.mechanism import check_stated
@@ -52,19 +53,13 @@ def unpack_counts(payload: bytes) -> Counts:
     message = pb.Counts()
     parse(message, payload)
     tables: dict[str, Tensor] = {}
-    for table in message.tables:
+    names = distinct_names([table.name for table in message.tables], "table")
+    for name, table in zip(names, message.tables, strict=True):
         shape = tuple(table.shape)
-        if (
-            len(shape) > 3
-            or 4 * math.prod(shape) != len(table.data)
-            or 0 in shape
-            or table.name in tables
-        ):
-            raise SurrogateError(
-                f"a table of shape {shape[:4]} with {len(table.data)} bytes, or a table twice"
-            )
+        if len(shape) > 3 or 4 * math.prod(shape) != len(table.data) or 0 in shape:
+            raise SurrogateError(f"a table of shape {shape[:4]} with {len(table.data)} bytes")
         numbers = np.frombuffer(table.data, "<i4").astype(np.int64)
-        tables[table.name] = torch.from_numpy(numbers).reshape(shape)
+        tables[name] = torch.from_numpy(numbers).reshape(shape)
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
     return Counts(unpack_header(message.header), tables, claim)
 

@@ -55,6 +55,13 @@ def scored_classes(classes: int) -> int:
     return 1 if classes == 2 else classes
 
 
+def bound_of_scores(scored: int) -> float:
+    """Norm of what a record adds to this many histograms. A little above the root, so that its
+    rounding does not make it too small.
+    """
+    return 1.0 if scored == 1 else math.sqrt(scored) * (1 + 1e-12)
+
+
 def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
@@ -71,12 +78,10 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
         cells = 1 + own.models
         return (Counted("right", (cells,), math.sqrt(cells) * (1 + 1e-12), 1.0),)
     scored = scored_classes(classes)
-    # A little above the root, so that its rounding does not make the bound too small.
-    bound = 1.0 if scored == 1 else math.sqrt(scored) * (1 + 1e-12)
     share = 1 / (1 + math.sqrt(scored))
     return (
         Counted("decisions", (classes, classes), 1.0, share),
-        Counted("scores", (scored, 2, own.bins), bound, 1 - share),
+        Counted("scores", (scored, 2, own.bins), bound_of_scores(scored), 1 - share),
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.class_measures import (
     CURVES,
     DRAWS,
@@ -140,7 +141,7 @@ def unpacked_quality(text: str) -> ModelQuality:
         if len(text) > LONGEST:
             raise ValueError(f"{len(text)} characters, {LONGEST} at most")
         found = TypeAdapter(ModelQuality).validate_python(json.loads(text, parse_constant=_refused))
-        count = len(found.classes)
+        count = len(distinct_names(found.classes, "class"))
         if found.confusion and {len(found.confusion), *map(len, found.confusion)} != {count}:
             raise ValueError("a confusion matrix of other classes")
         if any(curves.keys() - set(CURVES) for curves in (found.curves or {}).values()):

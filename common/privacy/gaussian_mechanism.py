@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
-from fedsurrogate.common.privacy.exact_sums import FINE, IntegerSum, toward_zero
+from fedsurrogate.common.privacy.exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.mechanism import Mechanism
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
@@ -36,7 +36,8 @@ class BoundedSum:
     Attributes:
         name: of the statistic.
         sum: the sum as integers, of any shape.
-        bound: largest norm of what one unit adds to `value`; this is the sensitivity.
+        bound: largest norm of what one unit adds to `value`; this is the sensitivity. The sum has
+            shortened each unit to it, see `ExactSum`.
         twice: which entries stand for two equal ones, bool in the shape of the sum, as those beside
             the diagonal of a symmetric matrix do; None for no entry. `value` has them times
             sqrt(2). So they need half of the variance, and the sum itself stays in integers.
@@ -46,6 +47,12 @@ class BoundedSum:
     sum: IntegerSum
     bound: float
     twice: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.sum.bound > self.bound * ROUNDED:
+            raise ValueError(
+                f"{self.name}: a unit may add {self.sum.bound:g}, but the noise is for {self.bound:g}"
+            )
 
     @property
     def value(self) -> Tensor:

@@ -67,9 +67,9 @@ def statistics(
 ) -> list[BoundedSum]:
     """The sums of records, without noise.
 
-    A unit whose record weights sum to one changes each sum by at most one. The norms of x, of x * x
-    (its squared entries sum to at most |x|^4) and of x x^T are at most one, and so is the norm of a
-    convex combination of these.
+    A unit whose record weights sum to one changes each sum by at most one, see `ExactSum`. Features of
+    norm at most one are not shortened: the norms of x, of x * x (its squared entries sum to at most
+    |x|^4) and of x x^T are at most one, and so is the norm of a convex combination of these.
 
     Args:
         features: (n, d), of norm at most one.
@@ -101,7 +101,7 @@ def statistics(
     if family == "diag":
         sum_ = ExactSum((d,), 1.0)
         for rows, own in parts:
-            sum_.add(rows.double().square() * own[:, None])
+            sum_.add(rows.double().square() * own[:, None], own)
             done(rows)
         bounded.append(BoundedSum("squares", sum_.total, 1.0))
     elif family in ("full", "lowrank", "gram", "joint"):
@@ -129,7 +129,7 @@ def second_moment_sum(
         torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True
     ):
         halves = rows.double() * own.sqrt()[:, None]
-        total.add_products(halves, halves)
+        total.add_products(halves, halves, weights=own)
         done(rows)
     at, columns = torch.triu_indices(d, d)
     return total.total.map(lambda matrix: matrix[at, columns]), at != columns
@@ -155,11 +155,11 @@ def class_sums(
         Counts (C,) and sums (C, d).
     """
     counts, sums = ExactSum((num_classes,), 1.0), ExactSum((num_classes, features.shape[1]), 1.0)
-    counts.add_at(labels, weights.double())
+    counts.add_at(labels, weights.double(), weights)
     for rows, at, own in zip(
         *(torch.split(each, ROWS) for each in (features, labels, weights.double())), strict=True
     ):
-        sums.add_at(at, rows.double() * own[:, None])
+        sums.add_at(at, rows.double() * own[:, None], own)
         done(rows)
     return counts.total, sums.total
 

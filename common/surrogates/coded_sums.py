@@ -24,8 +24,8 @@ def coded_statistics(
 ) -> list[BoundedSum]:
     """The sums of records, without noise.
 
-    A unit whose record weights sum to one changes each sum by at most its bound: that of a record
-    is |t| |z| or less for t z', with |z| <= 1, and the norm of a convex combination is no larger.
+    A unit whose record weights sum to one changes each sum by at most its bound, see `ExactSum`.
+    Codes and features within their own bounds are not shortened: t z' has the norm |t| |z|.
 
     Args:
         features: z of each record, (n, d), of norm at most one.
@@ -59,7 +59,7 @@ def coded_statistics(
 def _added(values: Tensor, weights: Tensor, bound: float) -> IntegerSum:
     """The weighted sum of values (n, q)."""
     total = ExactSum((values.shape[1],), bound)
-    total.add(values * weights[:, None])
+    total.add(values * weights[:, None], weights)
     return total.total
 
 
@@ -70,13 +70,11 @@ def _products(
     bound: float,
     done: Callable[[Tensor], None],
 ) -> IntegerSum:
-    """The weighted sum of the products of rows, (n, a) and (n, b), the entries of the right ones at
-    most the bound.
-    """
+    """The weighted sum of the products of rows, (n, a) and (n, b)."""
     total = ExactSum((left.shape[1], right.shape[1]), bound)
     parts = (torch.split(each, ROWS) for each in (left, right, weights))
     for code, rows, own in zip(*parts, strict=True):
-        total.add_products(code * own[:, None], rows.double())
+        total.add_products(code * own[:, None], rows.double(), weights=own)
         done(rows)
     return total.total
 

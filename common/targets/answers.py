@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import alone
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Facts
@@ -86,8 +87,7 @@ def _check(facts: Any, outputs: tuple[str, ...]) -> None:
     """Raise one of UNFIT for facts that no model has: it answers for a record whose scores are zero."""
     if not isinstance(facts, dict) or facts["name"] not in TARGETS:
         raise ValueError("no known kind of target")
-    if not all(isinstance(name, str) for name in facts["columns"]):
-        raise TypeError("columns without names")
+    distinct_names(facts["columns"], "column")
     zeros = torch.zeros(1, len(outputs), dtype=torch.float64)
     answers = TARGETS[facts["name"]].answers(facts, outputs, zeros)
     if not all(column.isfinite().all() for column in answers.values()):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import DataError, FedSurrogateError
+from fedsurrogate.common.errors import DataError, FedSurrogateError, SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import parse_run
@@ -191,6 +192,10 @@ def _manifest(file: Path, kind: str) -> dict[str, Any]:
             f"{file} holds {str(manifest.get('kind'))[:40]!r} of format "
             f"{str(manifest.get('format'))[:20]}, not a {kind}"
         )
+    try:
+        _classes(manifest)
+    except (SurrogateError, ValueError) as error:
+        raise DataError(f"{file} is no file of a {kind} ({error})") from None
     return manifest
 
 
@@ -223,11 +228,11 @@ def _text(manifest: dict[str, Any], key: str) -> str:
 
 
 def _classes(manifest: dict[str, Any]) -> tuple[str, ...]:
-    """The class names in a manifest. Raises ValueError."""
+    """The class names in a manifest. Raises ValueError or SurrogateError."""
     classes = manifest.get("classes")
-    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
+    if not isinstance(classes, list) or not classes:
         raise ValueError("its classes are no list of names")
-    return tuple(classes)
+    return distinct_names(classes, "class")
 
 
 def _settings(settings: Settings) -> dict[str, Any]:

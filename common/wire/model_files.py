@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.columns import Frame
@@ -118,13 +119,13 @@ def classifier_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
     """
     try:
         classes = json.loads(metadata["classes"])
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        if not isinstance(classes, list):
             raise ValueError("its classes are no list of names")
         if wrong := [name for name, each in tensors.items() if not each.is_floating_point()]:
             raise ValueError(f"{wrong[0][:40]!r} holds no floating-point numbers")
         wide = {name: each if each.itemsize > 2 else each.float() for name, each in tensors.items()}
         frame = _frame(wide.pop(OFFSET, None), wide.pop(SCALE, None))
-        named = (metadata.get("fingerprint", ""), tuple(classes))
+        named = (metadata.get("fingerprint", ""), distinct_names(classes, "class"))
         model = _classifier(Header("", "", "coordinator", *named, frame), metadata, wide)
     except KeyError as error:
         raise SurrogateError(f"it has no {str(error)[:60]}") from None

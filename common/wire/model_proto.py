@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.safe_parsing import canonical, read_message
@@ -284,11 +285,10 @@ def _pack_tensors(tensors: Tensors) -> list[pb.Tensor]:
 
 def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for each in cast(list[pb.Tensor], packed):
-        if each.name in tensors or len(each.name) > 200:
-            raise SurrogateError(
-                f"tensor {each.name[:40]!r} twice, or with a name that is too long"
-            )
+    found = cast(list[pb.Tensor], packed)
+    if any(len(name) > 200 for name in distinct_names([each.name for each in found], "tensor")):
+        raise SurrogateError("a tensor with a name that is too long")
+    for each in found:
         name = each.name[:40]
         sides = each.shape if each.kept else each.values.shape
         # First: the product of a million sides would take hours.

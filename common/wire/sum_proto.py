@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.secure_sum.keys import Member, Secrets
@@ -197,7 +198,8 @@ def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechan
     if len(message.numbers) % 4:
         raise SurrogateError(f"a sum of {len(message.numbers)} bytes, which are no whole numbers")
     claim = unpack_claim(message.claim) if message.HasField("claim") else None
-    return unpack_header(message.header), tuple(message.sites), unpack_words(message.numbers), claim
+    sites = distinct_names(message.sites, "site")
+    return unpack_header(message.header), sites, unpack_words(message.numbers), claim
 
 
 def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = None) -> bytes:
@@ -217,7 +219,7 @@ def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes
     """Parse such a list. Raises SurrogateError."""
     message = pb.SumList()
     read_message(message, payload or b"", "list of summed sites")
-    return tuple(message.summed), _named(message.signatures)
+    return distinct_names(message.summed, "site"), _named(message.signatures)
 
 
 def pack_revealed(revealed: Mapping[str, Mapping[str, bytes]], spare: bytes = b"") -> bytes:
@@ -309,9 +311,8 @@ def _dealt(dealt: Dealt, readers: Iterable[str]) -> pb.SumDealt:
 
 
 def _unpack_dealt(message: pb.SumDealt) -> Dealt:
+    distinct_names([share.reader for share in message.shares], "site")
     content = {share.reader: share.content for share in message.shares}
-    if len(content) < len(message.shares):
-        raise SurrogateError("two shares for one site")
     digests = {
         share.reader: {"blind": share.blind, "masking": share.masking} for share in message.shares
     }
@@ -329,7 +330,5 @@ def _revealed(blind: Mapping[str, bytes], masking: Mapping[str, bytes]) -> pb.Su
 
 def _named(entries: Iterable[pb.SumBytes]) -> dict[str, bytes]:
     chosen = list(entries)
-    values = {entry.site: entry.value for entry in chosen}
-    if len(values) < len(chosen):
-        raise SurrogateError("a site is named twice")
-    return values
+    names = distinct_names([entry.site for entry in chosen], "site")
+    return dict(zip(names, (entry.value for entry in chosen), strict=True))

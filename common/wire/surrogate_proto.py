@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.safe_parsing import canonical, read_message
@@ -124,7 +125,8 @@ def unpack_claim(claim: pb.Claim) -> Mechanism:
     """Parse a message of `pack_claim`. Raises SurrogateError for an unknown unit, or noise that is
     not positive.
     """
-    noise = {entry.statistic: (entry.sigma, entry.sensitivity) for entry in claim.noise}
+    names = distinct_names([entry.statistic for entry in claim.noise], "statistic")
+    noise = {name: (e.sigma, e.sensitivity) for name, e in zip(names, claim.noise, strict=True)}
     if claim.unit not in ("record", "patient"):
         raise SurrogateError(
             f"a privacy claim for unit {claim.unit[:20]!r}; 'record' or 'patient' is expected"
@@ -174,14 +176,14 @@ def pack_header(header: Header) -> pb.Header:
 
 
 def unpack_header(header: pb.Header) -> Header:
-    """Parse a message of `pack_header`. Raises SurrogateError for another schema version, or
-    bytes that are no frame.
+    """Parse a message of `pack_header`. Raises SurrogateError for another schema version, names of
+    classes that are no names or stand twice, or bytes that are no frame.
     """
     # Heads inside a model have headers of their own.
     _check_version(header)
     if header.frame:
         Frame.of(header.frame)
-    names = tuple(header.classes)
+    names = distinct_names(header.classes, "class")
     return Header(
         header.method, header.run, header.site, header.fingerprint, names, bytes(header.frame)
     )

@@ -127,8 +127,8 @@ def check_header(header: Header, expected: Expectation) -> None:
             f"site name {header.site[:64]!r}; letters, digits, '.', '_' and '-' are allowed, 64 at "
             "most"
         )
-    if not header.classes or "" in header.classes:
-        raise SurrogateError("an empty class list, or a class without a name")
+    if not header.classes:
+        raise SurrogateError("an empty class list")
     if len(header.classes) > MOST_CLASSES or not all(
         map(is_name, (*header.classes, header.fingerprint))
     ):
@@ -137,8 +137,6 @@ def check_header(header: Header, expected: Expectation) -> None:
             f"allowed are at most {MOST_CLASSES} classes, and names of at most {LONGEST_NAME} "
             "characters"
         )
-    if len(set(header.classes)) != len(header.classes):
-        raise SurrogateError("a class is named twice")
     if expected.classes and (unknown := set(header.classes) - set(expected.classes)):
         raise SurrogateError(
             f"unknown class {sorted(unknown)[0][:80]!r}; this run has {', '.join(expected.classes)}"

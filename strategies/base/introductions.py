@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.limits import LARGEST_DIMENSION, MOST_CLASSES
 from fedsurrogate.common.surrogates.columns import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import in_class_order
@@ -98,7 +99,13 @@ def introduction(name: str, info: Info) -> Introduction:
     if frame:
         Frame.of(frame).check(dimension)
     return Introduction(
-        name, fingerprint, dimension, tuple(classes), key, info.get("simulated") is True, frame
+        name,
+        fingerprint,
+        dimension,
+        distinct_names(classes, "class"),
+        key,
+        info.get("simulated") is True,
+        frame,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head, Network
@@ -218,6 +219,7 @@ class Training:
             facts = _Facts.model_validate_json(
                 json.loads(content[8 : 8 + length])["__metadata__"]["state"]
             )
+            distinct_names(facts.classes, "class")
             frame = base64.b64decode(facts.frame, validate=True)
             if frame:
                 Frame.of(frame).check(facts.inputs)

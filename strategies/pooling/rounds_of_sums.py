@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.rounds import Rounds
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
 
 # In the memory of a training: the share of its weight that a site keeps, from its first round on.
 SHARE = "share."
@@ -103,7 +104,7 @@ class RoundsOfSums(Rounds[Parameters]):
         """
 
     def defend(self, training: Training, replies: Sequence[Parameters]) -> Defended[Parameters]:
-        """Cap weights by records.
+        """Cap weights by records, and without noise by second moments.
 
         Args:
             training: before the round.
@@ -143,6 +144,11 @@ class RoundsOfSums(Rounds[Parameters]):
         rows = [counts for each in replies if (counts := self.counts(each)) is not None]
         if len(rows) == len(replies):
             power = self.power if own.private else 1.0
-            return shares_kept(rows, own.settings.max_share, power)
-        first = (memory.get(SHARE + each.header.site) for each in replies)
-        return [1.0 if share is None else float(share) for share in first]
+            shares = shares_kept(rows, own.settings.max_share, power)
+        else:
+            first = (memory.get(SHARE + each.header.site) for each in replies)
+            shares = [1.0 if share is None else float(share) for share in first]
+        if own.private:
+            return shares
+        moments = moment_shares([each.tensors for each in replies], own.settings.max_share)
+        return list(map(operator.mul, shares, moments))

@@ -1,15 +1,20 @@
-"""Cap on the weight of one site: sites report counts, and a false count must not dominate the
-model. No Flower types.
+"""Cap on the weight of one site: sites report counts and second moments, and false ones must not
+dominate the model. No Flower types.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.targets.target import RECORDS, SQUARES, TOTALS
 
 # Below this number no cap applies: with two sites, the smaller one would cut the weight of the
 # larger one.
@@ -17,6 +22,10 @@ FEWEST_SITES = 3
 # Sites with fewer records say nothing about the size of a usual site, if at least this many sites
 # and this share have more.
 FEWEST_RECORDS, LARGER_SITES, SHARE_OF_SITES = 10, 10, 0.25
+# Scanners differ: an honest site's features may vary so many times as much as the median site's.
+OTHER_SCALES = 2.0
+# Multiplications by a matrix after which a vector's length is about the largest eigenvalue.
+MULTIPLIED = 8
 
 
 def shares_kept(
@@ -67,6 +76,47 @@ def _of_noise_alone(classes: int) -> float:
     """
     mean = 1 / math.sqrt(2 * math.pi)
     return classes * mean + 2 * math.sqrt(classes * (0.5 - mean**2))
+
+
+def moment_shares(sums: Sequence[Mapping[str, Tensor]], max_share: float) -> list[float]:
+    """The share of its weight that each site keeps by its features: those of a site whose features
+    vary much more would decide what the sum of all sites says.
+
+    A site's second moment for each record, around the middle of all sites, is at most OTHER_SCALES x
+    `max_share` times the median site's: its trace and, about, its largest eigenvalue.
+
+    Args:
+        sums: exact ones of each site in one frame, with the second moment around the site's mean.
+        max_share: as for `shares_kept`.
+
+    Returns:
+        Of each site, in (0, 1]; one where the sums have no second moment.
+    """
+    if not max_share or len(sums) < FEWEST_SITES or not all(SQUARES in each for each in sums):
+        return [1.0] * len(sums)
+    means = torch.stack([(each[TOTALS].double() / each[RECORDS].double()) for each in sums])
+    # One after the other: ten thousand second moments in double precision are too many.
+    sizes = torch.stack(
+        [
+            _moment_size(each, apart)
+            for each, apart in zip(sums, means - means.median(0).values, strict=True)
+        ]
+    )
+    allowed = OTHER_SCALES * max_share * sizes.median(0).values.clamp_min(1e-300)
+    shares = allowed / sizes.clamp_min(1e-300)
+    return [float(share) for share in shares.min(1).values.clamp_max(1.0)]
+
+
+def _moment_size(sums: Mapping[str, Tensor], apart: Tensor) -> Tensor:
+    """Trace and largest eigenvalue of a site's second moment for each record, around a point that is
+    this far from its mean, (d,).
+    """
+    moment = unfold(sums[SQUARES].double(), len(apart)) / sums[RECORDS].double()
+    moment = moment + torch.outer(apart, apart)
+    longest = moment[moment.norm(dim=1).argmax()]
+    for _ in range(MULTIPLIED):
+        longest = moment @ (longest / longest.norm().clamp_min(1e-300))
+    return torch.stack([moment.trace(), longest.norm()])
 
 
 def scaled(surrogate: AnySurrogate, share: float) -> AnySurrogate:

@@ -23,7 +23,7 @@ from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.closed_form.strategy import FromStatistics
 from fedsurrogate.strategies.pooling.columns import moved_coded
 from fedsurrogate.strategies.pooling.plausibility import false_numbers
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets.checks import check_exact, check_noisy
 from fedsurrogate.strategies.targets.learning import check_sums
@@ -106,7 +106,8 @@ class FromCodedSums(FromStatistics):
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
-        """Cap weights by records.
+        """Cap weights by records, and without noise by second moments: with noise, features have norm
+        at most one.
 
         Args:
             sent: checked sums, one for each site.
@@ -114,7 +115,11 @@ class FromCodedSums(FromStatistics):
         """
         counts = [[float(self.records(each))] for each in sent]
         power = 1.0 if self.config.mechanism is None else 2.0
-        shares = shares_kept(counts, self.config.settings.max_share, power)
+        most = self.config.settings.max_share
+        shares = shares_kept(counts, most, power)
+        if self.config.mechanism is None:
+            moments = moment_shares([each.tensors for each in sent], most)
+            shares = list(map(operator.mul, shares, moments))
         capped = {
             each.header.site: share for each, share in zip(sent, shares, strict=True) if share < 1
         }

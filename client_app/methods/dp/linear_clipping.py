@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.dp.record_chunks import aligned, per_record
-from fedsurrogate.client_app.methods.dp.record_gradients import clip_factors, sums_like, weights_of
-from fedsurrogate.common.privacy.exact_sums import CACHED, IntegerSum
+from fedsurrogate.client_app.methods.dp.record_gradients import sums_like, weights_of
+from fedsurrogate.common.privacy.exact_sums import CACHED, IntegerSum, clip_factors
 
 # A chunk of records is so many times as large as for other networks.
 LARGER = 4
@@ -80,6 +80,7 @@ def clipped_sums(
         factors, count = clip_factors(norms, clip), len(layers)
         if (own := weights_of(weights, start, norms)) is not None:
             factors = factors * own
+        lengths = torch.where(factors > 0, norms * factors, 0.0)
         factors = factors[:, None]
         cut, start = cut + int((norms > clip).sum()), start + len(norms)
         # Where the norm is finite, all entries are; other records add nothing.
@@ -92,9 +93,11 @@ def clipped_sums(
                 came, after = (part.masked_fill(odd[:, None], 0) for part in (came, after))
                 length = length.masked_fill(odd, 0)
             scaled = after * factors
-            sums[f"{name}.weight"].add_products(scaled, _in_single(came), _power_above(length))
+            sums[f"{name}.weight"].add_products(
+                scaled, _in_single(came), _power_above(length), own, lengths
+            )
             if module.bias is not None:
-                sums[f"{name}.bias"].add(scaled)
+                sums[f"{name}.bias"].add(scaled, own, lengths)
     return {name: sum_.total for name, sum_ in sums.items()}, cut
 
 

@@ -13,7 +13,7 @@ from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
+from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum, clip_factors
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 
 
@@ -134,30 +134,6 @@ def clipped_sum(
     return [part.total for part in total], cut
 
 
-def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """Factors that shorten gradients to a norm.
-
-    Args:
-        norms: of the gradients, (n,), float64.
-        clip: largest norm.
-
-    Returns:
-        Factors (n,), float64; zero for norms not finite.
-
-    Example:
-        >>> norms = torch.tensor([0.5, 2.0, torch.inf], dtype=torch.float64)
-        >>> clip_factors(norms, 1.0).round(decimals=3).tolist()
-        [1.0, 0.5, 0.0]
-    """
-    # The bound must hold in exact arithmetic, and for the computed sum. Relative errors are at most
-    # d 2^-53 in a norm over d entries (1e-8 for 1e8), 2^-53 in factor and product, and 1e-8 in the
-    # sum of 1e8 records (ExactSum).
-    shortest = torch.finfo(torch.float64).tiny
-    return torch.where(
-        norms.isfinite(), (clip * (1 - 1e-6) / norms.clamp_min(shortest)).clamp_max(1.0), 0.0
-    )
-
-
 def sums_like(tensors: Iterable[Tensor], clip: float) -> list[ExactSum]:
     """Empty sums, one for each tensor.
 
@@ -214,7 +190,8 @@ def add_clipped(
     factors = clip_factors(norms, clip)
     if weights is not None:
         factors = factors * weights
+    lengths = torch.where(factors > 0, norms * factors, 0.0)
     for sum_, gradients in zip(total, each, strict=True):
         scaled = gradients * factors.reshape(-1, *[1] * (gradients.ndim - 1))
-        sum_.add(scaled.nan_to_num_(0.0, 0.0, 0.0))
+        sum_.add(scaled.nan_to_num_(0.0, 0.0, 0.0), weights, lengths)
     return int((norms > clip).sum())

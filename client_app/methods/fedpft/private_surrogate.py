@@ -308,14 +308,15 @@ def _expected(
             return [
                 (offsets + products / variance).softmax(1) * weights[:, None],
                 features,
+                weights,
                 products,
             ]
 
-        for mine, features, _ in per_record(
+        for mine, features, own, _ in per_record(
             shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS
         ):
-            counts[label].add(mine)
-            sums[label].add_products(mine, features)
+            counts[label].add(mine, own)
+            sums[label].add_products(mine, features, weights=own)
     return (
         IntegerSum.joined([each.total for each in counts]),
         IntegerSum.joined([each.total for each in sums]).map(lambda rows: rows.reshape(-1, d)),

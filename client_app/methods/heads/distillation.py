@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsurrogate.client_app.methods.chain_step import pass_on
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.parameters import Parameters, check_update
@@ -104,6 +105,6 @@ def _classes(info: Mapping[str, object]) -> tuple[str, ...]:
         named = json.loads(str(info.get("classes", "")))
     except (ValueError, RecursionError):
         named = None
-    if not isinstance(named, list) or not all(isinstance(name, str) and name for name in named):
+    if not isinstance(named, list):
         raise SurrogateError("a request without the classes of the run")
-    return tuple(named)
+    return distinct_names(named, "class")

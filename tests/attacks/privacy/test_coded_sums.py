@@ -4,15 +4,12 @@ show no single record.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsurrogate as fs
@@ -23,11 +20,9 @@ from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.targets.target import CODE, SUMS, TOTALS
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 
@@ -43,46 +38,6 @@ KINDS: dict[str, dict[str, Scalar]] = {
         "label-code": "capped",
     },
 }
-CELLS = {
-    "number": st.tuples(*2 * [st.floats(-1e6, 1e6)]),
-    "labels": st.tuples(*3 * [st.sampled_from([0.0, 1.0, math.nan])]),
-    "time": st.tuples(st.floats(0, 5), st.sampled_from([0.0, 1.0])),
-}
-CELLS["capped"] = CELLS["labels"]
-searched = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-
-
-def sums_of(kind: str, x: Tensor, values: Tensor, units: list[str]) -> dict[str, Tensor]:
-    """All sums with their mechanism's bounds, as a private site makes them, without the noise."""
-    run = parse_run(KINDS[kind] | PRIVATE)
-    assert run.target is not None
-    assert run.mechanism is not None
-    bounds = {name: bound for name, (_, bound) in run.mechanism.noise.items()}
-    features, _ = clip(x.double(), run.mechanism.clip)
-    weights = unit_weights(units, len(x))
-    made = coded_statistics(features, run.target.code(values), weights, bounds)
-    return {each.name: each.value / each.bound for each in made}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@searched
-@given(data=st.data())
-def test_a_patient_changes_each_sum_by_its_bound_at_most(kind: str, data: st.DataObject) -> None:
-    number = st.floats(-1e6, 1e6, width=32)
-    record = st.tuples(st.tuples(number, number, number), CELLS[kind])
-    others = data.draw(st.lists(record, max_size=3))
-    patient = data.draw(st.lists(record, min_size=1, max_size=3))
-    rows = [*others, *patient]
-    x = torch.tensor([features for features, _ in rows])
-    values = torch.tensor([cells for _, cells in rows], dtype=torch.float64)
-    units = [str(number) for number in range(len(others))] + ["one"] * len(patient)
-    whole = sums_of(kind, x, values, units)
-    kept = len(others)
-    without = sums_of(kind, x[:kept], values[:kept], units[:kept])
-    for name, table in whole.items():
-        assert float((table - without[name]).norm()) <= 1 + 1e-9, name
 
 
 def test_copies_with_other_values_are_left_out_under_privacy() -> None:

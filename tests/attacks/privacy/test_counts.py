@@ -12,19 +12,14 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from fedsurrogate.client_app.methods.counting import count_decisions
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.methods.counting import tables_of
 from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
-from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.common.wire.records import INFO, to_record
@@ -38,39 +33,6 @@ from tests.strategies.counting.hospitals import POLICY, allow, counted, entries,
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[NodeConfig], Path]:
     home = tmp_path_factory.mktemp("counts")
     return home, *learned(home)
-
-
-def config(classes: int) -> Run:
-    names = ",".join(f"c{k}" for k in range(classes))
-    return parse_run({"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": names})
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(
-    st.integers(2, 5),
-    st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 2), st.floats(-30, 30)), min_size=1, max_size=12
-    ),
-    st.booleans(),
-)
-def test_one_more_patient_changes_every_table_by_at_most_its_bound(
-    classes: int, records: list[tuple[int, int, float]], patients: bool
-) -> None:
-    run = config(classes)
-    units = tuple(str(patient) for _, patient, _ in records) if patients else None
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.stack(
-        [value * torch.randn(classes, generator=generator).double() for *_, value in records]
-    )
-    labels = torch.tensor([label % classes for label, *_ in records])
-    weights = unit_weights(units, len(records))
-    whole = count_decisions(scores, labels, weights, classes, run.settings.counting.bins)
-    gone = torch.tensor([units[k] == units[0] if units else k == 0 for k in range(len(records))])
-    rest = count_decisions(
-        scores[~gone], labels[~gone], weights[~gone], classes, run.settings.counting.bins
-    )
-    for table in tables_of(run.settings.counting, classes):
-        assert float((whole[table.name].value - rest[table.name].value).norm()) <= table.bound
 
 
 def test_the_score_of_a_record_does_not_depend_on_the_others() -> None:

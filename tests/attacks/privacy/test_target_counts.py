@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.records import INFO, to_record
 from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
+from tests.attacks.privacy.neighbours import Record
+from tests.attacks.privacy.visits import PRIVATE, TARGETS, Hospital
 from tests.grid import Fault, NodeConfig, events_of
 from tests.strategies.counting.hospitals import allow, entries, evaluated
 from tests.strategies.counting.targets import hospitals, learned
@@ -90,21 +95,6 @@ def tables(kind: str, rows: list[Any], units: list[str]) -> dict[str, tuple[Tens
         ((_, bound),) = run.mechanism.noise.values()
         found[name] = (table.value, bound)
     return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@searched
-@given(data=st.data())
-def test_a_patient_changes_every_table_by_its_bound_at_most(kind: str, data: st.DataObject) -> None:
-    score = st.floats(-1e3, 1e3)
-    record = st.tuples(CELLS[kind], st.tuples(score, score, score))
-    others = data.draw(st.lists(record, min_size=1, max_size=3))
-    patient = data.draw(st.lists(record, min_size=1, max_size=3))
-    units = [str(number) for number in range(len(others))] + ["one"] * len(patient)
-    whole = tables(kind, [*others, *patient], units)
-    rest = tables(kind, others, units[: len(others)])
-    for name, (table, bound) in whole.items():
-        assert float((table - rest[name][0]).norm()) <= bound, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,3 +286,45 @@ def test_a_model_of_another_target_is_refused_before_a_charge(
                 **{"counting.model": str(file), "counting.digest": digest},
             )
         assert not any(entries(node) for node in fresh), kind
+
+
+@pytest.mark.parametrize("bins", [16, 256])
+def test_a_head_that_answers_a_label_many_times_is_refused_before_a_charge(
+    tmp_path: Path, bins: int
+) -> None:
+    """It would put a record in all bins of its label, where the noise is for one."""
+    settings = PRIVATE | TARGETS["labels"] | {"counting.kind": "evaluation", "counting.bins": bins}
+    site = Hospital(tmp_path / "clinic", "table", (Record("a", "1"), Record("b", "2", grey=30)))
+    header = Header("fedpft", "", "coordinator", site.place[0], ("edema",) * bins)
+    place = (torch.arange(bins) + 0.5) * 16 / bins - 8
+    facts = json.dumps({"name": "labels", "columns": ["edema"]})
+    head = Head(header, torch.zeros(bins, site.place[1]), place, 0.0, target=facts)
+
+    def asked(model: bytes) -> object:
+        run = settings | {"counting.digest": sha256(model).hexdigest()}
+        info = {"run": parse_run(run).digest, "round": 1, "confirmed": 0, "lineage": "abc"}
+        reply = site.ask("train", run, to_record(model, info | {"bytes": len(model)}))
+        return reply.config_records[INFO]["status"]
+
+    assert asked(pack_classifier(head)) == "surrogate"
+    assert not site.entries()
+    once = replace(
+        head, header=replace(header, classes=("edema",)), weight=head.weight[:1], bias=place[:1]
+    )
+    assert asked(pack_classifier(once)) == "ok"
+    assert site.entries()[-1]["sensitivities"]["labels"] == pytest.approx(1)
+
+
+def test_the_mechanism_shortens_what_such_a_head_would_add() -> None:
+    """Without the check of names, the charged bound holds as well."""
+    run = run_of("labels", "evaluation", **{"counting.bins": 16})
+    assert run.mechanism is not None
+    head = model_of(run, "labels")
+    repeated = replace(head, header=replace(head.header, classes=run.settings.classes[:1] * 64))
+    scores = torch.linspace(-8, 8, 64, dtype=torch.float64)[None]
+    values, topics = torch.ones(1, 3, dtype=torch.float64), torch.ones(3, dtype=torch.bool)
+    one = torch.ones(1, dtype=torch.float64)
+    table = count_answers(how_of(run), repeated, scores, values, one, topics).value
+    ((_, bound),) = run.mechanism.noise.values()
+    assert bool((table[0, 1] > 0).all())
+    assert float(table.norm()) <= bound

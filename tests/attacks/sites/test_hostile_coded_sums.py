@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.pooling.site_weights import OTHER_SCALES, moment_shares
 from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.targets import strategy
 from fedsurrogate.strategies.targets.strategy import learn_from_sum
 
 Tensors = dict[str, torch.Tensor]
@@ -83,20 +88,20 @@ NOISY: dict[str, tuple[str, Lie]] = {
 def test_exact_sums_that_no_records_have_are_rejected(name: str) -> None:
     kind, lie = EXACT[name]
     sent = honest(kind)
-    strategy = stored_strategy(sent.config)(sent.config)
-    assert strategy.unpack(sent.payload).header.site == "north"
+    stored = stored_strategy(sent.config)(sent.config)
+    assert stored.unpack(sent.payload).header.site == "north"
     with pytest.raises(SurrogateError):
-        strategy.unpack(lied(sent, lie))
+        stored.unpack(lied(sent, lie))
 
 
 @pytest.mark.parametrize("name", NOISY)
 def test_noisy_sums_that_no_records_have_are_rejected(name: str) -> None:
     kind, lie = NOISY[name]
     sent = honest(kind, **PRIVATE)
-    strategy = stored_strategy(sent.config)(sent.config)
-    assert strategy.unpack(sent.payload).header.site == "north"
+    stored = stored_strategy(sent.config)(sent.config)
+    assert stored.unpack(sent.payload).header.site == "north"
     with pytest.raises(SurrogateError):
-        strategy.unpack(lied(sent, lie))
+        stored.unpack(lied(sent, lie))
 
 
 @pytest.mark.parametrize("name", NOISY)
@@ -122,8 +127,90 @@ def test_honest_noise_passes_also_for_few_records(kind: str, seed: int) -> None:
 
 def test_sums_of_other_rows_are_rejected() -> None:
     sent = honest("labels")
-    strategy = stored_strategy(sent.config)(sent.config)
+    stored = stored_strategy(sent.config)(sent.config)
     message = unpack_parameters(sent.payload)
     header = replace(message.header, classes=message.header.classes[::-1])
     with pytest.raises(SurrogateError, match="another order"):
-        strategy.unpack(pack_parameters(replace(message, header=header)))
+        stored.unpack(pack_parameters(replace(message, header=header)))
+
+
+def hospitals(kind: str, sizes: tuple[int, ...], seed: int = 0) -> list[tuple[Any, Any]]:
+    """Hospitals, of which the last one is for tests."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for size in (*sizes, 1000):
+        x = draw.normal(size=(size, 8)) + 0.3 * draw.normal(size=8) * (len(found) < len(sizes))
+        score = x[:, 0] - x[:, 1] + 0.3 * draw.normal(size=size)
+        y = {
+            "number": score,
+            "labels": np.stack([score > 0, score > 1], 1).astype(float),
+            "time": np.stack([draw.exponential(2 * np.exp(-score)), np.ones(size)], 1),
+        }[kind]
+        found.append((x, y))
+    return found
+
+
+def agreement(kind: str, sites: list[tuple[Any, Any]]) -> float:
+    """Correlation of the first score with the truth, at the last hospital, and less where numbers are
+    wrong.
+    """
+    settings = KINDS[kind] | ({"time_head": "cells"} if kind == "time" else {})
+    sent = [fs.fit(x, y, site=f"s{at}", **settings) for at, (x, y) in enumerate(sites[:-1])]
+    model = fs.learn(sent)
+    x, y = sites[-1]
+    if kind == "number":
+        found = np.asarray(model.predict(x)).ravel()
+        return float(1 - np.square(y - found).sum() / np.square(y - y.mean()).sum())
+    score = model.answers(x)["edema" if kind == "labels" else "risk"]
+    return abs(float(np.corrcoef(np.asarray(score), x[:, 0] - x[:, 1])[0, 1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_of_ten_with_long_features_and_false_records_spoils_no_model(kind: str) -> None:
+    """Its second moment is 900 times the others'. With as many records it has no more weight than
+    another site, and no less than one whose scanner differs.
+    """
+    sites = hospitals(kind, (200,) * 10)
+    honest = agreement(kind, sites)
+    false = hospitals(kind, (200,) * 10, seed=1)[3][1]
+    sites[3] = 30 * sites[3][0], false
+    assert agreement(kind, sites) > honest - 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hospitals_of_other_sizes_and_scales_keep_their_weight(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = hospitals(kind, (60, 100, 200, 400, 150, 120))
+    scaled = [(x * (1, 1.5, 0.7, 1, 2, 1, 1)[at], y) for at, (x, y) in enumerate(sites)]
+    found = agreement(kind, scaled)
+    monkeypatch.setattr(strategy, "moment_shares", lambda sums, most: [1.0] * len(sums))
+    assert found == pytest.approx(agreement(kind, scaled), abs=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    lengths=st.lists(st.floats(-3, 3), min_size=3, max_size=8),
+    most=st.sampled_from([1.0, 3.0]),
+)
+def test_no_second_moment_is_more_than_so_many_times_the_median(
+    seed: int, lengths: list[float], most: float
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    sums, moments = [], []
+    for length in lengths:
+        x = 10.0**length * torch.randn(50, 4, generator=draw, dtype=torch.float64)
+        apart = x - x.mean(0)
+        folded = fold(apart.T @ apart)
+        sums.append({RECORDS: torch.tensor([50.0]), TOTALS: x.sum(0), SQUARES: folded})
+        moments.append(x)
+    shares = moment_shares(sums, most)
+    middle = torch.stack([x.mean(0) for x in moments]).median(0).values
+    traces = torch.stack([(x - middle).square().sum() / 50 for x in moments])
+    kept = traces * torch.tensor(shares, dtype=torch.float64)
+    allowed = OTHER_SCALES * most * float(traces.median())
+    assert float(kept.max()) <= allowed * (1 + 1e-9)
+    for share, trace in zip(shares, traces.tolist(), strict=True):
+        assert share < 1 or trace <= allowed * (1 + 1e-9)
+    assert moment_shares(sums, 0) == moment_shares(sums[:2], most) + [1.0] * (len(sums) - 2)

@@ -4,6 +4,9 @@ records.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,16 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.privacy.exact_sums import COARSE, FINE, ExactSum, power_above, toward_zero
+from fedsurrogate.common.privacy.exact_sums import (
+    COARSE,
+    FINE,
+    ExactSum,
+    IntegerSum,
+    power_above,
+    toward_zero,
+)
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from fedsurrogate.common.privacy.mechanism import NoisySums
 
 
 def contributions(count: int, width: int, bound: float, seed: int = 0) -> Tensor:
-    """Contributions of all sizes up to the bound, with full precision, all of one sign so that sums
+    """Contributions of all norms up to the bound, with full precision, all of one sign so that sums
     are large.
     """
     generator = torch.Generator().manual_seed(seed)
     small = 10.0 ** (-6 * torch.rand(count, width, generator=generator, dtype=torch.float64))
-    return torch.rand(count, width, generator=generator, dtype=torch.float64) * small * bound
+    parts = torch.rand(count, width, generator=generator, dtype=torch.float64) * small * bound
+    return parts / width**0.5
 
 
 def exact(parts: Tensor) -> list[Fraction]:
@@ -119,7 +132,7 @@ def test_a_length_that_moves_to_the_other_factor_moves_without_rounding(
     """
     generator, count = torch.Generator().manual_seed(seed), 600
     powers = 2.0 ** torch.randint(-8, 9, (count, 1), generator=generator).double() * 2.0**size
-    right = (contributions(count, 3, 1.0, seed).clamp(-1, 1) * powers).to(dtype)
+    right = (contributions(count, 3, 1.0, seed) * powers).to(dtype)
     left = contributions(count, 4, bound, seed + 1) / powers
     whole, pieces = ExactSum((4, 3), bound), ExactSum((4, 3), bound)
     whole.add_products(left, right, powers)
@@ -158,3 +171,72 @@ def test_nothing_adds_nothing() -> None:
     )
     empty.add_at(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.float64))
     assert torch.equal(empty.value, torch.zeros(2, 3, dtype=torch.float64))
+
+
+hostile = st.sampled_from([0.0, 1.0, -1.0, 1e-300, 3.5, -7e5, 1e160, 1e308, math.inf, math.nan])
+rows_of_a_unit = st.lists(st.tuples(hostile, hostile, hostile), min_size=1, max_size=6)
+HONEST = torch.tensor([[0.6, 0.0, -0.8], [0.0, 1.0, 0.0]], dtype=torch.float64)
+
+
+def added(way: str, bound: float, parts: Sequence[tuple[Tensor, Tensor]]) -> IntegerSum:
+    """The sum of these rows, each with its weights, in one of the ways to add."""
+    total = ExactSum((3, 3) if way == "products" else (3,), bound, most=min(bound, 1.0))
+    for rows, own in parts:
+        weighted = rows * own[:, None]
+        if way == "rows":
+            total.add(weighted, own)
+        elif way == "cells":
+            # As often in a cell as a hostile head names it.
+            total.add_cells(rows.nan_to_num(0, 0, 0).long() % 3, own)
+        elif way == "entries":
+            total.add_at(torch.arange(len(rows)) % 3, weighted[:, 0], own)
+        else:
+            powers = None if way == "products" else torch.ones(len(rows), 1).double()
+            total.add_products(weighted, rows, powers, own)
+    return total.total
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=rows_of_a_unit,
+    way=st.sampled_from(["rows", "cells", "entries", "products"]),
+    bound=st.sampled_from([1e-6, 1.0, 1.5, 64.0]),
+    lie=st.sampled_from([1.0, 5.0, -1.0]),
+)
+def test_a_unit_adds_its_bound_at_most_whatever_its_rows_are(
+    rows: list[tuple[float, ...]], way: str, bound: float, lie: float
+) -> None:
+    """Nor does it change what honest records add, of which none is shortened."""
+    unit = torch.tensor(rows, dtype=torch.float64)
+    weights = unit_weights(["one"] * len(rows), len(rows))
+    if len(rows) == 1:
+        weights = lie * weights
+    others = bound * HONEST, torch.ones(2, dtype=torch.float64)
+    if way == "products":
+        others = math.sqrt(bound) * HONEST.clone(), others[1]
+    alone, among = (
+        added(way, bound, [(unit, weights)]),
+        added(way, bound, [others, (unit, weights)]),
+    )
+    assert float(alone.value.norm()) <= bound * (1 + 1e-9)
+    rest = added(way, bound, [others])
+    both = replace(rest, coarse=rest.coarse + alone.coarse, fine=rest.fine + alone.fine)
+    nothing = torch.zeros_like(both.fine)
+    assert torch.equal(among.plus(nothing).coarse, both.plus(nothing).coarse)
+    assert torch.equal(among.plus(nothing).fine, both.plus(nothing).fine)
+
+
+def test_honest_contributions_keep_their_last_bit() -> None:
+    total = ExactSum((3,), 1.0)
+    total.add(HONEST)
+    assert total.value.tolist() == [0.6 // FINE * FINE, 1.0, -(0.8 // FINE) * FINE]
+
+
+def test_noise_for_less_than_a_unit_may_add_is_refused() -> None:
+    total = ExactSum((3,), 2.0)
+    total.add(HONEST)
+    with pytest.raises(ValueError, match="may add 2, but the noise is for 1"):
+        BoundedSum("code", total.total, 1.0)
+    mechanism = NoisySums("counts", 1.0, 1e-5, {"code": 1.0}).mechanism()
+    with pytest.raises(ValueError, match="may add 2, but the noise is for 1"):
+        with_noise([BoundedSum("code", total.total, 2.0)], mechanism)

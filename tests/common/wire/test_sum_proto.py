@@ -120,7 +120,7 @@ def test_what_names_a_site_twice_or_fits_no_state_is_refused(
     sent = pb.SumDealt.FromString(sum_proto.pack_dealt(dealt))
     if dealt.content:
         sent.shares.append(sent.shares[0])
-        with pytest.raises(SurrogateError, match="two shares for one site"):
+        with pytest.raises(SurrogateError, match="a site is named twice"):
             sum_proto.unpack_dealt(sent.SerializeToString())
     revealed = pb.SumRevealed.FromString(
         sum_proto.pack_revealed({"blind": signed, "masking": signed}, bytes(31))

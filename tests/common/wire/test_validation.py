@@ -89,9 +89,7 @@ def test_a_name_is_a_short_text_that_prints(value: object, right: bool) -> None:
         ({"site": "n" * 65}, "site name"),
         ({"site": ""}, "site name"),
         ({"classes": ()}, "an empty class list"),
-        ({"classes": ("a", "")}, "a class without a name"),
         ({"classes": ("a", "\n")}, "does not print"),
-        ({"classes": ("a", "a")}, "named twice"),
         ({"classes": ("a", "d")}, "unknown class 'd'"),
     ],
 )
