@@ -9,14 +9,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.errors import PolicyError, RunError
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.common.errors import ConfigError, PolicyError, RunError, SurrogateError
 from fedsurrogate.common.methods.fedpft_covariance import form_of
+from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.wire.sum_proto import pack_map
 from fedsurrogate.strategies.pooling.public_projection import with_digest
+from tests.common.test_document import bases
 from tests.grid import FAST, run_federation, sites
 
 KEY = b"k" * 32
@@ -108,6 +114,26 @@ def test_sites_take_the_public_map_that_was_signed_and_no_other(tmp_path: Path, 
     assert with_digest({**FAST, **files})["features.digest"] != asked["features.digest"]
     with pytest.raises(RunError):
         run_federation(tmp_path / "two", sites(3), **asked)
+
+
+def test_no_sum_of_any_method_and_target_takes_another_map() -> None:
+    """Also of a new method or target: the check is the first that its function does."""
+    tried = 0
+    for base in bases():
+        try:
+            run = parse_run({**base, "features.projection": "map", "features.digest": "0" * 128})
+        except ConfigError:
+            continue
+        if not run.settings.secure_sum or run.plan.kind != "one-shot" or run.plan.counts:
+            continue
+        train = LabelledFeatures(torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64))
+        found = SiteFeatures(train, train, run.settings.classes, "f", 0.0, simulated=False)
+        payload = pack_map(PublicMap(torch.eye(3, 6)))
+        task = Task(run, NodeConfig(site="north"), "north", found, payload=payload)
+        with pytest.raises(SurrogateError, match=r"another content than features\.digest"):
+            load(run.plan.combination.site_sums)(task)
+        tried += 1
+    assert tried > 5
 
 
 def test_a_map_that_nobody_has_signed_is_refused_where_people_sign(gate: Gate) -> None:
