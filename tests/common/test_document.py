@@ -202,11 +202,23 @@ def bases() -> tuple[Flat, ...]:
 @given(
     st.deferred(lambda: st.sampled_from(bases())), st.sampled_from(known_keys(Settings)), st.data()
 )
-@settings(max_examples=1500)
+@settings(max_examples=200)
 def test_a_setting_changes_the_plan_if_and_only_if_it_changes_the_digest(
     base: Flat, key: str, data: st.DataObject
 ) -> None:
-    value = data.draw(st.sampled_from(values_of(key)))
+    check(base, key, data.draw(st.sampled_from(values_of(key))))
+
+
+@pytest.mark.slow
+def test_what_nobody_signs_changes_no_plan_of_any_method_and_target() -> None:
+    for base in bases():
+        for key in UNSIGNED:
+            for value in {values_of(key)[0], values_of(key)[-1]}:
+                check(base, key, value)
+
+
+def check(base: Flat, key: str, value: Scalar) -> None:
+    """That a setting changes plan and digest, or neither."""
     before, after = resolved(base), resolved(base | {key: value})
     if before is None or after is None:
         return
