@@ -117,7 +117,8 @@ def leaves(annotation: Any) -> Iterator[Any]:
 @cache
 def values_of(key: str) -> tuple[Scalar, ...]:
     """Valid values of a setting besides its default, by its own type."""
-    field, found = FIELDS[key], []
+    field = FIELDS[key]
+    found: list[Any] = []
     for leaf in leaves(field.annotation):
         found += [leaf] if isinstance(leaf, str | int) and not isinstance(leaf, type) else []
         found += [True, False] if leaf is bool else []
