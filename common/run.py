@@ -7,14 +7,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
+from typing import Any
 
 from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.counting import JUDGING
+from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
@@ -25,7 +27,6 @@ from fedsurrogate.common.settings import (
     FedAvgSettings,
     FedLAPSettings,
     Settings,
-    kebab,
 )
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
@@ -35,6 +36,17 @@ from fedsurrogate.common.targets.target import Target
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
+# Settings that are not in a run's document, by the reason. Every other one is, also a new one.
+REASONS = {
+    "of the coordinator's machine, or written after people sign": "output-dir resume approval",
+    "a site with data of its own has these in its node-config, or refuses them": "data data-dir "
+    "dataset label-column patient-column bag-column weights-path device compare",
+    "whom the coordinator waits for, what it accepts and trusts; what sites send by it is resolved": (
+        "sites quorum deadline grace max-payload-mib max-share defence"
+    ),
+    "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
+}
+UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,7 @@ class Run:
         method: its description.
         plan: what it does under these settings.
         target: what is learned of a record; None for its class.
+        stored_as: the digest that an earlier version gave to a stored run; empty for a new one.
 
     Example:
         >>> run = parse_run({"method": "fedpft", "fedpft.rank": 64, "epsilon": 1.0, "delta": 1e-5})
@@ -58,6 +71,7 @@ class Run:
     method: Method = field(compare=False)
     plan: Plan = field(compare=False)
     target: Target | None = None
+    stored_as: str = field(default="", compare=False)
 
     @classmethod
     def resolve(cls, settings: Settings) -> Run:
@@ -179,6 +193,11 @@ class Run:
         return noisy and self.target is None and {"sums", "squares"} <= summed
 
     @property
+    def maps(self) -> bool:
+        """Whether sites receive a public map or centre of features."""
+        return self.projects or bool(self.settings.fedpft.public)
+
+    @property
     def backbone_fingerprint(self) -> str:
         """The backbone fingerprint that every site must have, with the power of its features; empty
         if none is set.
@@ -200,80 +219,47 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """A short name of a run's settings, see `full_digest`. An attacker can find two settings
-        with the same one.
-        """
-        return self.full_digest[:16]
+        """A short name of a run, see `full_digest`. An attacker can find two runs with the same one."""
+        return self.stored_as or self.full_digest[:16]
 
     @cached_property
     def full_digest(self) -> str:
-        """Digest of the settings that affect a surrogate: equal digests mean comparable surrogates
-        on any machine.
-
-        The location of the data, the device and the coordinator's own settings are left out, so a
-        simulation and a deployment of the same federation have the same digest.
-        """
-        return self._digest_with(noise=self.private and self.settings.secure_sum)
+        """Digest of the document: of all that people sign, and by which sites know a run."""
+        return hashlib.sha256(json.dumps(self.document, sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def known_as(self) -> tuple[str, ...]:
-        """The run's digest, and the one under which 0.2.0 stored a run of these settings: it had
-        `fedavg.noise` in all digests, and not only where it changes what a site sends.
+    def document(self) -> Mapping[str, Mapping[str, Any]]:
+        """The run as values of JSON: its settings, with "auto" replaced, but for those of UNSIGNED,
+        and what follows from all settings together.
         """
-        return self.digest, self._digest_with(noise=True)[:16]
-
-    def _digest_with(self, noise: bool) -> str:
-        own = self.settings
-        chosen: dict[str, object] = {
-            **{name: getattr(own, name) for name in ("method", "seed", "classes", "backbone")},
-            "image-size": own.image_size,
-            "budget": (own.epsilon, own.delta),
+        own, plan = self.settings, self.plan
+        sends, sums = plan.messages, plan.combination
+        automatic = "fedpft" in self.method.reads and own.fedpft.covariance == AUTO
+        resolved = {
+            "kind": plan.kind,
+            "sends": (sends.first, sends.sends),
+            "receives": sends.receives,
+            "sums": (sums.first_sums, sums.sums),
+            "noise": plan.privacy,
+            "training": plan.training,
+            "rounds": self.planned_rounds if plan.kind == "rounds" else 1,
+            "target": None if self.target is None else self.target.public,
+            # Which form "auto" takes follows from the dimension, which sites know first.
+            "most-whole": largest_gram(own.max_payload_mib) if automatic else 0,
+            # Files have paths of their own on each machine; features.digest is of their content.
+            "centre": bool(own.fedpft.public),
+            "map": (self.projects, bool(own.features.given_projection), plan.own_mean),
         }
-        for section, keys in self.method.digest.items():
-            left_out = {"noise"} if section == "fedavg" and not noise else set()
-            chosen[section] = getattr(own, section).model_dump(include=set(keys) - left_out)
-        counts, by_solver = own.counting.kind != "none", self.plan.sent_by_solver
-        # Only for such runs: others keep their old digest, and stored surrogates stay comparable.
-        unusual = (
-            ("seal", own.fedpft.seal, False),
-            ("bits", own.fedpft.bits or 16, 16),
-            ("largest-error", own.counting.largest_error if counts else 1, 1),
-            ("target", None if self.target is None else self.target.public, None),
-            ("solver", own.head.solver if by_solver else None, None),
-            ("dimensions", own.features.dimensions * by_solver, 0),
-            ("power", self.power, 1),
-            ("bag", own.features.bag, "none"),
-            ("ranges", own.features.ranges, ""),
-            ("own-mean", self.plan.own_mean, False),
-        )
-        chosen |= {name: value for name, value, usual in unusual if value != usual}
-        if own.secure_sum:
-            shared = (name.replace("-", "_") for name in SECURE_SUM_KEYS)
-            chosen["secure-sum"] = [getattr(own, key) for key in shared]
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+        signed = {key: value for key, value in own.flat().items() if self._signs(key)}
+        signed["features.power"] = self.power
+        return {"settings": signed, "resolved": {key: _plain(resolved[key]) for key in resolved}}
 
-    @property
-    def digest_keys(self) -> tuple[str, ...]:
-        """The flat keys of the settings that the digest covers."""
-        keys = ["method", "seed", "classes", "backbone", "image-size", "epsilon", "delta"]
-        keys += [
-            f"{section}.{kebab(name)}"
-            for section, names in self.method.digest.items()
-            for name in names
-        ]
-        return (
-            *keys,
-            "fedpft.seal",
-            "fedpft.bits",
-            "counting.largest-error",
-            "features.power",
-            "features.bag",
-            "head.solver",
-            "features.ranges",
-            *map(kebab, TargetSettings.model_fields),
-            "secure-sum",
-            *SECURE_SUM_KEYS,
-        )
+    def _signs(self, key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        used = section in ("", "features", *self.method.reads)
+        used = used or (section == "fedpft" and name in self.plan.allows)
+        of_sum = key in SECURE_SUM_KEYS and not self.settings.secure_sum
+        return used and not of_sum and key not in UNSIGNED
 
     def _check(self) -> None:
         """Raise ConfigError for settings that do not agree."""
@@ -429,10 +415,22 @@ class Run:
             )
 
 
+def _plain(value: Any) -> Any:
+    """A value as one of JSON; without functions, which follow from settings that are signed too."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    # Processors differ in the last digits of what a function has computed.
+    return f"{value:.9g}" if isinstance(value, float) else None if callable(value) else value
+
+
 def _target_of(settings: Settings, trains: bool) -> Target | None:
     """The target of a run; None for classes. Raises ConfigError for settings that do not agree."""
-    fields = TargetSettings.model_fields.items()
-    if all(getattr(settings, key) == field.default for key, field in fields):
+    usual = TargetSettings.model_fields.items()
+    if all(getattr(settings, key) == field.default for key, field in usual):
         return None
     # The kinds of targets need torch, which checks before a run do without.
     from fedsurrogate.common.targets.registry import target_of

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.wire.bundles import LARGEST_BUNDLE, unpack_bundle
+from fedsurrogate.common.signed_models.run_folders import is_run_folder, settings_of_run
+from fedsurrogate.common.wire.bundles import LARGEST_BUNDLE, Bundle, unpack_bundle
 from fedsurrogate.common.wire.records import pack_question, unpack_question
 from fedsurrogate.server_app.federate import finished
+from fedsurrogate.server_app.lifecycle.before_start import with_map_digest
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies import OneShot, stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
@@ -81,6 +84,7 @@ def make_request(
         raise ConfigError(
             f"{str(file)!r} exists, and sites may have replied to it already; choose another file"
         )
+    settings = with_map_digest(settings)
     config = parse_run(settings)
     centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
     request = Request.fresh(
@@ -127,9 +131,18 @@ def learn_from_files(
     keys = read_keys(keys_file) if keys_file is not None else {}
     receipts: dict[str, object] = {}
     config = parse_run({**request.flat(), **local})
+    read = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
+    # Earlier versions gave the same settings another digest.
+    named = [bundle.manifest.get("run") for _, bundle in read if isinstance(bundle, Bundle)]
+    stored = [settings_of_run(each) for each in run_folders if is_run_folder(each)]
+    named += [each.digest for each in stored if each.full_digest == config.full_digest]
+    config = replace(config, stored_as=str(named[0]) if named else "")
     kind, centre = stored_strategy(config), unpack_question(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
-    contents = [(str(file), _signed(file, request, keys, receipts)) for file in bundles]
+    contents: list[tuple[str, Content]] = [
+        (file, (each.site, each.payload) if isinstance(each, Bundle) else each)
+        for file, each in read
+    ]
     contents += [(str(file), _unsigned(file, file.stem, reader)) for file in _inside(run_folders)]
     contents += [(str(file), _unsigned(file, "", reader)) for file in unsigned]
     if not contents:
@@ -162,8 +175,8 @@ def _inside(run_folders: Sequence[Path]) -> Iterator[Path]:
 
 def _signed(
     file: Path, request: Request, keys: Mapping[str, bytes], receipts: dict[str, object]
-) -> Content:
-    """The site and its surrogate's bytes from a bundle, or the error for which it is refused.
+) -> Bundle | SurrogateError:
+    """A site's bundle, or the error for which it is refused.
 
     Adds the bundle's receipt of the site's ledger to `receipts`.
     """
@@ -179,7 +192,7 @@ def _signed(
         return error
     ledger = bundle.manifest.get("ledger")
     receipts[bundle.site] = ledger.get("receipt") if isinstance(ledger, dict) else None
-    return bundle.site, bundle.payload
+    return bundle
 
 
 def _unsigned(file: Path, site: str, reader: OneShot[Any]) -> Content:

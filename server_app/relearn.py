@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.run_folders import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.measures import measured, metrics_of
@@ -56,10 +56,7 @@ def relearn(
         RunError: for an unknown site or class, or if the run stored nothing of each site, or
             nothing is left to learn from.
     """
-    settings = read_json(run, "manifest.json").get("config")
-    if not isinstance(settings, dict):
-        raise RunError(f"{run} is not a run folder: manifest.json has no config")
-    config = parse_run(settings)
+    config = settings_of_run(run)
     if config.settings.secure_sum:
         raise RunError(
             "this run stored only the sum over its sites, and a site cannot be taken out of a "

@@ -56,14 +56,11 @@ def _check_allowed(config: Run, run_id: int, rules: Path) -> None:
     Raises:
         FedSurrogateError: with the reason, which the run folder has, too.
     """
-    from fedsurrogate.common.security.proposals import proposed_digest
     from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
     from fedsurrogate.server_app.federate import fail_before_start
 
     try:
-        own = config.settings
-        digest = proposed_digest(config.full_digest, own.test_fraction)
-        check_run_allowed(rules, digest, own.approval)
+        check_run_allowed(rules, config.full_digest, config.settings.approval)
     except FedSurrogateError as error:
         fail_before_start(config, run_id, error, simulated=False)
 

@@ -16,7 +16,7 @@ from fedsurrogate.common.methods import METHODS, method_named
 from fedsurrogate.common.methods.method import Field, Method, count, load
 from fedsurrogate.common.methods.schema import check_fields
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings import Section, Settings
+from fedsurrogate.common.settings import Section
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads
@@ -64,7 +64,7 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
         assert callable(load(target)), f"method {spec.name}: {target} is no function of the site"
     strategy = plan.combination.strategy
     assert issubclass(load(strategy), Federation), f"method {spec.name}: {strategy} is no strategy"
-    for section in (plan.training.section, *([spec.shown] if spec.shown else []), *spec.digest):
+    for section in (plan.training.section, *([spec.shown] if spec.shown else []), *spec.sections):
         assert isinstance(getattr(config.settings, section, None), Section), (
             f"method {spec.name}: no section {section!r}"
         )
@@ -83,41 +83,6 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
     assert plan.kind != "one-shot" or plan.combination.stored, (
         f"method {spec.name}: what is sent once is kept, so that it can be relearned"
     )
-
-
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_every_setting_of_a_section_is_in_the_digest_or_named_as_irrelevant(spec: Method) -> None:
-    for section, keys in spec.digest.items():
-        fields = set(type(getattr(Settings(), section)).model_fields)
-        left = fields - set(keys) - NOT_IN_THE_DIGEST.get(section, set())
-        assert not left, (
-            f"method {spec.name}: {section}.{sorted(left)[0]} decides what a site sends; list it "
-            "in the digest"
-        )
-        assert set(keys) <= fields
-
-
-@pytest.mark.parametrize("budget", [{}, {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}])
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("spec", [each for each in SPECS.values() if "fedavg" in each.digest])
-def test_the_place_of_noise_is_in_the_digest_where_it_changes_something(
-    spec: Method, secure: bool, budget: dict[str, Any]
-) -> None:
-    asked = {"method": spec.name, "secure-sum": secure, "classes": CLASSES} | budget
-    try:
-        joint, site = (parse_run(asked | {"fedavg.noise": noise}) for noise in ("joint", "site"))
-    except ConfigError:
-        return
-    matters = joint.private and secure
-    assert (joint.digest != site.digest) == matters
-    # 0.2.0 had it in every digest, and runs of it are continued.
-    assert len({*joint.known_as, *site.known_as}) == (2 if matters else 3)
-
-
-def test_a_setting_of_the_digest_changes_it_and_another_does_not() -> None:
-    digest = parse_run({"method": "fedpft"}).digest
-    assert parse_run({"method": "fedpft", "fedpft.rank": 8}).digest != digest
-    assert parse_run({"method": "fedpft", "head.epochs": 3, "max-share": 2.0}).digest == digest
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -148,8 +113,8 @@ def test_no_method_is_compared_by_name() -> None:
 def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(
     tmp_path: Path, spec: Method
 ) -> None:
-    settings, grid = settings_of(spec), InProcessGrid(sites(3))
-    folder = run_federation(tmp_path, grid, partition="iid", **settings)
+    settings, grid = settings_of(spec) | {"partition": "iid"}, InProcessGrid(sites(3))
+    folder = run_federation(tmp_path, grid, **settings)
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
     assert metrics["sites"]["used"] == 3

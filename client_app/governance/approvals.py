@@ -121,7 +121,7 @@ class Approvals:
         """Who has allowed a run.
 
         Args:
-            digest: of the run that is asked for, `proposed_digest`.
+            digest: of the run that is asked for, `full_digest`.
             approval: its setting of this name, the signed proposal; empty without one.
 
         Raises:

@@ -24,7 +24,6 @@ from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.security.proposals import proposed_digest
 from fedsurrogate.common.security.receipts import parse_receipts
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
@@ -60,9 +59,12 @@ class Gate:
         """
         self._check_policy(run)
         if self._approvals is not None:
-            allowed = self._approvals.check(
-                proposed_digest(run.full_digest, run.settings.test_fraction), run.settings.approval
-            )
+            allowed = self._approvals.check(run.full_digest, run.settings.approval)
+            if allowed.by and run.maps and not run.settings.features.digest:
+                raise PolicyError(
+                    "features.digest is empty, so people have not signed which public map the run "
+                    "has; propose it with fedpft.public or features.projection"
+                )
             self._allowed[run.full_digest] = replace(allowed, rounds=run.rounds)
         self.ledger.check()
 

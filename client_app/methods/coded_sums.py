@@ -118,7 +118,7 @@ def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     Returns:
         The sums that the run adds up, float64; and the claim.
     """
-    target, public = task.run.target, unpack_map(task.payload or b"")
+    target, public = task.run.target, task.agreed(unpack_map(task.payload or b""))
     assert target is not None
     if task.run.mechanism is not None:
         bounded, claim = bounded_sums(task, target, public)

@@ -74,7 +74,8 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         Counts (C,), sums (C, d) and squares (d (d + 1) / 2,) around zero, folded, float64, those
         that the run adds up; and the claim.
     """
-    public, classes = unpack_map(task.payload or b""), task.run.settings.classes
+    public = task.agreed(unpack_map(task.payload or b""))
+    classes = task.run.settings.classes
     names = {each.name for each in task.run.plan.combination.sums}
     claim = task.mechanism(centre_digest(public.centre))
     if claim is not None:

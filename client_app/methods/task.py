@@ -24,10 +24,12 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
+from fedsurrogate.common.wire.sum_proto import public_digest
 
 log = logging.getLogger("fedsurrogate.site")
 
@@ -132,6 +134,24 @@ class Task:
         """
         unit: Unit = "record" if self.found.train.units is None else "patient"
         return self.run.mechanism_for(unit, centre)
+
+    def agreed(self, public: PublicMap, learned: bool = False) -> PublicMap:
+        """A received map, if it is the one of the settings.
+
+        Args:
+            public: the map.
+            learned: whether its centre was learned in an earlier round, and is in no file.
+
+        Raises:
+            SurrogateError: if it is another.
+        """
+        named = self.run.settings.features.digest
+        parts = len(named) // (1 + learned)
+        if public_digest(public)[:parts] != named[:parts]:
+            raise SurrogateError(
+                f"a public map with another content than features.digest = {named[:16]!r} names"
+            )
+        return public
 
     def received_model(self) -> Parameters:
         """The model received for this round.

@@ -37,12 +37,11 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum import of_run
 from fedsurrogate.common.settings import CountingSettings
 
 TRAINING, HELD_OUT = "training", "held-out"
 # Settings of a run that select which of a site's records train.
-SELECTING = ("seed", *of_run.SELECTING)
+SELECTING = ("seed", "test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 REMEDY = (
     "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets "
     "earlier sums, if this hospital accepts that together they may show its own part"

@@ -33,7 +33,9 @@ METHODS: dict[str, Method] = {
     )
 }
 # method = "fedpft" with fedpft.topology = "chain".
-FEDPFT_CHAIN = replace(FEDPFT, paper="Beitollahi et al. 2024, section 4.2")
+FEDPFT_CHAIN = replace(
+    FEDPFT, paper="Beitollahi et al. 2024, section 4.2", reads=("fedpft", "head"), learns=()
+)
 
 
 def method_of(settings: Settings) -> Method:

@@ -27,7 +27,6 @@ DIAGONALS = (Field("means", "C d"), Field("whiteners", "C d"), Field("bias", "C"
 # them.
 GROUP_MEANS = (Field("counts", "C g", 0, LARGEST_COUNT), Field("means", "C g d"))
 PARSED_MEANS = (Field("counts", "C G", 0, LARGEST_COUNT), Field("means", "C G d"))
-FEDCOF_KEYS = ("groups", "samples_per_group")
 
 
 def afl_plan(settings: Settings) -> Plan:
@@ -131,7 +130,7 @@ AFL = Method(
     paper="He et al. 2025; Fed3R, Fanì et al. 2024",
     plan=afl_plan,
     coded=afl_coded_plan,
-    reads=("afl",),
+    learns=("afl",),
     shown="afl",
 )
 FEDCOF = Method(
@@ -139,7 +138,7 @@ FEDCOF = Method(
     title="FedCOF",
     paper="Goswami et al. 2025, algorithm 1",
     plan=fedcof_plan,
-    digest={"fedcof": FEDCOF_KEYS},
+    reads=("fedcof",),
     shown="fedcof",
 )
 FEDCGS = Method(
@@ -147,7 +146,7 @@ FEDCGS = Method(
     title="FedCGS",
     paper="Guan et al. 2025, global model",
     plan=fedcgs_plan,
-    reads=("fedcgs",),
+    learns=("fedcgs",),
     shown="fedcgs",
 )
 GH_OFL = Method(
@@ -155,7 +154,7 @@ GH_OFL = Method(
     title="GH-OFL",
     paper="Turazza et al. 2026, FisherMix and NB-diag",
     plan=gh_ofl_plan,
-    reads=("ghofl", "head"),
+    learns=("ghofl", "head"),
     shown="ghofl",
 )
 

@@ -251,7 +251,7 @@ def _kind(
         title,
         paper,
         plan,
-        {"counting": ("kind", "digest", "models", "bins")},
+        reads=("counting",),
         shown="counting",
         coded=coded,
     )

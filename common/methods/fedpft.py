@@ -45,16 +45,6 @@ from fedsurrogate.common.settings import AnyCovariance, FedPFTSettings, Settings
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.targets.target import Target
 
-# By section of the settings: the keys that decide what a site sends, in the run's digest.
-FEDPFT_KEYS = (
-    "covariance",
-    "components",
-    "rank",
-    "samples_per_component",
-    "privacy",
-    "clip",
-    "topology",
-)
 # Mechanisms whose noisy sums have a solver of their own.
 NOISY = (SUMS, JOINT_SUMS)
 
@@ -201,8 +191,8 @@ FEDPFT = Method(
     paper="Beitollahi et al. 2024, algorithm 1",
     plan=plan,
     coded=coded_plan,
-    digest={"fedpft": FEDPFT_KEYS},
-    reads=("head",),
+    reads=("fedpft",),
+    learns=("head",),
     shown="fedpft",
     fill=lambda settings: with_dimensions(filled(with_solver(settings))),
 )
@@ -232,7 +222,7 @@ KD = Method(
     title="Knowledge distillation",
     paper="Hinton et al. 2015; a head passed from site to site, as in FedPFT's comparison",
     plan=kd_plan,
-    digest={"head": heads.HEAD_KEYS, "baseline": heads.BASELINE_KEYS},
+    reads=("head", "baseline"),
     shown="fedpft",
 )
 
@@ -357,9 +347,8 @@ def symbols(
 
 
 def _work_of(settings: Settings, mechanism: str, chain: bool) -> Callable[[int, int], Work]:
-    """The work of a site. `passes` are those of the head that `compare` trains.
-
-    A site of a chain also samples from the received surrogate and trains a head.
+    """The work of a site. A site of a chain also samples from the received surrogate and trains a
+    head.
     """
     own, head, private = settings.fedpft, settings.head, mechanism != "none"
     components = own.components if not private or mechanism == EM else 1
@@ -374,7 +363,7 @@ def _work_of(settings: Settings, mechanism: str, chain: bool) -> Callable[[int, 
         factor = 8 if mechanism == EM else each if squares else 2
         return Work(
             steps=head.min_steps if chain else 0,
-            passes=head.epochs,
+            passes=head.epochs if chain else 1,
             synthetic=head.max_samples if chain else 0,
             numbers=classes * components * dimension * factor,
             components=own.components,

@@ -24,31 +24,6 @@ from fedsurrogate.common.privacy.mechanism import NoisyRounds
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings import DPCVAESettings, Settings
 
-# By section of the settings: the keys that decide what a site sends, in the run's digest.
-DPCVAE_KEYS = (
-    *(
-        "rounds",
-        "opening",
-        "opening_share",
-        "latent",
-        "hidden",
-        "learned_variance",
-        "class_prior",
-        "beta",
-        "warm_up",
-    ),
-    *(
-        "local_epochs",
-        "batch_size",
-        "optimiser",
-        "learning_rate",
-        "cosine",
-        "weights",
-        "clip",
-        "sample_rate",
-    ),
-    *("noise_multiplier", "synthetic"),
-)
 DECODER = (Field("decoder", "P", prefix=""),)
 GAN = (Field("generator", "G", prefix=""),)
 CLASSES = (Field("means", "A d"), Field("counts", "A"))
@@ -161,8 +136,7 @@ DPCVAE = Method(
     title="DP-CVAE",
     paper="Di Salvo et al. 2025",
     plan=plan,
-    digest={"dpcvae": DPCVAE_KEYS},
-    reads=("head", "baseline"),
+    reads=("dpcvae", "head", "baseline"),
     shown="dpcvae",
 )
 DPCGAN = replace(

@@ -23,17 +23,6 @@ from fedsurrogate.common.methods.method import (
 )
 from fedsurrogate.common.settings import HeadSettings, Settings
 
-# By section of the settings: the keys that decide what a site sends, in the run's digest.
-HEAD_KEYS = ("epochs", "min_steps", "batch_size", "learning_rate", "max_samples")
-BASELINE_KEYS = (
-    "temperature",
-    "received",
-    "samples",
-    "teachers",
-    "synthetic",
-    "neighbours",
-    "validation",
-)
 HEAD = (Field("weight", "C d"), Field("bias", "C"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
 # FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the
@@ -139,7 +128,7 @@ def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Pl
         title,
         paper,
         own,
-        digest={"head": HEAD_KEYS, "baseline": BASELINE_KEYS},
+        reads=("head", "baseline"),
         shown="baseline",
     )
 

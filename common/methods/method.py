@@ -394,8 +394,8 @@ class Method:
         title: in documents.
         paper: its source.
         plan: the plan of a run; it never fails, see `Plan.refusal`.
-        digest: by section, the settings that determine a site's messages.
-        reads: further sections of the settings that the method uses.
+        reads: sections of the settings that sites use, besides `features`.
+        learns: those that the coordinator alone uses, to learn from what it has.
         shown: section that the first event of a run shows; empty for none.
         needs_budget: whether the method runs only under privacy.
         fill: replaces "auto" values that depend on the method.
@@ -409,8 +409,8 @@ class Method:
     title: str
     paper: str
     plan: Callable[[Settings], Plan]
-    digest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    learns: tuple[str, ...] = ()
     shown: str = ""
     needs_budget: bool = False
     fill: Callable[[Settings], Settings] = unchanged
@@ -421,7 +421,7 @@ class Method:
     @property
     def sections(self) -> frozenset[str]:
         """The sections of the settings that the method uses."""
-        return frozenset(("features", *self.digest, *self.reads))
+        return frozenset(("features", *self.reads, *self.learns))
 
     @cached_property
     def usual(self) -> Plan:

@@ -28,40 +28,6 @@ from fedsurrogate.common.methods.training import (
 )
 from fedsurrogate.common.settings import FedLAPSettings, Model, Settings
 
-# By section of the settings: the keys that decide what a site sends, in the run's digest.
-FEDLAP_KEYS = (
-    *(
-        "model",
-        "width",
-        "rounds",
-        "images_per_class",
-        "labels",
-        "start",
-        "trajectories",
-        "loops",
-        "batches",
-    ),
-    *(
-        "batch_size",
-        "image_steps",
-        "model_steps",
-        "trust_radius",
-        "image_learning_rate",
-        "image_momentum",
-    ),
-    *(
-        "mse_weight",
-        "learning_rate",
-        "cosine",
-        "server_steps",
-        "rule",
-        "memory",
-        "augment",
-        "clip",
-        "sample_rate",
-    ),
-    "noise_multiplier",
-)
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
 # The same after parsing.
 LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
@@ -192,7 +158,7 @@ FEDLAP = Method(
     title="FedLAP",
     paper="Wang et al. 2024, algorithms 1 to 3",
     plan=plan,
-    digest={"fedlap": FEDLAP_KEYS},
+    reads=("fedlap",),
     shown="fedlap",
     fill=fill,
 )

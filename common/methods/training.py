@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.method import (
     GRADIENTS,
     UPDATE_DEFENCES,
@@ -35,19 +34,6 @@ from fedsurrogate.common.settings import (
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
 
-# By section of the settings: the keys that decide what a site sends, in the run's digest.
-FEDAVG_KEYS = (
-    *("model", "width", "rounds", "local_epochs", "batch_size", "learning_rate", "momentum", "mu"),
-    *(
-        "server_learning_rate",
-        "keep",
-        "clip",
-        "sample_rate",
-        "noise_multiplier",
-        "noise",
-        "augment",
-    ),
-)
 MODEL = (Field("parameters", "P", prefix=""),)
 BODY = (Field("parameters", "B", prefix=""),)
 # A control variate has the names of the parameters, after a prefix: CONTROL in
@@ -356,7 +342,7 @@ FEDAVG = Method(
     paper="McMahan et al. 2017",
     plan=plan,
     trains=plan_of_target,
-    digest={"fedavg": FEDAVG_KEYS, "baseline": heads.BASELINE_KEYS},
+    reads=("fedavg", "baseline"),
     shown="fedavg",
     fill=_FILL,
 )
@@ -400,7 +386,7 @@ FEDLAMBDA = replace(
     paper="a local head mixed with FedAvg's, as in DP-CVAE's comparison",
     plan=partial(_personal_plan, "with_head"),
     trains=None,
-    reads=("head",),
+    reads=("fedavg", "baseline", "head"),
 )
 KNN_PER = replace(
     FEDLAMBDA,
@@ -416,7 +402,7 @@ FEDREP = replace(
     paper="Collins et al. 2021, algorithm 1",
     plan=fedrep_plan,
     trains=None,
-    reads=("head",),
+    reads=("fedavg", "baseline", "head"),
     fill=partial(fill_for, "mlp", lambda settings: False),
 )
 

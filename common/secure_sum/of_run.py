@@ -5,7 +5,6 @@ what binds them.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 
 from fedsurrogate.common.methods.method import Plan
@@ -16,8 +15,6 @@ from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.settings import FeaturesSettings, SumSettings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 
-# Settings that select which of its records a site adds. All sites must have the same.
-SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 # Dimensions of a projection: this times the root of (records / noise on the second moment).
 # Measured with 2,500 and 10,000 images of CIFAR-10 that are in no table, and 3,143 sketches of
 # PACS; half or twice as many cost up to a point.
@@ -115,11 +112,7 @@ def context_of(run: Run, name: str) -> bytes:
         run: with the settings.
         name: of the sum.
     """
-    # Not in the digest, because simulations and deployments differ in them; but they select each
-    # site's records.
-    chosen = {key: getattr(run.settings, key) for key in SELECTING}
-    selected = json.dumps(chosen, sort_keys=True)
-    return hashlib.sha256(f"{run.full_digest}\0{name}\0{selected}".encode()).digest()
+    return hashlib.sha256(f"{run.full_digest}\0{name}".encode()).digest()
 
 
 def local_epsilon(epsilon: float, mechanism: Mechanism | None, rules: SumRules) -> float:

@@ -1,8 +1,8 @@
 """What a coordinator wants to do, written down before it starts, and signed by people who allow it.
 
-A proposal of a run holds the settings: whoever checks a signature computes the digest of the run
-from them, so a signature allows exactly the surrogates that its settings ask for. Whom it asks, and
-how long it waits, the digest leaves out.
+A proposal of a run holds the settings: whoever checks a signature resolves the run from them and
+computes the digest of its document, so a signature allows this run alone. Whom it asks, and how
+long it waits, the document leaves out (`UNSIGNED` in common/run.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Literal, get_args
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, public_key, sign, verify
-from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import Scalar
 
 Action = Literal["run", "register", "unregister"]
@@ -117,26 +116,10 @@ class Proposal:
         return parse_run(self.content)
 
     def digest(self) -> str:
-        """What is allowed: the digest of a run's settings, else that of the content."""
+        """What is allowed: the digest of a run's document, else that of the content."""
         if self.action == "run":
-            run = self.run()
-            return proposed_digest(run.full_digest, run.settings.test_fraction)
+            return self.run().full_digest
         return hashlib.sha256(json.dumps(dict(self.content), sort_keys=True).encode()).hexdigest()
-
-
-def proposed_digest(full_digest: str, test_fraction: float) -> str:
-    """Digest of all settings that decide what a site releases, for people who allow a run.
-
-    It is the full digest, which stored surrogates have, and differs from it where a run decides
-    itself how many records sites hold out.
-
-    Args:
-        full_digest: of the run.
-        test_fraction: its setting of this name.
-    """
-    if test_fraction == Settings.model_fields["test_fraction"].default:
-        return full_digest
-    return hashlib.sha256(f"{full_digest}\0test-fraction\0{test_fraction!r}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,13 @@ class FeaturesSettings(Section):
         "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
     )
 
+    digest: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{128})?$",
+        description="SHA-256 of the projection and of the centre that sites receive, by fedpft.public and "
+        "features.projection; `coordinator propose`, `run`, `request` and `exchange` compute it.",
+    )
+
     @property
     def given_projection(self) -> str:
         """The file of the projection; empty where none is given."""

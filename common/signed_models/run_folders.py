@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def settings_of_run(run: Path) -> Run:
-    """The settings of a run.
+    """The settings of a run, under the digest that its files name.
 
     Args:
         run: the run folder.
@@ -41,10 +42,10 @@ def settings_of_run(run: Path) -> Run:
         RunError: for a folder that is no run folder.
         ConfigError: for settings of another version.
     """
-    settings = _object(run, "manifest.json").get("config")
-    if not isinstance(settings, dict):
+    manifest = _object(run, "manifest.json")
+    if not isinstance(settings := manifest.get("config"), dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
-    return parse_run(settings)
+    return replace(parse_run(settings), stored_as=str(manifest.get("run", "")))
 
 
 def is_simulated(run: Path) -> bool:

@@ -127,6 +127,17 @@ def map_digest(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest() if payload else b""
 
 
+def public_digest(public: PublicMap) -> str:
+    """The digests of a projection and of a centre, as settings have them. Rows and centres of zeros
+    change nothing, and count as none.
+    """
+    rows, centre = public.projection, public.centre
+    rows = None if rows is None or not rows.any() else rows[rows.any(1)]
+    centre = None if centre is None or not centre.any() else centre
+    parts = PublicMap(projection=rows), PublicMap(centre=centre)
+    return "".join(hashlib.sha256(pack_map(part)).hexdigest() for part in parts)
+
+
 def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> bytes:
     """A masked vector.
 

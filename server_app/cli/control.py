@@ -162,13 +162,18 @@ def run(
     change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
     continues, and `coordinator attach` watches it again.
     """
+    from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.control import run as start
     from fedsurrogate.server_app.deployment.submit import remark
-    from fedsurrogate.server_app.lifecycle.before_start import check_submission, own_folders
+    from fedsurrogate.server_app.lifecycle.before_start import (
+        check_submission,
+        own_folders,
+        with_map_digest,
+    )
     from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
@@ -185,6 +190,7 @@ def run(
         put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
         return
     check_connection(control, root_certificates)
+    overrides = with_map_digest(overrides) if is_loopback(control) else overrides
     check_run_signed(overrides, root_certificates)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()

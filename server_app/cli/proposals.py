@@ -74,9 +74,7 @@ def propose(
 
     if what == What.run:
         given = preset_settings(preset) | parse_overrides(run_config or [])
-        content: Mapping[str, Scalar] = with_own_folder(
-            {k: v for k, v in given.items() if k != "approval"}
-        )
+        content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
         content = keys_of(folder, site if what == What.unregister else None)
         if not content:
@@ -103,6 +101,8 @@ def write_proposal(
     from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 
+    if action == "run":
+        content = with_own_folder(content)
     proposal = Proposal.fresh(action, content, purpose, days)
     # Before it is signed: settings that do not agree are refused here.
     proposal.digest()
@@ -285,11 +285,13 @@ def check_all_signed(proposal: Path | None, given: Sequence[str]) -> None:
 
 
 def with_own_folder(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Settings of a run with `resume` as the folder that it is here: another process starts it later."""
-    from fedsurrogate.server_app.lifecycle.before_start import own_folders
+    """Settings of a run with `resume` as the folder that it is here, and the digest of its public
+    map: another process starts it later.
+    """
+    from fedsurrogate.server_app.lifecycle.before_start import own_folders, with_map_digest
 
     own = own_folders("", str(settings.get("resume", "")))
-    return {**settings, **own}
+    return with_map_digest({**settings, **own}, chosen=True)
 
 
 def put_into_queue(

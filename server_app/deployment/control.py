@@ -15,7 +15,7 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import proposed_digest, read_setting
+from fedsurrogate.common.security.proposals import read_setting
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.control_api.following import (
     END_SECONDS,
@@ -163,8 +163,7 @@ def facts_of_run(overrides: Mapping[str, Scalar]) -> dict[str, object]:
     run = parse_run(overrides)
     proposal = run.settings.approval
     allowed = read_setting(proposal).proposal.id if proposal else ""
-    digest = proposed_digest(run.full_digest, run.settings.test_fraction)
-    return {"digest": digest, "proposal": allowed, "settings": shown}
+    return {"digest": run.full_digest, "proposal": allowed, "settings": shown}
 
 
 def _name(folder: Path | None) -> str:

@@ -94,7 +94,7 @@ def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
 
     Args:
         folder: of the rules.
-        digest: of the run, `proposed_digest`.
+        digest: of the run, `full_digest`.
         approval: its setting of this name; empty without a proposal.
 
     Returns:

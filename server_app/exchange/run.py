@@ -21,6 +21,7 @@ from fedsurrogate.server_app.deployment.request_key import VARIABLE, read_reques
 from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.lifecycle.before_start import with_map_digest
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.offline import asked_of
 from fedsurrogate.strategies.base.registered import Registered
@@ -69,7 +70,8 @@ def run_by_files(
             f"{str(out)!r} is not empty; each run needs a folder of its own for its messages"
         )
     # Sites must know their number too: what a private run sends depends on it.
-    approved, settings = settings, {"sites": len(keys), **_in_one_sum(settings, show)}
+    approved = with_map_digest(settings)
+    settings = {"sites": len(keys), **_in_one_sum(approved, show)}
     config = parse_run({"deadline": days * DAY, **settings})
     if "approval" in approved and parse_run(approved).full_digest != config.full_digest:
         raise ConfigError(

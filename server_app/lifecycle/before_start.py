@@ -124,6 +124,26 @@ def check_simulation(
     return config, settings | own_folders(config.settings.output_dir, config.settings.resume)
 
 
+def with_map_digest(settings: Mapping[str, Scalar], chosen: bool = False) -> dict[str, Scalar]:
+    """Settings of a run with the digest of its public map, if files here name it.
+
+    Args:
+        settings: flat.
+        chosen: whether also of one that the run itself chooses, for a backbone of a known dimension.
+
+    Raises:
+        ConfigError: for settings that do not agree, or a file that cannot be read.
+    """
+    run = parse_run(settings)
+    named = run.settings.fedpft.public or run.settings.features.given_projection
+    if not (named or (chosen and run.maps)):
+        return dict(settings)
+    # It needs torch, which other runs begin without.
+    from fedsurrogate.strategies.pooling.public_projection import with_digest
+
+    return with_digest(settings)
+
+
 def own_folders(output_dir: str, resume: str) -> dict[str, Scalar]:
     """The coordinator's folders of a run as absolute paths: its app runs in another folder.
 

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
@@ -20,21 +19,8 @@ from fedsurrogate.server_app.runs.json_values import Json, as_number, at
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
-# Settings that decide in a simulation which records a site has, besides those of the digest.
-OF_RECORDS = (
-    *(
-        "data",
-        "dataset",
-        "label-column",
-        "patient-column",
-        "bag-column",
-        "partition",
-        "alpha",
-        "classes-per-site",
-        "site-column",
-    ),
-    "test-fraction",
-)
+# Settings that decide in a simulation which records a site has, besides those of the document.
+OF_RECORDS = ("data", "dataset", "label-column", "patient-column", "bag-column")
 MOST_SHOWN = 5
 
 
@@ -69,7 +55,18 @@ def check_resume(config: Run, simulated: bool) -> None:
             f"{shown} is {kinds[was]}, and this is {kinds[simulated]}, whose sites have other "
             "records"
         )
-    if differing := _differing(manifest, config, simulated):
+    try:
+        before = parse_run(manifest["config"])
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        # The digest in the checkpoint decides.
+        return
+    if manifest.get("run") not in (None, before.digest):
+        version = at(manifest, "versions", "fedsurrogate") or "the one that began it"
+        raise RunError(
+            f"{shown} is of another version, which has another digest for its settings, and sites "
+            f"continue what they know by its digest; continue it with version {version}"
+        )
+    if differing := _differing(before, config, simulated):
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
         raise RunError(
             f"{shown} has other settings: {'; '.join(differing[:MOST_SHOWN])}{more}; give the same "
@@ -86,30 +83,15 @@ def _content(file: Path) -> Json:
     return {}
 
 
-def _differing(manifest: Mapping[str, Any], config: Run, simulated: bool) -> list[str]:
+def _differing(before: Run, config: Run, simulated: bool) -> list[str]:
     """The settings that the earlier run had otherwise, as texts."""
-    try:
-        before = parse_run(manifest["config"])
-    except (ConfigError, KeyError, TypeError, AttributeError):
-        # Of another version; the digest in the checkpoint decides.
-        return []
-    if manifest.get("run") not in before.known_as:
-        return []
-    # A setting may have been written otherwise and mean the same, as `fedpft.bits = 16` of 0.2.0.
     old, new = (
-        _compared(
-            each.settings.flat(),
-            () if before.digest == config.digest else each.digest_keys,
-            simulated,
-        )
+        {key: each.settings.flat()[key] for key in OF_RECORDS if simulated}
+        | {key: value for part in each.document.values() for key, value in part.items()}
         for each in (before, config)
     )
     keys = [key for key in (*old, *new) if old.get(key) != new.get(key)]
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
-
-
-def _compared(whole: Mapping[str, Any], keys: Sequence[str], simulated: bool) -> dict[str, Any]:
-    return {key: whole[key] for key in (*keys, *(OF_RECORDS if simulated else ()))}
 
 
 def continuation(folder: Path) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.server_app.report.plots.site_map import draw_site_map
-from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
@@ -30,7 +29,7 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
     if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
         return None
     try:
-        config = parse_run(as_table(run.manifest.get("config")))
+        config = settings_of_run(folder)
         if not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
         strategy = stored_strategy(config)(config)

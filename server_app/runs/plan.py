@@ -55,7 +55,7 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     """
     classes = classes if config.target is None else len(config.target.rows)
     lines = _released(config.plan.messages, classes, dimension, records)
-    covers = "covariance" in config.method.digest.get("fedpft", ())
+    covers = "fedpft" in config.method.sections
     if config.target is None and covers and not config.plan.sent_by_solver:
         lines.append(explained(config.settings, dimension))
     if mapped := projected_dimensions(config, dimension):

@@ -224,7 +224,8 @@ class Chain(Federation):
                 ) from None
             if walk.run != self.config.digest:
                 raise RunError(
-                    f"resume = {self.config.settings.resume!r} is of a run with other settings"
+                    f"resume = {self.config.settings.resume!r} is of a run with other settings, or of another "
+                    "version"
                 )
             # Skipped sites get another chance at the end of the chain.
             walk.order, walk.skipped = [*walk.done, *walk.left, *walk.skipped], []

@@ -237,9 +237,10 @@ class Training:
             SurrogateError,
         ) as error:
             raise RunError(f"{name} is not a valid checkpoint ({type(error).__name__})") from None
-        if facts.format != FORMAT or facts.run not in config.known_as:
+        if facts.format != FORMAT or facts.run != config.digest:
             raise RunError(
-                f"{name} is from a run with other settings ({facts.run[:64]}), not {config.digest}"
+                f"{name} is of a run with other settings, or of another version "
+                f"({facts.run[:64]}), not {config.digest}"
             )
         return cls(
             config,

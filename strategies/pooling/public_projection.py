@@ -9,20 +9,24 @@ of a record's norm.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.own_heads import HEADS, own_head
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.randomness import stream
-from fedsurrogate.common.run import Run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.features import AUTO
+from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.float16 import pack
+from fedsurrogate.common.wire.sum_proto import public_digest
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     unpack_centre,
@@ -90,6 +94,33 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
             "features in files, `backbone` and `weights-path` name what made them"
         )
     return made, f"{count:,} of {directions.shape[1]:,} directions: {source}"
+
+
+def with_digest(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Settings of a run with the digest of its public map, where that is known before sites are asked.
+
+    Args:
+        flat: settings of the run.
+
+    Raises:
+        ConfigError: for a file that cannot be read, or does not hold what is needed.
+
+    Example:
+        >>> with_digest({"method": "fedpft"})
+        {'method': 'fedpft'}
+    """
+    run = parse_run(flat)
+    own = run.settings
+    if own.fedpft.public:
+        dimension = read_public(own.fedpft.public).shape[1]
+    elif own.features.given_projection:
+        dimension = _read(own.features.given_projection, run.power)[0].shape[1]
+    else:
+        # Of files at sites `data` says nothing.
+        dimension = named_dimension("imagefolder", own.backbone, own.image_size)
+    if not (run.maps and dimension) or own.features.digest:
+        return dict(flat)
+    return {**flat, "features.digest": public_digest(read_map(run, dimension))}
 
 
 def random_rows(count: int, dimension: int) -> Tensor:

@@ -232,7 +232,7 @@ def test_an_override_that_cannot_be_read_is_named(text: str, named: str) -> None
         {"data-dir": "/hospital"},
         {"data": "imagefolder", "dataset": "scans"},
         {"weights-path": "/w.safetensors"},
-        {"quorum": 1.0, "deadline": 5.0, "sites": 3, "compare": True, "max-payload-mib": 1},
+        {"quorum": 1.0, "deadline": 5.0, "sites": 3, "compare": True, "max-payload-mib": 300},
         {"head.epochs": 1},
     ],
 )
@@ -290,16 +290,6 @@ def test_fedlap_takes_the_network_that_the_features_allow(
     assert chosen.digest == named.digest
     for other in {"linear", "mlp", "convnet"} - {network}:
         assert parse_run(flat | {"fedlap.model": other}).settings.fedlap.kind == other
-
-
-def test_runs_of_fedlap_that_name_their_network_steps_and_memory_keep_their_digest() -> None:
-    steps = {"fedlap.image-steps": 100, "fedlap.memory": 0.33}
-    preset = {"method": "fedlap", "image-size": 16, "partition": "classes", "classes-per-site": 2}
-    assert parse_run(preset | steps).digest == "8e53cacea5ac005a"
-    assert (
-        parse_run({"method": "fedlap", "fedlap.model": "convnet"} | steps).digest
-        == "920559813665d306"
-    )
 
 
 def test_device_is_one_this_machine_has() -> None:

@@ -109,6 +109,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "features.projection": ("projection.safetensors",),
     "features.dimensions": (4,),
     "features.records": (500,),
+    "features.digest": (2 * SHA,),
     "fedavg.model": ("linear", "mlp", "convnet"),
     "fedavg.width": (16,),
     "fedavg.rounds": (3,),

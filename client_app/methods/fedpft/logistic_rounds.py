@@ -292,4 +292,4 @@ def _received(task: Task) -> Received:
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    return Received(tensors[WEIGHT], tensors[BIAS], public, bound)
+    return Received(tensors[WEIGHT], tensors[BIAS], task.agreed(public, task.round > 1), bound)

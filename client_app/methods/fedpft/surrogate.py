@@ -38,6 +38,7 @@ from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.streamed_fit import PASSES, fit_streamed
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
@@ -290,7 +291,8 @@ def _fit(
 
 def fedpft_surrogate(task: Task) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    data, centre = SiteData.of(task.found, task.site), unpack_question(task.payload)
+    data = SiteData.of(task.found, task.site)
+    centre = task.agreed(PublicMap(centre=unpack_question(task.payload))).centre
     if task.run.frames:
         data = data.in_own_frame(task.limits.smallest_class)
     elif frame := task.public_frame:

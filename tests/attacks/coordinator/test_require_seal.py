@@ -404,13 +404,3 @@ def test_nothing_in_a_message_overrides_the_settings_of_the_run(
     (reply,) = grid.pull_messages(list(grid.push_messages([Message(record, FIRST_NODE, "train")])))
     content = b"".join(all_that_left([reply]).values())
     assert not any(name.encode() in content for name in CLASSES)
-
-
-def test_an_open_run_keeps_the_digest_it_always_had(tmp_path: Path) -> None:
-    """Stored files of earlier open runs can still be used for learning."""
-    open_run = {"fedpft.covariance": "lowrank"}
-    known = {
-        "f6aac07605f2e02c": open_run,
-        "4726b21899554da4": open_run | {"fedpft.topology": "chain"},
-    }
-    assert {parse_run(settings).digest: settings for settings in known.values()} == known

@@ -35,7 +35,6 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.proposals import (
     Proposal,
     SignedProposal,
-    proposed_digest,
     read_signed,
 )
 from fedsurrogate.common.security.sealing import public_key
@@ -58,7 +57,7 @@ def with_text(proposal: SignedProposal | None, content: Mapping[str, object] = R
 
 
 def digest_of(run: Run) -> str:
-    return proposed_digest(run.full_digest, run.settings.test_fraction)
+    return run.full_digest
 
 
 ANSWERS = st.sampled_from([None, "approved", "refused"])

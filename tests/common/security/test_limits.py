@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security import enrolment, signed_requests
 from fedsurrogate.common.security.enrolment import (
     Enrolment,
@@ -33,7 +32,6 @@ from fedsurrogate.common.security.proposals import (
     Proposal,
     SignedProposal,
     check_signed,
-    proposed_digest,
     read_approver_key,
     read_proposal,
     read_setting,
@@ -260,21 +258,6 @@ def test_keys_of_sites_are_allowed_by_their_names_and_fingerprints_only(
     assert proposal.text_digest() == hashlib.sha256(proposal.body()).hexdigest()
     assert proposal.text_digest() != other.text_digest()
     assert json.loads(proposal.body()) == RIGHT | {"action": "register", "content": content}
-
-
-@pytest.mark.parametrize("fraction", [None, 0.2, 0.5])
-def test_people_also_allow_how_many_records_are_held_out(fraction: float | None) -> None:
-    flat: dict[str, Any] = {"method": "fedpft"} | (
-        {} if fraction is None else {"test-fraction": fraction}
-    )
-    run = parse_run(flat)
-    usual = run.settings.test_fraction == parse_run({}).settings.test_fraction
-    found = Proposal(**(RIGHT | {"content": flat})).digest()
-    assert found == proposed_digest(run.full_digest, run.settings.test_fraction)
-    assert (found == run.full_digest) == usual
-    if not usual:
-        text = f"{run.full_digest}\0test-fraction\0{fraction!r}"
-        assert found == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("days", [1, 30])

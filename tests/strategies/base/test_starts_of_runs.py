@@ -211,7 +211,7 @@ def test_a_resumed_chain_goes_on_with_its_relay_or_says_what_is_wrong(
         assert (
             str(caught.value)
             == {
-                "run": f"{start} is of a run with other settings",
+                "run": f"{start} is of a run with other settings, or of another version",
                 "text": f"{start}: {STATE} is damaged (JSONDecodeError)",
                 "form": f"{start}: {STATE} is damaged (TypeError)",
                 "missing": f"{start}: {STATE} cannot be read (FileNotFoundError); name the folder of "
