@@ -42,7 +42,7 @@ from tests.coded import coded, exact_code
 
 CLASSES, DIMENSION, RECORDS, TESTED = 10, 128, 40, 4
 SHRINKAGE = 0.1
-POLICY = "without-dp = true\nsmallest-class = 1\n"
+POLICY = "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
 COLUMNS = (
     "sites",
     "used",

@@ -94,10 +94,11 @@ class NodeConfig(Section):
         description="Columns that runs may learn where they learn no class: labels, numbers, or "
         "time and event; a run names those that it learns.",
     )
-    unit: Literal["patient", "record"] = Field(
+    unit: Literal["patient", "record", "bag"] = Field(
         "patient",
         description="Unit of privacy if the data have patient IDs; record protects each image "
-        "alone, so a patient with several images is protected less.",
+        "alone, so a patient with several images is protected less, and bag each bag of "
+        "bag-column, so all private runs must pool bags. All private runs on data-dir have one unit.",
     )
     dicom_frames: Frames = Field(
         "refuse",
@@ -192,15 +193,13 @@ class NodeConfig(Section):
         return self
 
     @property
-    def protects(self) -> Unit:
+    def protects(self) -> Unit | Literal["bag"]:
         """The unit of privacy at a site with its own data; it depends on these settings only, not
         on the data.
         """
-        return (
-            "patient"
-            if self.unit == "patient" and (self.patient_column or self.data == "dicom")
-            else "record"
-        )
+        if self.unit == "patient":
+            return "patient" if self.patient_column or self.data == "dicom" else "record"
+        return self.unit
 
     @property
     def held_out_apart(self) -> bool:

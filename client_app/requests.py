@@ -313,7 +313,9 @@ def _evaluation(request: SiteRequest) -> Answer:
     gate.check_request(run)
     _keep(request, gate)
     if node.data and (
-        gate.policy.limits_attacks or not gate.exact_numbers_may_leave(run.hides_sites)
+        gate.policy.limits_attacks
+        or not gate.policy.exact_sums_at_models
+        or not gate.exact_numbers_may_leave(run.hides_sites)
     ):
         # No result may leave, so none is computed. In a private run the model is checked; a
         # generator is kept in any.

@@ -217,7 +217,10 @@ def run_federation(
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes, run_id=next(RUN_IDS))
     lenient = tmp_path / "lenient-policy.toml"
     tmp_path.mkdir(parents=True, exist_ok=True)
-    lenient.write_text("without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n")
+    lenient.write_text(
+        "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
+        "exact-runs-may-differ = true\n"
+    )
     for config in grid.node_configs.values():
         if config.get("data"):
             config.setdefault("policy", str(lenient))

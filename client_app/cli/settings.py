@@ -110,16 +110,17 @@ def forget_sums(
         typer.Option(
             "--yes",
             prompt="Several exact sums with different sites may together show this hospital's own "
-            "part. Forget",
-            help="Accept that further sums, together with earlier ones, may show this hospital's "
-            "own part.",
+            "part, and exact runs over different records single ones. Forget",
+            help="Accept that further sums and runs without noise, together with earlier ones, may show "
+            "this hospital's own part, or single records.",
         ),
     ],
 ) -> None:
-    """Forget with which sites this hospital has taken part in secure sums without joint noise.
+    """Forget with which sites this hospital has taken part in secure sums without joint noise, and
+    which records its runs without noise have selected.
 
-    The next such sum may be with other sites, or over changed data. The old record is kept under
-    another name.
+    The next such sum may be with other sites, or over changed data, and the next run without noise may
+    select other records. The old record is kept under another name; the ledger notes the decision.
     """
     from fedsurrogate.client_app.secure_sum.same_sites import forget
 

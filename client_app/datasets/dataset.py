@@ -149,8 +149,8 @@ class Dataset:
         burned_in: number of images with text burned into their pixels, as their headers state.
         left_out: reasons for missing records.
         odd: remarks for the data report.
-        whole: if a run uses only some classes, the records of all classes. Features are computed
-            once for all classes, so `key` does not depend on classes.
+        whole: the records of all classes, and in turn all images that were found. Features are
+            computed once for these, whatever a run leaves out, so they depend on the files alone.
         rows: indices (n,) of these records among those of `whole`.
         place: where a record is, for the site's own log.
         values: of the target, (n, k), float64; None for classes.
@@ -430,9 +430,8 @@ def _assemble(
             f"data set {name!r} has no record of the classes {', '.join(classes) or '(none)'}; it "
             f"has {len(labels)} records of the classes {present}; correct classes, or the data"
         )
-    whole = None if records.images is None else _of_all_classes(name, records.images.records)
+    whole = _all_images(name, records if records.images is None else records.images.records)
     if source.classes and source.target is None:
-        whole = whole or _of_all_classes(name, records)
         others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
         records = replace(
             select(records, kept.tolist()),
@@ -473,7 +472,7 @@ def _assemble(
         left_out=records.left_out,
         odd=(*records.odd, *odd),
         whole=whole,
-        rows=None if whole is None else kept if images is None else images.firsts,
+        rows=kept if images is None else images.firsts,
         place=records.place,
         values=records.values,
         groups=groups,
@@ -481,8 +480,9 @@ def _assemble(
     )
 
 
-def _of_all_classes(name: str, records: Records) -> Dataset:
-    """All records of a source, without labels; used for their features only."""
+def _all_images(name: str, records: Records) -> Dataset:
+    """All records of a source, among all images found, without labels; for their features only."""
+    found = records.found
     labels = torch.full((len(records.labels),), -1)
     return Dataset(
         name,
@@ -494,5 +494,7 @@ def _of_all_classes(name: str, records: Records) -> Dataset:
         records.features,
         records.fingerprint,
         opener=records.opener,
+        whole=None if found is None else _all_images(name, found.records),
+        rows=None if found is None else found.rows,
         place=records.place,
     )

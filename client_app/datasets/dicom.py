@@ -4,11 +4,10 @@ read on demand.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,13 @@ from fedsurrogate.client_app.datasets.dicom_files import (
     plugins_for,
     read_header,
 )
-from fedsurrogate.client_app.datasets.dicom_pixels import open_place, without_warnings
-from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
+from fedsurrogate.client_app.datasets.dicom_pixels import without_warnings
+from fedsurrogate.client_app.datasets.dicom_records import (
+    MOST_FRAMES,
+    DicomImage,
+    each_frame,
+    opened,
+)
 from fedsurrogate.client_app.datasets.image_folders import (
     files_below,
     find_table,
@@ -41,13 +45,12 @@ from fedsurrogate.client_app.datasets.one_record import (
     printable,
 )
 from fedsurrogate.client_app.datasets.readers import (
-    content_key,
     listing,
     refuse_columns,
     require_columns,
     some,
 )
-from fedsurrogate.client_app.datasets.records import Records, select, without
+from fedsurrogate.client_app.datasets.records import Records, only, without
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.datasets.target_values import (
     check_table,
@@ -76,32 +79,6 @@ TAGS = (
     *TEXTS,
     *("Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"),
 )
-# Images of a file of which each is taken: a header may state any number.
-MOST_FRAMES = 10_000
-
-
-@dataclass(frozen=True, repr=False)
-class DicomImage:
-    """An image file and values of its header. Without repr, because the header contains the
-    patient's ID.
-
-    Attributes:
-        path: of the file.
-        keys: values by which a table may name the image, see KEYS, or its bag.
-        issuer: of the patient's ID; empty if the header has none.
-        frames: number of images in the file.
-        syntax: UID of the transfer syntax.
-        deep: whether more than 8 bits are stored.
-        burned_in: whether text is burned into the pixels, as the header states.
-    """
-
-    path: Path
-    keys: dict[str, str]
-    issuer: str
-    frames: int
-    syntax: str
-    deep: bool
-    burned_in: bool
 
 
 def read_dicom(
@@ -136,7 +113,9 @@ def read_dicom(
     if table is None:
         check_table(root, left.target)
     if table:
-        images, records = _by_table(root, table, label_column, site_column, patient_column, left)
+        found, rows, records = _by_table(
+            root, table, label_column, site_column, patient_column, left
+        )
     else:
         refuse_columns(
             f"'{root}' has no table with columns; put one next to the images",
@@ -144,9 +123,11 @@ def read_dicom(
             patient_column,
             None if left.bags in (OF_FOLDER, *OF_HEADERS) else left.bags,
         )
-        images, records = _by_folder(root, label_column, left)
+        found, records = _by_folder(root, label_column, left)
+        rows = list(range(len(found)))
+    images = [found[row] for row in rows]
     _refuse_frames(images, frames, left)
-    decoders = _decoders(images, left)
+    _decoders(images, left)
     if burned_in := sum(image.burned_in for image in images):
         LOG.warning(
             "%d of %d DICOM images have text burned into their pixels (see headers)",
@@ -156,21 +137,21 @@ def read_dicom(
     patients = records.patients or _patients(images, left)
     if not (table or left.one_by_one):
         _refuse_folders_of_patients(root, records.labels, patients)
-    # No object that lasts keeps a header.
-    places = [(image.path, image.frames // 2 if frames == "middle" else 0) for image in images]
-    # The key includes decoders: a new decoder may read an image that was broken before.
-    files = content_key(root, [path for path, _ in places])
-    key = hashlib.sha256(repr(("dicom", files, frames, decoders)).encode()).hexdigest()
+    # Which labels a run reads decides which rows of a table count; features are those of all.
+    every = opened(root, found, frames, _decoders(found, LeftOut(one_by_one=True)))
     readable = replace(
-        records, key=key, opener=partial(open_place, places), patients=patients, burned_in=burned_in
+        every if len(rows) == len(found) else only(every, rows),
+        labels=records.labels,
+        is_train=records.is_train,
+        origin=records.origin,
+        values=records.values,
+        bags=records.bags,
+        patients=patients,
+        burned_in=burned_in,
     )
-    paths = [path for path, _ in places]
-    same = partial(remembered, key, partial(same_files, paths))
     bags = _bags(images, readable, left) if left.bags or frames == "all" else None
-    readable = replace(readable, same=same, place=lambda i: str(paths[i]), bags=bags)
-    if frames != "all":
-        return without(readable, left)
-    return _each_frame(without(readable, left), [images[row] for row in left.kept(len(images))])
+    kept = without(replace(readable, bags=bags), left)
+    return each_frame(kept, found) if frames == "all" and left.bags is not None else kept
 
 
 def _bags(images: Sequence[DicomImage], records: Records, left: LeftOut) -> tuple[str, ...] | None:
@@ -182,20 +163,6 @@ def _bags(images: Sequence[DicomImage], records: Records, left: LeftOut) -> tupl
     if tag := OF_HEADERS.get(left.bags):
         return bag_names([image.keys[tag] for image in images], left)
     return tuple(image.keys["path"] for image in images)
-
-
-def _each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
-    """Records of all images in the files of records."""
-    places = [(image.path, frame) for image in images for frame in range(max(1, image.frames))]
-    rows = [row for row, image in enumerate(images) for _ in range(max(1, image.frames))]
-    if len(rows) == len(images):
-        return records
-    return replace(
-        select(records, rows),
-        key=hashlib.sha256(repr((records.key, rows)).encode()).hexdigest(),
-        opener=partial(open_place, places),
-        place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
-    )
 
 
 def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
@@ -220,7 +187,8 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[Dicom
 
 def _by_table(
     root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
-) -> tuple[list[DicomImage], Records]:
+) -> tuple[list[DicomImage], list[int], Records]:
+    """The images that a table names, the places of those that it labels, and their records."""
     of_target = columns_of(label_column, left.target)
     bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
     columns = read_table(table, (*of_target, patient_column, bag_column, *KEYS), left)
@@ -236,11 +204,14 @@ def _by_table(
         label_column = "the target"
         columns[label_column] = [f"= {text}" for text in texts_of(columns, left.target)]
     given = [label_column, *others]
+    named = {_named(value, key) for value in columns[key]} - {""}
     rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
     scanned = scan_images(
         root, [path for path in files_below(root, is_file, left) if path != table], left
     )
-    images = [image for image in scanned if image.keys[key] in rows]
+    found = [image for image in scanned if image.keys[key] in named]
+    places = [at for at, image in enumerate(found) if image.keys[key] in rows]
+    images = [found[at] for at in places]
     if not images and not left.one_by_one:
         raise DataError(
             f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} "
@@ -260,18 +231,24 @@ def _by_table(
         )
     # From here on, each row belongs to an image.
     columns = {name: [values[row] for row in matched] for name, values in columns.items()}
-    return images, Records(
-        names_in(columns[label_column], f"label ({label_column!r})", left, left.classes),
-        "",
-        split_of(columns, table, left),
-        names_in(columns[site_column], f"site ({site_column!r})", left) if site_column else None,
-        patients=patient_names(columns[patient_column], patient_column, left)
-        if patient_column
-        else None,
-        values=None
-        if left.target is None
-        else values_in(columns, left.target, table, left).reshape(len(images), -1),
-        bags=bag_names(columns[bag_column], left) if bag_column else None,
+    return (
+        found,
+        places,
+        Records(
+            names_in(columns[label_column], f"label ({label_column!r})", left, left.classes),
+            "",
+            split_of(columns, table, left),
+            names_in(columns[site_column], f"site ({site_column!r})", left)
+            if site_column
+            else None,
+            patients=patient_names(columns[patient_column], patient_column, left)
+            if patient_column
+            else None,
+            values=None
+            if left.target is None
+            else values_in(columns, left.target, table, left).reshape(len(images), -1),
+            bags=bag_names(columns[bag_column], left) if bag_column else None,
+        ),
     )
 
 
@@ -303,14 +280,13 @@ def _rows(
     rows: dict[str, int] = {}
     torn: set[str] = set()
     for row, (value, label) in enumerate(zip(columns[key], columns[given[0]], strict=True)):
-        text = normal(str(value or "")) if key == "path" else name_or_blank(value)
-        if not text or not label:
+        name = _named(value, key)
+        if not name or not label:
             left.remark(
                 f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
                 "it",
             )
             continue
-        name = Path(text).as_posix() if key == "path" else text
         first = rows.setdefault(name, row)
         if differing := [name for name in given if columns[name][first] != columns[name][row]]:
             left.remark(
@@ -319,6 +295,14 @@ def _rows(
             )
             torn.add(name)
     return {name: row for name, row in rows.items() if name not in torn}
+
+
+def _named(value: Any, key: str) -> str:
+    """The name of an image in a table; empty for none."""
+    if key != "path":
+        return name_or_blank(value)
+    text = normal(str(value or ""))
+    return Path(text).as_posix() if text else ""
 
 
 def scan_images(root: Path, files: Sequence[Path], left: LeftOut) -> list[DicomImage]:

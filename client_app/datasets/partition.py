@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.secure_sum.of_run import SELECTING
+from fedsurrogate.common.settings import Settings, kebab
 from fedsurrogate.common.settings.partition import read_partitioner
 from fedsurrogate.common.targets.target import Target
 
@@ -27,6 +29,12 @@ DRAWS = 11  # for each minimum
 # Parts of the last calls of `partition`, by its arguments.
 _PARTS: dict[tuple[object, ...], list[Tensor]] = {}
 MOST_KEPT = 8
+# Of a data source: where it is, how it is read, and what has another name in the settings; and how a
+# split is drawn, of which held-out records have none.
+NOT_SELECTING = {"kind", "folder", "names", "bags", "one_by_one", "noisy", "patients_protected"}
+DRAWING = {"test_fraction", "site_column"}
+# Characters of a value in a ledger.
+LONGEST_SHOWN = 80
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +150,7 @@ def check_settings(settings: Settings, node: NodeConfig) -> None:
         )
     if not is_protected(bool(settings.epsilon), node):
         return
+    _check_unit(settings, node)
     if len(node.dataset) > 1:
         _one_dataset_a_site(node.dataset, node.num_partitions)
     elif node.num_partitions > 1:
@@ -149,6 +158,64 @@ def check_settings(settings: Settings, node: NodeConfig) -> None:
             f"num-partitions = {node.num_partitions}: the split of a folder among sites depends on "
             "all records, so no privacy guarantee would hold; give each site its own folder"
         )
+
+
+def _check_unit(settings: Settings, node: NodeConfig) -> None:
+    """Refuse a private run whose noise protects another unit than the site's ledger counts. Of
+    patients it protects all images and bags.
+    """
+    pools = settings.features.bag != "none" and bool(node.bag_column)
+    if node.protects == "patient" or pools == (node.protects == "bag"):
+        return
+    run, site = ("bags", "single images") if pools else ("single images", "bags")
+    raise ConfigError(
+        f"features.bag = {settings.features.bag!r} and bag-column = {node.bag_column!r}: the run protects "
+        f"{run}, and this site {site} (unit), which it would protect less; run with features.bag = 'mean' "
+        "at sites with unit = 'bag' and a bag-column, and without it at others"
+    )
+
+
+def selection(run: Run, node: NodeConfig) -> dict[str, str]:
+    """The settings that select a site's records, in words: runs in which one of them differs may
+    differ by a single record.
+
+    Args:
+        run: that asks for records.
+        node: the site's settings.
+
+    Returns:
+        By the name of the setting and of the records; empty for a share of the run's own data.
+    """
+    if not node.data:
+        return {}
+    source, own = DataSource.of_node(node, run), run.settings
+    judged = judges(own.counting, node)
+    left_out = NOT_SELECTING | (DRAWING if judged else set())
+    chosen: dict[str, object] = {
+        each.name: getattr(source, each.name)
+        for each in fields(DataSource)
+        if each.name not in left_out
+    }
+    chosen |= {
+        "dataset": source.names,
+        "classes": sorted(source.classes),
+        "target": run.target and run.target.public,
+        "features.bag": own.features.bag,
+        "bag-column": source.bags or "",
+    }
+    if not judged:
+        chosen["seed"] = own.seed
+    if node.num_partitions > 1:
+        chosen |= {key: getattr(own, key) for key in SELECTING}
+    kind = "held-out" if judged else "training"
+    return {f"{kebab(name)} ({kind})": _shown(value) for name, value in chosen.items()}
+
+
+def _shown(value: object) -> str:
+    text = ", ".join(value) if isinstance(value, list | tuple) else str(value)
+    if len(text) <= LONGEST_SHOWN:
+        return text or "empty"
+    return f"{text[:LONGEST_SHOWN]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()})"
 
 
 def whole(

@@ -38,6 +38,20 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
+class Found:
+    """All images that a reader has found: features are computed for these, whichever of them a run
+    leaves out.
+
+    Attributes:
+        records: before any was left out.
+        rows: indices of the records that are left, (n,) int64.
+    """
+
+    records: Records
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Records:
     """Records of a reader.
 
@@ -60,6 +74,7 @@ class Records:
         values: of the target, (n, k), float64; None for classes.
         bags: name of the bag of each image, where bags are pooled and the source names them.
         images: of each record, where it is a bag; None where it is an image.
+        found: where some images were left out, all that the reader has found.
     """
 
     labels: Sequence[str]
@@ -79,6 +94,7 @@ class Records:
     values: Tensor | None = None
     bags: tuple[str, ...] | None = None
     images: Images | None = None
+    found: Found | None = None
 
 
 def select(records: Records, positions: Sequence[int]) -> Records:
@@ -92,6 +108,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         list(positions),
     )
     same, place, images = records.same, records.place, records.images
+    found = records.found or Found(records, torch.arange(len(records.labels)))
     # Bags have no features of their own.
     features = records.features if images is not None else _rows(records.features, rows)
     return replace(
@@ -109,6 +126,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         images=None
         if images is None
         else replace(images, members=tuple(images.members[i] for i in rows)),
+        found=replace(found, rows=found.rows[rows]),
     )
 
 
@@ -121,14 +139,12 @@ def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) ->
 
 
 def without(records: Records, left: LeftOut) -> Records:
-    """The records that are not left out. Their key then changes, because cached features belong to
-    rows.
-    """
+    """The records that are not left out. Their key then changes, which identifies rows."""
     noted = replace(records, left_out=tuple(left.reasons), odd=tuple(left.odd))
     return only(noted, left.kept(len(records.labels))) if left.rows else noted
 
 
 def only(records: Records, positions: Sequence[int]) -> Records:
-    """As `select`, with a key for these records, because cached features belong to rows."""
+    """As `select`, with a key for these records."""
     key = hashlib.sha256(repr((records.key, list(positions))).encode()).hexdigest()
-    return select(replace(records, key=key), positions)
+    return replace(select(records, positions), key=key)

@@ -180,6 +180,9 @@ def extract(
         return images.pooled(dataset.members)
     if dataset.whole is not None and dataset.rows is not None and dataset.features is None:
         all_ = extract(dataset.whole, backbone, cache, batch_size, most_mib, load)
+        if torch.equal(dataset.rows, torch.arange(len(all_.ok))):
+            # Not a copy: they may be more than the memory holds.
+            return all_
         return replace(all_, x=all_.x[dataset.rows], ok=all_.ok[dataset.rows])
     if dataset.features is not None:
         ok = torch.ones(len(dataset), dtype=torch.bool)

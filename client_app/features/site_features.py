@@ -189,7 +189,7 @@ def load_site(
         most_mib=node.features_in_memory_mib,
     )
     train, test = read(part.train), read(part.test)
-    if node.unit == "record" or (protected and node.protects == "record"):
+    if node.unit != "patient" or (protected and node.protects != "patient"):
         train = replace(train, units=None)
     elif protected and train.units is None:
         raise SourceError(

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from fedsurrogate.client_app.governance.entries import (
     Entry,
@@ -57,6 +57,10 @@ class Budget:
         after_open: whether private releases may follow releases without privacy, for which no
             epsilon holds.
         delta_total: of all releases; 0 means 2 delta.
+        exact_may_differ: whether releases without privacy may select other records than earlier ones.
+        bags: whether runs of earlier versions may have pooled bags, which the site names. Their entries
+            say "record" of both, so all of these count as the image of a bag would: twice the
+            sensitivity.
 
     Example:
         >>> Budget(4.0, 1e-5, 1.0).filter.epsilon
@@ -70,6 +74,8 @@ class Budget:
     epsilon_per_run: float
     after_open: bool = False
     delta_total: float = 0.0
+    exact_may_differ: bool = False
+    bags: bool = False
 
     @property
     def filter(self) -> PrivacyFilter:
@@ -87,7 +93,7 @@ def spent(entries: Sequence[Entry], budget: Budget) -> float:
     Returns:
         Epsilon, as `PrivacyFilter.spent` counts it.
     """
-    return budget.filter.spent(events_of(entries), _exact(entries))
+    return budget.filter.spent(_counted(entries, budget), _exact(entries))
 
 
 def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: Budget) -> int:
@@ -98,7 +104,7 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
         plan: each of these runs has exactly these releases.
         budget: the limits.
     """
-    rule, earlier = budget.filter, events_of(entries)
+    rule, earlier = budget.filter, _counted(entries, budget)
     if not plan:
         return 0
     shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
@@ -131,27 +137,21 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
 
     Raises:
         BudgetError: when the total or the run's budget would be exceeded, or the release is not in
-            the plan of its run. Also when an earlier release had no privacy, or, for a guarantee to
-            patients, protected single records only.
-        PolicyError: when another run has used its proposal.
+            the plan of its run. Also when an earlier release had no privacy, or protected
+            another unit.
+        PolicyError: when another run has used its proposal, or a release without privacy selects
+            other records than an earlier one.
     """
     _check_used_once(entries, release)
     if not release.events:
+        if not budget.exact_may_differ:
+            _check_selection(entries, release)
         return spent(entries, budget)
     if (count := non_private_releases(entries)) and not budget.after_open:
         raise BudgetError(
             f"{count} releases left without privacy before, so no total can be guaranteed any more"
         )
-    # A release that protects patients protects their records as well, but not the other way round.
-    single = sum(
-        entry["kind"] == "release" and bool(entry["events"]) and entry["unit"] == "record"
-        for entry in entries
-    )
-    if release.unit == "patient" and single:
-        raise BudgetError(
-            f"{single} releases protected single records before, so no total can be guaranteed to "
-            "patients"
-        )
+    _check_unit(entries, release)
     this: Entry = {"kind": "release", **asdict(release)}
     _check_plan(entries, this)
     total = spent([*entries, this], budget)
@@ -202,6 +202,38 @@ def _check_used_once(entries: Sequence[Entry], release: Release) -> None:
             raise PolicyError(
                 f"proposal {used[:8]} allows one run, and run {entry['flower_run']} has had "
                 f"round {release.round} of it; another run needs a proposal of its own"
+            )
+
+
+def _check_unit(entries: Sequence[Entry], release: Release) -> None:
+    """Raise BudgetError for another unit than that of earlier releases: what one of them costs the
+    other is not in the ledger. An image changes its bag, and a record its patient, by a removal and
+    an addition; five images of a bag cost it five times what one costs.
+    """
+    units = [entry["unit"] for entry in entries if entry["kind"] == "release" and entry["events"]]
+    if others := [unit for unit in units if unit != release.unit]:
+        raise BudgetError(
+            f"{len(others)} releases protected single {others[0]}s before, so no total can be guaranteed "
+            f"to {release.unit}s, for a ledger counts one unit; set `unit` in the node-config as before, or "
+            "let a person decide what is spent, with `site reopen-ledger`"
+        )
+
+
+def _check_selection(entries: Sequence[Entry], release: Release) -> None:
+    """Raise PolicyError for a release without privacy that selects other records than the first one
+    since a person decided about this ledger: the difference of both may be one record.
+    """
+    decided = max((at for at, e in enumerate(entries) if e["kind"] == "decision"), default=-1)
+    first: dict[str, str] = {}
+    for entry in entries[decided + 1 :]:
+        first = {**entry.get("selection", {}), **first}
+    for key, now in release.selection.items():
+        if first.get(key, now) != now:
+            raise PolicyError(
+                f"exact-runs-may-differ = false: an earlier run without noise had {key} = "
+                f"{first[key]}, this one has {now}, and the difference of both may be a single record; "
+                "run with the same, or with epsilon; `site forget-sums` accepts the difference once, "
+                "exact-runs-may-differ = true in this site's policy always"
             )
 
 
@@ -271,6 +303,18 @@ def _one_plan(entries: Sequence[Entry]) -> bool:
 
 def _events(entry: Entry) -> list[GaussianEvent]:
     return [GaussianEvent(**event) for event in entry["events"]]
+
+
+def _counted(entries: Sequence[Entry], budget: Budget) -> list[GaussianEvent]:
+    """The noise of all releases as the total counts it, see `Budget.bags`."""
+    found = []
+    for entry in entries:
+        unsure = budget.bags and entry.get("unit") == "record" and "selection" not in entry
+        found += [
+            replace(event, noise_multiplier=event.noise_multiplier / (1 + unsure))
+            for event in _events(entry)
+        ]
+    return found
 
 
 def _may_be_one(run: str, other: str) -> bool:

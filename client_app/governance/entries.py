@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from fedsurrogate.common.privacy.accounting import GaussianEvent, Unit
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 
 Entry = dict[str, Any]
+# What a ledger counts: one of these for all its private releases.
+Charged = Unit | Literal["bag"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Release:
         round: number of the round, from one.
         mechanism: name of the privacy mechanism; "none" without privacy.
         events: cost, empty without privacy.
-        unit: what is protected, a record or a patient.
+        unit: what is protected: a record, which is an image where runs take images, a bag of images,
+            or a patient.
         epsilon: of the claim; 0 without privacy.
         delta: of the claim; 0 without privacy.
         sigmas: noise of each statistic.
@@ -45,6 +48,8 @@ class Release:
             entries of earlier versions.
         opens: whether the first round of the run has another cost than the others; entries of
             earlier versions have none of it, and there the method says so.
+        selection: the settings that select which records are in it, in words; empty with privacy.
+            Entries of earlier versions have none of it.
     """
 
     run: str
@@ -53,7 +58,7 @@ class Release:
     round: int
     mechanism: str
     events: tuple[GaussianEvent, ...]
-    unit: Unit
+    unit: Charged
     epsilon: float
     delta: float
     sigmas: dict[str, float]
@@ -68,6 +73,7 @@ class Release:
     opens: bool = False
     proposal: str = ""
     allowed_by: str = ""
+    selection: Mapping[str, str] = field(default_factory=dict)
 
 
 def chained(previous: Entry | None, fields: Entry) -> Entry:

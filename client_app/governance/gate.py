@@ -4,14 +4,15 @@ charges the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from fedsurrogate.client_app.datasets.partition import selection
 from fedsurrogate.client_app.governance.approvals import Allowed, Approvals
 from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
-from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.entries import Charged, Release
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.own_ledger import budget_of, own_ledger
 from fedsurrogate.client_app.governance.policy import Policy, policy_of
@@ -42,12 +43,21 @@ class Gate:
     """
 
     def __init__(
-        self, policy: Policy, ledger: Ledger, peers: str = "", approvals: Approvals | None = None
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        peers: str = "",
+        approvals: Approvals | None = None,
+        node: NodeConfig | None = None,
     ) -> None:
         self.policy = policy
         self.ledger = ledger
         self._peers = peers
         self._approvals = approvals
+        self._node = NodeConfig() if node is None else node
+        self._budget = budget_of(policy, bool(self._node.bag_column))
+        # The settings that select the records of the runs that were checked, by their digest.
+        self._selections: dict[str, Mapping[str, str]] = {}
         # Who has allowed the runs that were checked, by their digest.
         self._allowed: dict[str, Allowed] = {}
 
@@ -58,6 +68,8 @@ class Gate:
         Called before any work.
         """
         self._check_policy(run)
+        if not run.private:
+            self._selections[run.full_digest] = selection(run, self._node)
         if self._approvals is not None:
             allowed = self._approvals.check(run.full_digest, run.settings.approval)
             if allowed.by and run.maps and not run.settings.features.digest:
@@ -70,7 +82,8 @@ class Gate:
 
     def check_planned(self, release: Release) -> None:
         """Raise BudgetError if the budget cannot pay for a private release, PolicyError if another
-        run has used its proposal; called before its work.
+        run has used its proposal, or for an exact one that selects other records than an earlier
+        one; called before its work.
 
         The check depends on settings and ledger, never on the data. The charge checks both once
         more.
@@ -78,9 +91,7 @@ class Gate:
         Args:
             release: its entry as far as settings fix it, see `release.planned`.
         """
-        release = self._with_who_allowed(release)
-        if release.events or release.proposal:
-            check_budget(self.ledger.entries(), release, budget_of(self.policy))
+        check_budget(self.ledger.entries(), self._of_site(release), self._budget)
 
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
@@ -141,14 +152,19 @@ class Gate:
             )
 
     def _check_model_sums(self, run: Run) -> None:
-        """A sum hides which site adds what. It does not hide a record for which the coordinator has
-        made the model, so that all others add nothing.
+        """What is computed at a model that the coordinator chooses is no anonymous sum: it can make
+        the model so that one record decides the answer, or two answers that differ by one record.
+        So it is with all that a run without noise sends after it has received something, in a
+        secure sum or not. A sealed relay comes from another hospital, whose key is known.
         """
         allowed = self.policy.exact_sums_at_models or self.exact_counts(run)
-        if run.settings.secure_sum and run.plan.messages.receives and not allowed:
+        relayed = run.settings.fedpft.seal and self._peers
+        if run.plan.messages.receives and not (allowed or relayed):
             raise PolicyError(
-                "exact-sums-at-models = false: the secure sum has no noise, and what this site "
-                "adds is computed at a model that the coordinator sends; the run needs epsilon"
+                "exact-sums-at-models = false: the run has no noise (epsilon = 0), and what this "
+                "site sends is computed at what the coordinator sends, such as a model, which can "
+                "be made to show single records; the run needs epsilon, or this site's policy "
+                "exact-sums-at-models = true"
             )
 
     def check_size(self, work: Callable[[int, int], Work], dimension: int, classes: int) -> None:
@@ -203,12 +219,12 @@ class Gate:
         """
         policy = self.policy
         self._check_size(release)
-        release = self._with_who_allowed(release)
+        release = self._of_site(release)
         if policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is not sealed")
         if not release.events and not policy.without_dp and release.mechanism != EXACT_COUNTS:
             raise PolicyError("without-dp = false: the release has no differential privacy")
-        return check_budget(self.ledger.entries(), release, budget_of(self.policy))
+        return check_budget(self.ledger.entries(), release, self._budget)
 
     def let_out(self, release: Release) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns.
@@ -219,20 +235,25 @@ class Gate:
         Raises:
             PolicyError, BudgetError, LedgerError: and then nothing may leave.
         """
-        release = self._with_who_allowed(release)
+        release = self._of_site(release)
         if release.mechanism not in VARY_IN_SIZE:
             self.check(release)
-            return self.ledger.charge(release, budget_of(self.policy))
+            return self.ledger.charge(release, self._budget)
         # The size reveals how many components exceed the noise, or how many entries are not zero.
         # So it is charged before it decides anything.
-        spent = self.ledger.charge(release, budget_of(self.policy))
+        spent = self.ledger.charge(release, self._budget)
         self._check_size(release)
         return spent
 
-    def _with_who_allowed(self, release: Release) -> Release:
-        """The entry with who has allowed its run; raises PolicyError if no one has, or for another
-        run.
+    def _of_site(self, release: Release) -> Release:
+        """The entry with what this site's settings say: its unit, and which records a release without
+        noise is of; and with who has allowed its run. Raises PolicyError if no one has, or for
+        another run.
         """
+        if release.events:
+            release = replace(release, unit=self.unit_of(release))
+        else:
+            release = replace(release, selection=self._selections.get(release.run, {}))
         if self._approvals is None:
             return release
         allowed = self._allowed.get(release.run, Allowed())
@@ -241,6 +262,11 @@ class Gate:
             raise PolicyError(f"run {release.run[:16]} was not checked before its release")
         allowed.check_round(release.round)
         return replace(release, proposal=allowed.proposal, allowed_by=allowed.by)
+
+    def unit_of(self, release: Release) -> Charged:
+        """What a release with noise protects: its claim calls a bag a record of the run."""
+        bag = release.unit == "record" and self._node.protects == "bag"
+        return "bag" if bag else release.unit
 
     def _check_size(self, release: Release) -> None:
         policy = self.policy
@@ -252,11 +278,11 @@ class Gate:
 
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
-        return spent(self.ledger.entries(), budget_of(self.policy))
+        return spent(self.ledger.entries(), self._budget)
 
     def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
         """Number of further runs with these releases that the total allows. Raises LedgerError."""
-        return runs_left(self.ledger.entries(), plan, budget_of(self.policy))
+        return runs_left(self.ledger.entries(), plan, self._budget)
 
 
 def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
@@ -278,7 +304,7 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
         name = f"{node.data or data}-{node.partition_id}-of-{node.num_partitions}"
         return Gate(policy, Ledger(node.state / "public" / flower_run, name), node.peers)
     folder = Path(node.policy).expanduser().parent if node.policy else node.state
-    return Gate(policy, own, node.peers, Approvals(policy, folder, node.state))
+    return Gate(policy, own, node.peers, Approvals(policy, folder, node.state), node)
 
 
 def open_ledger(node: NodeConfig) -> Ledger:

@@ -20,14 +20,16 @@ def own_ledger(node: NodeConfig) -> Ledger | None:
     return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
 
 
-def budget_of(policy: Policy) -> Budget:
-    """The limits of a policy on one folder of data."""
+def budget_of(policy: Policy, bags: bool = False) -> Budget:
+    """The limits of a policy on one folder of data; bags: see `Budget`."""
     return Budget(
         policy.epsilon_total,
         policy.delta,
         policy.epsilon_per_run,
         policy.without_dp,
         policy.delta_total,
+        policy.exact_runs_may_differ,
+        bags,
     )
 
 

@@ -115,9 +115,14 @@ class Policy(WorkLimits):
     )
     exact_sums_at_models: bool = Field(
         False,
-        description="whether a secure sum without noise may add up what is computed at a model "
-        "that the coordinator sends, such as updates or decisions; with a model made for it, such "
-        "a sum shows single records",
+        description="whether what is computed at a model that the coordinator sends, such as "
+        "updates, rounds of a Cox model or decisions, may leave without noise, in a secure sum or "
+        "not; with a model made for it, single records show",
+    )
+    exact_runs_may_differ: bool = Field(
+        False,
+        description="whether runs without noise may select other records than the first one (split, "
+        "seed, classes, target, bags); the difference of two such runs shows single records",
     )
     local_epsilon: float = Field(
         0.0,
@@ -205,6 +210,7 @@ PUBLIC_DATA = Policy(
     smallest_class=1,
     exact_counts=("evaluation", "survey"),
     exact_sums_at_models=True,
+    exact_runs_may_differ=True,
     smallest_cell=1,
     show_evaluation=True,
     **NO_WORK_LIMITS,

@@ -1,9 +1,10 @@
 """A site's part in a Cox model in rounds: sums of its records' hazards at the weights of a round.
 
 The coordinator chooses weights, and may choose them so that one record's hazard is larger than all
-others' together: then a sum is that record's features. So without a secure sum, records leave in
-merged bins until in each the weights are as even as those of the records that the policy asks for,
-and nothing is sent where no bins are. In a secure sum, the policy's `exact-sums-at-models` decides.
+others' together, or that two sums over half-spaces differ by one record: no rule for the sizes of
+bins, or for how even the weights in them are, stops that. So the policy's `exact-sums-at-models`
+decides whether any sum leaves (client_app/governance/gate.py). Cells of few records count in
+neighbouring ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedsurrogate.client_app.methods.residual_rounds import (
     time_of,
 )
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.risk_sums import risk_sums
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -37,7 +38,6 @@ from fedsurrogate.common.targets.time_rounds import (
     OFFSET,
     SECOND,
     WEIGHTS,
-    merged_places,
 )
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.parts import in_parts, joined
@@ -87,50 +87,6 @@ def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     return _sums(task)[0], None
 
 
-def effective(weights: Tensor) -> float:
-    """The number of equal weights that are as even as these (Kish 1965): all have one if one weight
-    exceeds all others together many times.
-
-    Args:
-        weights: zero or more, (n,).
-
-    Example:
-        >>> effective(torch.ones(4)), round(effective(torch.tensor([1e9, 1.0, 1.0])), 3)
-        (4.0, 1.0)
-    """
-    total = float(weights.sum())
-    return total**2 / float(weights.square().sum()) if total else 0.0
-
-
-def even_bins(bins: Tensor, weights: Tensor, least: int) -> Tensor:
-    """Bins of records, merged until in each one the weights are even enough.
-
-    Args:
-        bins: in which each record leaves, (n,).
-        weights: of the records, (n,).
-        least: effective number of records in each bin that has any.
-
-    Returns:
-        (n,).
-
-    Raises:
-        DataError: where all records together are not even enough.
-    """
-    sizes = torch.bincount(bins).tolist()
-    needed = least
-    while True:
-        merged = torch.tensor(merged_places(sizes, needed))[bins]
-        if (merged < 0).any():
-            raise DataError(
-                f"at the weights of this round, no bins have an effective number of {least} "
-                "records, which the policy's smallest-class and smallest-cell ask for; the "
-                "coordinator may be looking for single records"
-            )
-        if all(effective(weights[merged == each]) >= least for each in set(merged.tolist())):
-            return merged
-        needed += max(1, needed // 4)
-
-
 def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     """The sums of a round, and the number of records in them."""
     target, point = time_of(task.run.target), _received(task)
@@ -139,11 +95,6 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     features = in_frame(task.found.train.features[kept], task.public_frame).double()
     cells = places[target.cells(values)]
     bins = torch.where(cells < target.bins, cells, cells - target.bins)
-    least = max(task.limits.smallest_class, task.limits.smallest_cell)
-    if not task.run.settings.secure_sum and least > 1:
-        scores = (features @ point.beta - point.offset).clamp(-LARGEST_SCORE, LARGEST_SCORE)
-        # Hazards are alike within a bin, so what they weigh is no less even.
-        bins = even_bins(bins, scores.exp(), least)
     sums = risk_sums(features, bins, point.beta, point.hazard, point.offset, LARGEST_SCORE)
     events = values[:, 1] == 1
     return {

@@ -14,8 +14,9 @@ from PIL import Image
 
 from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bags_by_folder
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
+from fedsurrogate.client_app.datasets.dicom import OF_HEADERS, scan_images
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
+from fedsurrogate.client_app.datasets.dicom_records import MOST_FRAMES
 from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
 from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut

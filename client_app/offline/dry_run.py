@@ -53,7 +53,7 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
     release, classes = prepared.release, prepared.found.classes
     facts: dict[str, Any] = {
         "mechanism": release.mechanism,
-        "unit": release.unit if release.events else None,
+        "unit": gate.unit_of(release) if release.events else None,
         "epsilon": release.epsilon or None,
         "delta": release.delta or None,
         "bytes": release.bytes,

@@ -136,7 +136,7 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
     try:
         policy, entries = policy_of(node), ledger.entries()
         ledger.check()
-        limits, total = own_ledger.budget_of(policy), policy.epsilon_total
+        limits, total = own_ledger.budget_of(policy, bool(node.bag_column)), policy.epsilon_total
         spent = budget.spent(entries, limits)
         left = budget.runs_left(entries, own_ledger.one_run(policy), limits)
     except FedSurrogateError:

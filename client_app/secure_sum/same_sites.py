@@ -29,6 +29,7 @@ from pathlib import Path
 
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance.ledger import dataset_id
+from fedsurrogate.client_app.governance.own_ledger import own_ledger
 from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -244,9 +245,12 @@ def settle(node: NodeConfig, name: str, sites: Collection[bytes]) -> None:
 
 
 def forget(node: NodeConfig) -> Path | None:
-    """Forget all earlier sums over a site's data. Returns the file that keeps their record; None if
-    there were none.
+    """Forget all earlier sums over a site's data, and which records earlier runs without noise have
+    selected. Returns the file that keeps the record of the sums; None if there were none.
     """
+    ledger = own_ledger(node)
+    if ledger is not None and ledger.entries():
+        ledger.reopen("site forget-sums", 0.0, 0.0, keep=True)
     with _locked(node) as file:
         return (
             file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))

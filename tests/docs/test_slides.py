@@ -58,6 +58,7 @@ def test_the_lines_of_the_page_make_bags_of_slides(
         "data": "safetensors",
         "data-dir": str(data),
         "bag-column": "slide",
+        "unit": "bag",
         "cache-dir": str(tmp_path / "cache"),
         "state-dir": str(tmp_path / "state"),
     }

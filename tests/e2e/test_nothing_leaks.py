@@ -99,7 +99,7 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospit
     policy = root / f"{MARK}-policy.toml"
     policy.write_text(
         "without-dp = true\nsmallest-class = 2\nepsilon-per-run = 10.0\nepsilon-total = "
-        "20.0\ndelta = 0.001\n"
+        "20.0\ndelta = 0.001\nexact-sums-at-models = true\nexact-runs-may-differ = true\n"
     )
     node: NodeConfig = {
         "site": "clinic",

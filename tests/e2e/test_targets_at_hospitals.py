@@ -63,6 +63,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "policy.toml").write_text(
         'without-dp = true\nmechanisms = ["sums", "counts", "secure-sums"]\n'
         "epsilon-per-run = 4.0\nepsilon-total = 8.0\n"
+        "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     )
     for name in HOSPITALS:
         opened = site_command("ledger", "--open", "--node-config", node(home, name))

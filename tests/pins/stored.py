@@ -73,6 +73,7 @@ RUNS: dict[str, dict[str, Any]] = {
 BEFORE_THE_BREAK = {"fedavg-interrupted": 6, "fedpft-chain-interrupted": 2}
 OPEN_POLICY = (
     "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 100.0\nepsilon-total = 1000.0\n"
+    "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
 )
 # Of the site whose state is stored. It has charged two releases by file, and a run in rounds that
 # samples records.

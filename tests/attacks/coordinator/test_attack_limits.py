@@ -19,7 +19,10 @@ RUN: dict[str, Any] = FAST | {
     "fedpft.covariance": "spherical",
 }
 CHAIN = {"fedpft.topology": "chain"}
-POLICY = "without-dp = true\nsmallest-class = 1\n"
+POLICY = (
+    "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
+    "exact-runs-may-differ = true\n"
+)
 
 
 class Site:

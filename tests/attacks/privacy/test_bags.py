@@ -115,7 +115,7 @@ def changes(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float
     return {name: float((value - other[name]).norm()) for name, value in one.items()}
 
 
-@pytest.mark.parametrize("unit", ["record", "patient"])
+@pytest.mark.parametrize("unit", ["bag", "patient"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_unit_changes_each_sum_by_its_bound_at_most_whatever_is_in_its_bags(
     kind: str, unit: str
@@ -125,7 +125,7 @@ def test_a_unit_changes_each_sum_by_its_bound_at_most_whatever_is_in_its_bags(
     def bounded(data: st.DataObject) -> None:
         bags = st.tuples(st.integers(0, 2), images, CELLS[kind])
         base: list[Bag] = data.draw(st.lists(bags, min_size=1, max_size=3))
-        of_unit = 1 if unit == "record" else 3
+        of_unit = 1 if unit == "bag" else 3
         more = data.draw(st.lists(st.tuples(images, CELLS[kind]), min_size=1, max_size=of_unit))
         new: list[Bag] = [(9, own, cells) for own, cells in more]
         moved = changes(
@@ -147,8 +147,8 @@ def test_an_image_more_is_at_most_a_bag_that_goes_and_one_that_comes(kind: str) 
         who, own, cells = base[0]
         grown: list[Bag] = [(who, [*own, data.draw(st.tuples(*DIMENSION * [numbers]))], cells)]
         moved = changes(
-            sums_of(kind, site_of(kind, grown + base[1:], "record")),
-            sums_of(kind, site_of(kind, base, "record")),
+            sums_of(kind, site_of(kind, grown + base[1:], "bag")),
+            sums_of(kind, site_of(kind, base, "bag")),
         )
         assert max(moved.values()) <= 2 + 1e-9, moved
 
@@ -158,7 +158,7 @@ def test_an_image_more_is_at_most_a_bag_that_goes_and_one_that_comes(kind: str) 
 @pytest.mark.parametrize("images_of_one", [1, 10, 1000])
 def test_a_large_bag_counts_as_a_small_one(images_of_one: int) -> None:
     x = [(3.0, 4.0, 0.0)] * images_of_one
-    site = site_of("class", [(0, x, (0.0,)), (1, [(0.0, 0.0, 2.0)], (1.0,))], "record")
+    site = site_of("class", [(0, x, (0.0,)), (1, [(0.0, 0.0, 2.0)], (1.0,))], "bag")
     made = sums_of("class", site)
     assert len(site.train.labels) == 2
     torch.testing.assert_close(
@@ -172,7 +172,7 @@ def test_the_feature_of_a_bag_is_clipped_after_the_mean_and_the_public_map(kind:
     public = PublicMap(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]), torch.tensor([1.0, 0, 0]))
     own = torch.tensor([[30.0, 0.0, 1.0], [0.0, 2.0, 5.0]])
     cells = {"class": (0.0,), "number": (0.5,), "labels": (1.0, 0.0), "time": (1.0, 1.0)}[kind]
-    site = site_of(kind, [(0, [tuple(row) for row in own.tolist()], cells)], "record")
+    site = site_of(kind, [(0, [tuple(row) for row in own.tolist()], cells)], "bag")
     clipped, _ = clip(public.apply(own).mean(0)[None].double(), 1.0)
     made = sums_of(kind, site, public)
     found = made["sums"].reshape(-1, 2)

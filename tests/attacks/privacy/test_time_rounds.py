@@ -17,19 +17,17 @@ from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import bounded_sums
-from fedsurrogate.client_app.methods.cox_rounds import effective, even_bins
 from fedsurrogate.client_app.methods.cox_rounds import round_sums as cox_sums
 from fedsurrogate.client_app.methods.residual_rounds import round_sums
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
 from fedsurrogate.common.targets.time_rounds import LARGEST_SCORE
-from fedsurrogate.common.wire.parts import in_parts, joined
+from fedsurrogate.common.wire.parts import in_parts
 from tests.rounds_of_times import Site, hospitals, released, task_of
 
 BINS, LEAST = 6, 5
@@ -181,87 +179,6 @@ def at(beta: Tensor, offset: float, hazard: Tensor) -> Tensors:
         for name, whole_ in point.items()
         for part, tensor in in_parts(name, whole_.double(), 3).items()
     }
-
-
-def nearest(run: Run, site: Site, model: Tensors, least: int) -> float:
-    """Distance from a record to the mean features that a message shows of some bin, in units of the
-    distance between records; infinite where the site sends nothing.
-    """
-    try:
-        sent = released(task_of(run, site, model, 1, least)).tensors
-    except DataError:
-        return float("inf")
-    weights, first = (joined(name, sent, 3) for name in ("weights", "first"))
-    x = torch.as_tensor(site[0])
-    means = first[weights > 0] / weights[weights > 0][:, None]
-    return float(torch.cdist(means, x).min() / torch.pdist(x).median())
-
-
-def searched_weights(site: Site) -> list[tuple[Tensor, float]]:
-    """Weights that single out a record: towards each one from the mean, ever steeper."""
-    x = torch.as_tensor(site[0])
-    apart = x - x.mean(0)
-    found = []
-    for row in range(len(x)):
-        direction = torch.linalg.solve(torch.cov(x.T), apart[row])
-        for scale in (1.0, 4.0, 16.0, 1e6):
-            beta = direction * scale
-            # The largest scores lie at the end of what a site computes with.
-            found.append((beta, float(beta @ x[row]) - LARGEST_SCORE))
-    return found
-
-
-def test_no_weights_single_out_a_record() -> None:
-    """The attack finds records where the policy allows single ones, and none where it does not."""
-    run, (site,) = parse_run(COX), hospitals((40,), seed=3)
-    hazard = torch.tensor([1.0, 0.0, 0.0])
-    points = searched_weights(site)
-    alone = [nearest(run, site, at(beta, offset, hazard), 1) for beta, offset in points]
-    assert sum(each < 1e-3 for each in alone) > 5
-    guarded = [nearest(run, site, at(beta, offset, hazard), LEAST) for beta, offset in points]
-    assert min(guarded) > 0.05
-    assert nearest(run, site, at(torch.zeros(4), 0.0, hazard), LEAST) < float("inf")
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    scale=st.floats(0, 1e6),
-    least=st.integers(2, 12),
-    count=st.integers(1, 8),
-)
-def test_each_bin_that_leaves_weighs_enough_records(
-    seed: int, scale: float, least: int, count: int
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    weights = (scale * torch.randn(40, generator=draw)).clamp(-12, 12).double().exp()
-    bins = torch.randint(count, (40,), generator=draw)
-    try:
-        merged = even_bins(bins, weights, least)
-    except DataError:
-        assert effective(weights) < least
-        return
-    for each in set(merged.tolist()):
-        own = weights[merged == each]
-        assert float(own.sum()) ** 2 / float(own.square().sum()) >= least
-        assert len(own) >= least
-
-
-def test_no_hazards_single_out_the_records_of_a_bin() -> None:
-    """The second moment is weighted with the hazard that a record has had."""
-    draw = np.random.default_rng(0)
-    y = np.stack([np.r_[np.full(38, 0.5), 2.5, 3.5], np.ones(40)], 1)
-    run, site = parse_run(COX), (draw.normal(size=(40, 4)), y)
-    last = at(torch.zeros(4), 0.0, torch.tensor([0.0, 0.0, 1.0]))
-    secret = torch.as_tensor(site[0])[38:].float().double()
-    sent = released(task_of(run, site, last, 1, 1)).tensors
-    shown_ = unfold(joined("second", sent, 3), 4)
-    assert torch.allclose(shown_, secret.T @ secret, atol=1e-6), "both late records alone"
-    try:
-        sent = released(task_of(run, site, last, 1, LEAST)).tensors
-    except DataError:
-        return
-    assert not torch.allclose(unfold(joined("second", sent, 3), 4), secret.T @ secret, atol=0.1)
 
 
 @settings(max_examples=40, deadline=None)

@@ -140,14 +140,14 @@ def test_records_of_the_runs_classes_stay_in_the_order_of_the_run(
     if classes:
         why = "3 records are of no class of the run: 'c' (2), 'd' (1)"
         assert found.left_out == (Loss(why, 3),)
-        assert found.whole is not None
-        assert (len(found.whole), found.whole.key) == (10, "key")
-        assert found.whole.classes == ()
-        assert not found.whole.is_train.any()
-        assert found.rows is not None
-        assert found.rows.tolist() == rows
     else:
-        assert (found.left_out, found.whole, found.rows) == ((), None, None)
+        assert found.left_out == ()
+    assert found.whole is not None
+    assert (len(found.whole), found.whole.key) == (10, "key")
+    assert found.whole.classes == ()
+    assert not found.whole.is_train.any()
+    assert found.rows is not None
+    assert found.rows.tolist() == rows
 
 
 def test_test_records_that_leave_are_no_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

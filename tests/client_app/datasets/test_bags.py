@@ -258,7 +258,8 @@ def test_a_folder_inside_that_of_a_class_is_a_bag(kind: str, tmp_path: Path) -> 
             dicom_files.save(file, dicom_files.image(pixels, PatientID=name[:4]))
         else:
             Image.fromarray(pixels).save(file)
-    site = loaded({"data": kind, "data-dir": str(data), "bag-column": "folder"}, PRIVATE)
+    node = {"data": kind, "data-dir": str(data), "bag-column": "folder", "unit": "bag"}
+    site = loaded(node, PRIVATE)
     found = sorted(round(each * 255) for each in features_of(site))
     assert found == [15, 30, 40, 50, 65]
 

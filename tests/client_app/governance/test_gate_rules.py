@@ -3,6 +3,7 @@ runs of every kind, and releases of every form.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +19,8 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import BudgetError, PolicyError
+from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError
+from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run, parse_run
 from tests.client_app.governance.ledger_processes import release
@@ -36,7 +38,10 @@ RUNS = [
         PRIVATE | {"backbone": "torchvision:mobilenet_v2"},
         SUMMED, SUMMED | {"colluding": 0.25}, SUMMED | {"colluding": 0.5},
         COUNTS | PRIVATE | {"secure-sum": True, "sites": 9},
-        # At a model of the coordinator, with noise and without.
+        # At a model of the coordinator, with noise and without, in a secure sum and not.
+        {"method": "fedavg"}, {"method": "scaffold"}, {"fedpft.topology": "chain"},
+        {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64, "classes": "a,b"},
+        {"target": "time", "horizon": 3.0, "time-head": "cox"},
         SUMMED | {"method": "fedavg"}, SUMMED | {"method": "dp-fedavg"} | PRIVATE,
     )
 ]  # fmt: skip
@@ -72,20 +77,20 @@ def forbidden(policy: Policy, run: Run, peers: str) -> Iterator[str]:
         if not any(fnmatchcase(name, pattern) for pattern in getattr(policy, key)):
             yield f"{key} = "
     if not own.epsilon:
-        yield from forbidden_without_noise(policy, run)
+        yield from forbidden_without_noise(policy, run, peers)
     if own.epsilon > policy.epsilon_per_run:
         yield "epsilon-per-run = "
     if own.delta > policy.delta:
         yield "delta = "
 
 
-def forbidden_without_noise(policy: Policy, run: Run) -> Iterator[str]:
+def forbidden_without_noise(policy: Policy, run: Run, peers: str) -> Iterator[str]:
     """The rules that a run without differential privacy breaks."""
     counts = run.plan.counts and run.method.name in policy.exact_counts
     if not policy.without_dp and not counts:
         yield "without-dp = false"
-    at_model = run.settings.secure_sum and run.plan.messages.receives
-    if at_model and not (policy.exact_sums_at_models or counts):
+    relayed = run.settings.fedpft.seal and peers
+    if run.plan.messages.receives and not (policy.exact_sums_at_models or counts or relayed):
         yield "exact-sums-at-models = false"
 
 
@@ -146,9 +151,36 @@ def test_each_rule_alone_refuses_a_run_that_all_others_allow(
     ).check_request(parse_run({}))
 
 
-def test_a_model_may_be_received_where_no_sum_hides_the_site(tmp_path: Path) -> None:
-    strict = OPEN.model_copy(update={"exact_sums_at_models": False})
-    Gate(strict, Ledger(tmp_path / "none", "data")).check_request(parse_run({"method": "fedavg"}))
+ASKED: dict[str, dict[str, Any]] = {
+    "classes": {},
+    "chain": {"fedpft.topology": "chain"},
+    "labels": {"target": "labels", "label-columns": "edema"},
+    "number": {"target": "number", "value-columns": "age", "target-range": "0,100"},
+    "residuals": {"target": "time", "horizon": 3.0, "time-head": "residuals"},
+    "cox": {"target": "time", "horizon": 3.0, "time-head": "cox"},
+    "evaluation": {"counting.kind": "evaluation", "counting.digest": "0" * 64},
+    "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
+    "survey": {"counting.kind": "survey"},
+}
+
+
+@pytest.mark.parametrize("target", ASKED)
+def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
+    tmp_path: Path, target: str
+) -> None:
+    """Whatever method of the registry it has, and whatever that calls what it sends."""
+    strict, found = OPEN.model_copy(update={"exact_sums_at_models": False}), []
+    for name in METHODS:
+        classes = "a,b" if "target" not in ASKED[target] else ""
+        try:
+            run = parse_run({"method": name, "classes": classes} | ASKED[target])
+        except ConfigError:
+            continue
+        found.append(bool(run.plan.messages.receives))
+        Gate(OPEN, Ledger(tmp_path / "none", "data")).check_request(run)
+        with pytest.raises(PolicyError, match="exact-sums-at") if found[-1] else nullcontext():
+            Gate(strict, Ledger(tmp_path / "none", "data")).check_request(run)
+    assert any(found) or target == "survey"
 
 
 @given(st.booleans(), st.booleans(), st.booleans())
@@ -230,14 +262,14 @@ def test_releases_are_attacked_where_any_limit_on_attacks_is_set(auc: float, rat
 @settings(max_examples=60)
 @given(
     before=st.lists(
-        st.tuples(st.sampled_from(["record", "patient"]), st.sampled_from([0.0, 1000.0])),
+        st.tuples(st.sampled_from(["record", "bag", "patient"]), st.sampled_from([0.0, 1000.0])),
         max_size=4,
     ),
-    unit=st.sampled_from(["record", "patient"]),
+    unit=st.sampled_from(["record", "bag", "patient"]),
     private=st.booleans(),
     after_open=st.booleans(),
 )
-def test_a_promise_to_patients_follows_promises_to_patients_only(
+def test_a_promise_to_a_unit_follows_promises_to_this_unit_only(
     before: list[tuple[str, float]], unit: str, private: bool, after_open: bool
 ) -> None:
     entries = [
@@ -246,8 +278,8 @@ def test_a_promise_to_patients_follows_promises_to_patients_only(
     ]
     sent = replace(release(1000.0 if private else 0.0, run="new"), unit=unit)
     open_ = any(not noise for _, noise in before) and not after_open
-    single = unit == "patient" and any(each == "record" and noise for each, noise in before)
-    if private and (open_ or single):
+    others = any(each != unit and noise for each, noise in before)
+    if private and (open_ or others):
         with pytest.raises(BudgetError):
             check_budget(entries, sent, Budget(4.0, 1e-5, 1.0, after_open))
     else:

@@ -107,7 +107,6 @@ def test_after_a_release_without_privacy_no_total_is_promised(tmp_path: Path) ->
 def test_what_protected_records_promised_nothing_to_patients(tmp_path: Path) -> None:
     patients = replace(release(), unit="patient")
     ledger = Ledger(tmp_path, "data")
-    ledger.charge(patients, TOTAL)
     ledger.charge(release(), TOTAL)
     with pytest.raises(BudgetError, match="1 releases protected single records before"):
         ledger.charge(patients, TOTAL)

@@ -63,7 +63,7 @@ RELEASES = {
     "smallest_class": 10, "smallest_site": 1, "exact_counts": (), "smallest_cell": 10,
     "show_evaluation": False, "largest_payload_mib": 256.0, "require_seal": False,
     "require_secure_sum": False, "smallest_sum": 3, "smallest_colluding": 1 / 3,
-    "exact_sums_at_models": False, "local_epsilon": 0.0, "require_approval": 0,
+    "exact_sums_at_models": False, "exact_runs_may_differ": False, "local_epsilon": 0.0, "require_approval": 0,
     "approvers": "approvers.toml", "require_officer": False, "largest_attack_auc": 1.0,
     "smallest_nearest_ratio": 0.0,
 }  # fmt: skip
@@ -86,6 +86,7 @@ def test_a_site_without_a_policy_has_the_documented_limits_and_public_data_have_
         "smallest_class": 1,
         "exact_counts": ("evaluation", "survey"),
         "exact_sums_at_models": True,
+        "exact_runs_may_differ": True,
         "smallest_cell": 1,
         "show_evaluation": True,
     }

@@ -254,6 +254,7 @@ def test_public_data_have_no_limits_but_those_of_an_exact_count() -> None:
             "smallest_class": 1,
             "exact_counts": ("evaluation", "survey"),
             "exact_sums_at_models": True,
+            "exact_runs_may_differ": True,
             "smallest_cell": 1,
             "show_evaluation": True,
         }

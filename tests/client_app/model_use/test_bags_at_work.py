@@ -39,6 +39,7 @@ RUN: dict[str, Any] = {
 }
 POLICY = (
     "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 8.0\nepsilon-total = 80.0\n"
+    "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     "mechanisms = ['*']\n"
 )
 

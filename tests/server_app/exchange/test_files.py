@@ -87,7 +87,9 @@ class Post:
         (home / "keys.toml").write_text("\n".join(lines))
 
     def node(self, index: int, count: int) -> NodeConfig:
-        (self.home / "policy.toml").write_text("without-dp = true\nsmallest-class = 1\n")
+        (self.home / "policy.toml").write_text(
+            "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
+        )
         return parse_node_config(
             {
                 "site": f"site-{index}",

@@ -128,7 +128,7 @@ def test_an_exact_sum_of_a_survey_counts_the_records_that_train(
     assert np.abs(np.array(cells) - 0.8 * np.array(true_cells(kind))).max() < 12
     assert "per_site" not in result
     for k in range(3):
-        allow(tmp_path, k, "without-dp = true\nsmallest-class = 1\n")
+        allow(tmp_path, k, "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n")
     with pytest.raises(RunError, match="the site's policy does not allow"):
         counted(tmp_path, nodes, FAST | KINDS[kind] | more)
 

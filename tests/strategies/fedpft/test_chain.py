@@ -385,7 +385,9 @@ def test_names_of_small_classes_stay_at_home(tmp_path: Path) -> None:
             tmp_path / f"f-{part}.safetensors",
             {"classes": "cat,dog,rare-disease", "fingerprint": "f" * 16},
         )
-    (tmp_path / "policy.toml").write_text("without-dp = true\nsmallest-class = 10\n")
+    (tmp_path / "policy.toml").write_text(
+        "without-dp = true\nsmallest-class = 10\nexact-sums-at-models = true\n"
+    )
     node: dict[str, Any] = {
         "site": "north",
         "data": "safetensors",
