@@ -110,7 +110,7 @@ def read_addresses(arguments: Sequence[str]) -> Addresses:
             found[name] = value if equals else next(words, "")
         else:
             rest.append(word)
-    return Addresses(*(found[name] for name in OPTIONS), rest)
+    return Addresses(found[CONTROL_OPTION], found[RUNTIME_OPTION], found[HTTP_OPTION], rest)
 
 
 def of_this_machine(app: Call) -> Call:

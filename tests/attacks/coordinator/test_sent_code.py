@@ -268,9 +268,9 @@ def test_the_superlink_notes_a_run_that_no_command_of_ours_has_submitted_before_
 def test_the_coordinators_app_leaves_code_that_comes_from_a_foreign_superlink_alone(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "secret").write_text("key")
     loot = tmp_path / "loot"
-    app = changed_app(tmp_path / "app", thief(tmp_path / "secret", loot))
+    steal = f"\nopen({str(loot)!r}, 'w').write('here')\n"
+    app = changed_app(tmp_path / "app", appended("server_app/serverapp.py", steal))
     # Flower's own, which takes whatever it is sent.
     control, runtime, fleet = (f"127.0.0.1:{port}" for port in free_ports(3))
     trust = f'[superlink.rogue]\naddress = "{control}"\ninsecure = true\n'
