@@ -117,6 +117,10 @@ class SuperNodeLog:
     inactive: str
 
 
+Refusal = Callable[[FleetRequest], str]
+Admit = Callable[[str, "Mapping[str, Scalar]"], None]
+
+
 class TaskGuard(Protocol):
     """What a process does around its one task."""
 
@@ -211,21 +215,6 @@ class Control(Protocol):
         """Take back the key of a node, for ever."""
 
 
-@dataclass(frozen=True)
-class RunRules:
-    """Which runs a SuperLink takes.
-
-    Attributes:
-        admit: Called with the SHA-256 of a run's bundle and with its settings, before anything of
-            it is stored. Raises FedSurrogateError, with words for who submitted it, to refuse it.
-        apps: Program and arguments that call `coordinator_apps`, for a SuperLink that starts the
-            apps itself. Its address for apps follows.
-    """
-
-    admit: Callable[[str, Mapping[str, Scalar]], None]
-    apps: tuple[str, ...]
-
-
 class FlowerProcesses(Protocol):
     """Flower's commands, run in the process of the caller. Those that run one do not return."""
 
@@ -241,14 +230,18 @@ class FlowerProcesses(Protocol):
         """The meaning of arguments of `flower-superlink`."""
 
     def superlink(
-        self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str], runs: RunRules
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
         """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
 
         Args:
             arguments: Those of `flower-superlink`.
             refusal: Why a signed request of the Fleet API is refused; empty if it is not.
-            runs: Which runs it takes, and what starts their apps where it starts them itself.
+            admit: Called with the SHA-256 of a run's bundle and with its settings, before anything
+                of it is stored. Raises FedSurrogateError, with words for who submitted it, to
+                refuse it.
+            apps: Program and arguments that call `coordinator_apps`, for a SuperLink that starts
+                the apps itself. Its address for apps follows.
         """
 
     def packed_digest(self, folder: Path) -> str:

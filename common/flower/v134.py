@@ -12,12 +12,12 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
     HTTP_OPTION,
+    Admit,
     Failure,
-    FleetRequest,
     Flower,
     FlowerMessages,
     FlowerProcesses,
-    RunRules,
+    Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
@@ -26,10 +26,8 @@ from fedsurrogate.common.flower.interface import (
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
 from fedsurrogate.common.flower.v134_apps import (
+    Apps134,
     admit_runs,
-    packed_digest,
-    run_app,
-    run_apps,
     serve_commands_without_tls,
     start_own_apps,
 )
@@ -61,7 +59,7 @@ ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "
 """What gRPC writes, in small letters, when a connection ends during a call."""
 
 
-class Processes134(FlowerProcesses):
+class Processes134(Apps134, FlowerProcesses):
     """Commands of Flower 1.34, whose servers speak gRPC."""
 
     supernode_log = SuperNodeLog(
@@ -101,14 +99,14 @@ class Processes134(FlowerProcesses):
         return meaning(arguments, apis)
 
     def superlink(
-        self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str], runs: RunRules
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
         """`flower-superlink` with eight changes."""
         from flwr.superlink.cli import flower_superlink
 
-        admit_runs(runs.admit)
+        admit_runs(admit)
         serve_commands_without_tls()
-        start_own_apps([*runs.apps, _parsed(arguments).runtime_api_address])
+        start_own_apps([*apps, _parsed(arguments).runtime_api_address])
         allow_unix_sockets()
         let_writers_wait()
         find_migrations()
@@ -117,18 +115,6 @@ class Processes134(FlowerProcesses):
         take_replies_again()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
-
-    def packed_digest(self, folder: Path) -> str:
-        """Flower's own command packs it, always into the same bytes."""
-        return packed_digest(folder)
-
-    def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
-        """`flower-superexec` with another executor."""
-        run_apps(["--plugin-type", "serverapp", "--appio-api-address", runtime], task, parent)
-
-    def coordinator_task(self, folder: Path) -> None:
-        """`flwr-serverapp` or `flwr-simulation` that leaves the received code packed."""
-        run_app(folder)
 
     def simulation_flags(self) -> list[str]:
         """It starts the apps itself."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
-    FleetRequest,
+    Admit,
     Flower,
-    RunRules,
+    Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
@@ -29,7 +29,7 @@ from fedsurrogate.common.flower.v134 import (
     let_writers_wait,
     meaning,
 )
-from fedsurrogate.common.flower.v134_apps import admit_runs, run_app, run_apps, start_own_apps
+from fedsurrogate.common.flower.v134_apps import admit_runs, start_own_apps
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_simulation import Simulation134
 from fedsurrogate.common.flower.v134_tasks import (
@@ -62,6 +62,7 @@ GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
 class Processes142(Processes134):
     """Commands of Flower 1.42, whose servers speak HTTP; the SuperLink also gRPC, with sites of 1.34."""
 
+    address_flags = ("--runtime-api-address",)
     supernode_log = SuperNodeLog(
         listens="Application startup complete",
         connected="SuperNode ID:",
@@ -77,14 +78,14 @@ class Processes142(Processes134):
         return meaning(addresses.rest, (addresses.control, addresses.runtime))
 
     def superlink(
-        self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str], runs: RunRules
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
     ) -> None:
         """`flower-superlink` with the changes of 1.34, and another address for SuperNodes."""
         addresses = read_addresses(arguments)
         registered_only = self.parse_superlink(arguments).authenticates
         os.environ[GRPC_FLEET], os.environ[GRPC_CONTROL] = "1", "0"
-        admit_runs(runs.admit)
-        start_own_apps([*runs.apps, addresses.runtime])
+        admit_runs(admit)
+        start_own_apps([*apps, addresses.runtime])
         let_writers_wait()
         find_migrations()
         guard_fleet(refusal, registered_only)
@@ -97,14 +98,14 @@ class Processes142(Processes134):
         module.flower_superlink()
 
     def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
-        """`flower-superexec` with another executor."""
+        """At a socket, too."""
         reach_unix_sockets()
-        run_apps(["--runtime-api-address", runtime], task, parent)
+        super().coordinator_apps(runtime, task, parent)
 
     def coordinator_task(self, folder: Path) -> None:
-        """`flwr-serverapp` or `flwr-simulation` that leaves the received code packed."""
+        """At a socket, too."""
         reach_unix_sockets()
-        run_app(folder)
+        super().coordinator_task(folder)
 
     def supernode_flags(self, runtime: str) -> list[str]:
         """Without the first two it starts the code that a run brings."""

@@ -1,8 +1,8 @@
 """The HTTP APIs of Flower 1.42: where its servers listen.
 
 Flower serves the SuperNodes, the coordinator's commands and its apps on one port, and authenticates
-only the first. Here SuperNodes have an address of their own, at which there is nothing else, and are
-not served at the other, which is of this machine.
+only the first. Here SuperNodes have an address of their own, at which there is nothing else; the
+others are sockets of this account.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.flower.environment import UNIX, is_loopback
+from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
     CONTROL_OPTION,
     HTTP_OPTION,
     RUNTIME_OPTION,
     FleetRequest,
 )
-from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard, Scope, answer, is_fleet
+from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard
 
 HEADERS = 2**14
 """Bytes of the headers of a request, which come before any check."""
@@ -113,28 +113,6 @@ def read_addresses(arguments: Sequence[str]) -> Addresses:
     return Addresses(found[CONTROL_OPTION], found[RUNTIME_OPTION], found[HTTP_OPTION], rest)
 
 
-def of_this_machine(app: Call) -> Call:
-    """Flower's application without its API for SuperNodes, for programs of this machine.
-
-    A page of the web could lead a browser here by a name of its own; then the request has that name.
-    """
-
-    async def served(scope: Scope, receive: Call, send: Call) -> None:
-        if scope["type"] == "http" and not _is_here(scope):
-            await answer(send, 421, "This API is for programs of this machine")
-        elif scope["type"] == "http" and is_fleet(scope):
-            await answer(send, 404, "SuperNodes have an address of their own")
-        else:
-            await app(scope, receive, send)
-
-    return served
-
-
-def _is_here(scope: Scope) -> bool:
-    named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    return len(named) == 1 and any(is_loopback(each) for each in (named[0], f"{named[0]}:80"))
-
-
 def serve(
     uvicorn: Any,
     addresses: Addresses,
@@ -154,7 +132,7 @@ def serve(
         places = [open_socket(addresses.control)]
         plain = named | {"ssl_keyfile": None, "ssl_certfile": None}
         # Without TLS, on sockets of this account.
-        in_background(uvicorn, of_this_machine(app), open_socket(addresses.runtime), plain)
+        in_background(uvicorn, app, open_socket(addresses.runtime), plain)
         if addresses.fleet:
             states = app.state.linkstate_factory
 
@@ -163,7 +141,7 @@ def serve(
 
             guard = FleetGuard(app, registered if registered_only else None, refusal)
             in_background(uvicorn, guard, open_socket(addresses.fleet), named)
-        uvicorn.Server(uvicorn.Config(of_this_machine(app), **plain)).run(places)
+        uvicorn.Server(uvicorn.Config(app, **plain)).run(places)
 
     return SimpleNamespace(run=run)
 

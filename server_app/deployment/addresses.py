@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import UNIX, is_loopback
-from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
 from fedsurrogate.common.machine.user_folders import STATE, user_folder
 
 VARIABLE = "FEDSURROGATE_CONTROL"
@@ -21,16 +18,15 @@ LONGEST_PATH = 107
 """Bytes of the path of a Unix socket."""
 
 
-def usual_control(environment: Mapping[str, str] = os.environ) -> str:
+def usual_control() -> str:
     """Address of the Control API of this account's SuperLink, where no other is named."""
     # Flower wants a number at the end.
-    own = user_folder(STATE, environment) / "superlink" / "control:9093"
-    return environment.get(VARIABLE) or f"{UNIX}{own}"
+    return os.environ.get(VARIABLE) or f"{UNIX}{user_folder(STATE)}/superlink/control:9093"
 
 
-def usual_runtime(environment: Mapping[str, str] = os.environ) -> str:
+def usual_runtime() -> str:
     """Address of the API for the apps of this account's SuperLink, where no other is named."""
-    return f"{usual_control(environment).rpartition('/')[0]}/app:9091"
+    return f"{usual_control().rpartition('/')[0]}/app:9091"
 
 
 def is_here(address: str) -> bool:
@@ -61,23 +57,18 @@ def check_socket(address: str) -> None:
     """
     if not address.startswith(UNIX):
         raise ConfigError(
-            f"{address!r}: the SuperLink asks for no key there, and every user of this machine may "
-            f"open a port; {CONTROL_OPTION} and {RUNTIME_OPTION} must be {UNIX}/path:NUMBER, or left "
-            "out for sockets of this account"
+            f"{address!r}: no key is asked for there, and every user of this machine may open a port; "
+            f"give {UNIX}/path:NUMBER, or leave the option out for a socket of this account"
         )
     path = Path(address.removeprefix(UNIX)).absolute()
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise ConfigError(
-            f"{address!r}: a socket has a path of at most {LONGEST_PATH} bytes; name another in "
-            f"{VARIABLE}, also for the commands"
-        )
+        most = f"a socket has a path of at most {LONGEST_PATH} bytes; set {VARIABLE} to another"
+        raise ConfigError(f"{address!r}: {most}")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = path.parent.stat()
-    if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"{path.parent}: the folder of the SuperLink's socket must belong to this account, and "
-            "no other may write there; name a folder that does not exist, and it is made"
-        )
+    if folder.st_uid != os.getuid() or folder.st_mode & 0o022:
+        rule = "it must belong to this account, and no other may write there; name a new folder"
+        raise ConfigError(f"{path.parent}, for the SuperLink's socket: {rule}")
     with suppress(OSError):
         connect(address, seconds=5)
         raise ConfigError(f"{address!r} is in use by another SuperLink; end it, or name another")

@@ -34,9 +34,7 @@ def serve(runtime: str, parent: int | None = None) -> None:
         runtime: Address of the SuperLink's API for its apps: unix:/path.
         parent: Id of the process with which this one ends; None: it ends by itself.
     """
-    os.environ.update(without_proxy_here(os.environ))
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(QUIET | dict(os.environ) | without_proxy_here(os.environ))
     configure_log(os.environ)
     flower().coordinator_apps(runtime, TASK, parent)
 
@@ -57,9 +55,8 @@ def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str,
         with app_folder() as folder:
             if digest != flower().packed_digest(folder):
                 raise RunError(
-                    "this SuperLink runs the app that is installed with it, and the run brings "
-                    "another; submit it with `coordinator run` of the same installation, and start "
-                    "the SuperLink again after an upgrade"
+                    "the run brings another app than the app that is installed with this SuperLink; "
+                    "submit it with `coordinator run` of the same installation"
                 )
         if audited:
             note(papers, "submit", _facts(settings))

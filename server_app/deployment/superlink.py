@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
-from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION, RunRules
+from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
 from fedsurrogate.common.logs.output import configure_log
 from fedsurrogate.common.security.registrations import TABLE, VARIABLE
 from fedsurrogate.server_app.deployment.addresses import (
@@ -31,10 +31,8 @@ from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
 
 def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
-    os.environ.update(without_proxy_here(os.environ))
     # Flower would else fetch packages for each run, which fails without internet.
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(QUIET | dict(os.environ) | without_proxy_here(os.environ))
     # Its database holds what sites send, and its sockets ask for no authentication.
     os.umask(0o077)
     configure_log(os.environ)
@@ -50,8 +48,8 @@ def serve(arguments: Sequence[str]) -> None:
         os.environ.setdefault(SIGNING, str(folder))
     papers = meant.certificate.parent if meant.certificate else None
     apps = (*COORDINATOR, "app", "--parent-pid", str(os.getpid()), "--runtime")
-    rules = RunRules(admission(not meant.simulates, papers), apps)
-    flower().superlink(arguments, Validity(table).refusal, rules)
+    admit = admission(not meant.simulates, papers)
+    flower().superlink(arguments, Validity(table).refusal, admit, apps)
 
 
 def with_sockets(arguments: Sequence[str]) -> list[str]:
