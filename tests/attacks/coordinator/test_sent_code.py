@@ -227,6 +227,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_a_bundle_that_differs_in_anything_is_refused_and_leaves_no_run(
     running: Coordinator, tmp_path: Path
 ) -> None:
+    same = changed_app(tmp_path / "same", lambda app: (app / "runs").mkdir())
+    shutil.copy(same / "README.md", same / "runs")
+    assert flower().packed_digest(same) == flower().packed_digest(APP_FOLDER)
     for name, change in CHANGES.items():
         content = build_fab_from_disk(changed_app(tmp_path / name / "fedsurrogate", change))
         fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
