@@ -39,6 +39,7 @@ from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
+from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.control import run
 from fedsurrogate.server_app.deployment.submit import flower_environment, stop_process
 from fedsurrogate.server_app.runs.state import when
@@ -111,6 +112,9 @@ def superlink(link: str, home: Path) -> Iterator[tuple[str, str, int]]:
         for each in (a, b, c):
             each.bind(("127.0.0.1", 0))
         fleet, control, runtime = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b, c))
+    if link != LINKS[0]:
+        # Flower's own knows no sockets, and ours no ports.
+        control, runtime = (f"unix:{home}/{name}:1" for name in ("control", "app"))
     program, *words = link.split()
     command = [
         str(Path(sys.executable).with_name(program)),
@@ -130,19 +134,18 @@ def superlink(link: str, home: Path) -> Iterator[tuple[str, str, int]]:
     log = (home / "superlink.log").open("w")
     process = subprocess.Popen(command, env=flower_environment(home), stdout=log, stderr=log)
     try:
-        for port in (fleet, control):
-            _wait(port)
+        for address in (fleet, control):
+            _wait(address)
         yield fleet, control, process.pid
     finally:
         stop_process(process.pid)
 
 
 def _wait(address: str) -> None:
-    host, _, port = address.partition(":")
     end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
-            socket.create_connection((host, int(port)), timeout=1).close()
+            connect(address, seconds=1)
         except OSError:
             time.sleep(0.3)
         else:

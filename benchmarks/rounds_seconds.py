@@ -95,19 +95,20 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
             "PATH": f"{commands}:{os.environ['PATH']}",
         }
         names = [f"hospital-{index}" for index in range(sites)]
-        fleet, control = free_ports(2)
+        (fleet,) = free_ports(1)
+        control = f"unix:{home}/link/control:9093"
 
         def call(*words: str) -> None:
             subprocess.run(
                 [commands / "coordinator", *words], env=environment, cwd=home, check=True
             )
 
-        flags = ["--control", f"127.0.0.1:{control}", "--root-certificates", "papers/ca.crt"]
+        flags = ["--control", control, "--root-certificates", "papers/ca.crt"]
         call("certs", "papers", "--host", "127.0.0.1", *(w for n in names for w in ("--site", n)))
         link = [commands / "coordinator", "superlink", "--database", "state.db"]
         link += ["--enable-supernode-auth", "--fleet-api-address", f"127.0.0.1:{fleet}"]
-        link += ["--control-api-address", f"127.0.0.1:{control}"]
-        link += ["--serverappio-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
+        link += ["--control-api-address", control]
+        link += ["--serverappio-api-address", f"unix:{home}/link/app:9091"]
         for option, file in (("ca-certfile", "ca"), ("certfile", "server"), ("keyfile", "server")):
             ending = "key" if option == "keyfile" else "crt"
             link += [f"--ssl-{option}", f"papers/{file}.{ending}"]
@@ -116,7 +117,7 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
                 link, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT
             )
         try:
-            wait_for_port(control)
+            wait_for_port(fleet)
             call("register", "papers", *flags)
             for index, name in enumerate(names):
                 node = f'site="{name}" data="digits" partition-id={index} num-partitions={sites} '

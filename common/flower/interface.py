@@ -10,7 +10,9 @@ rely on:
   request's signature. Where only registered keys may take part, nothing of a message is received
   before its metadata show such a key. Messages and connections have limits. Writers of its
   database wait for each other, and its servers listen on Unix sockets where the arguments name
-  them.
+  them. It asks `admit` before it stores any run, however that was submitted.
+* `coordinator_apps` and `coordinator_task` start the app that is installed here, and no code that
+  arrives with a run.
 * `superexec` calls the given starter for tasks of ClientApps, and for no task of another
   kind. Flower 1.42 makes others too (`TaskType.AGENT_APP`), and ignores `--plugin-type`.
 * `client_task` neither unpacks nor imports code that arrives with a run.
@@ -24,7 +26,7 @@ commands take `--host` and `--port` in place of the addresses of 1.34, which our
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
+    from fedsurrogate.common.settings.flat import Scalar
+
 FINISHED = "finished"
+CONTROL_OPTION, RUNTIME_OPTION = "--control-api-address", "--serverappio-api-address"
+"""Of a SuperLink: its addresses for the coordinator's commands, and for its apps."""
 HTTP_OPTION = "--fleet-http-address"
 """Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them."""
 Standing = Literal["registered", "unknown", "clock", "open", "silent"]
@@ -57,10 +63,15 @@ class SuperLinkArguments:
     Attributes:
         certificate: Absolute path of its certificate; None without TLS.
         authenticates: Whether it accepts only nodes with a registered key.
+        open_apis: Addresses at which it asks for no key: for the coordinator's commands, for its
+            apps, and any other.
+        simulates: Whether it runs simulated sites, and no others.
     """
 
     certificate: Path | None
     authenticates: bool
+    open_apis: tuple[str, ...] = ()
+    simulates: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ class SuperNodeLog:
     receives: str
     done: tuple[str, ...]
     inactive: str
+
+
+Refusal = Callable[[FleetRequest], str]
+Admit = Callable[[str, "Mapping[str, Scalar]"], None]
 
 
 class TaskGuard(Protocol):
@@ -214,16 +229,43 @@ class FlowerProcesses(Protocol):
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
         """The meaning of arguments of `flower-superlink`."""
 
-    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
+    def superlink(
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
+    ) -> None:
         """Run a SuperLink to which many sites can write at once, wherever Flower is installed.
 
         Args:
             arguments: Those of `flower-superlink`.
             refusal: Why a signed request of the Fleet API is refused; empty if it is not.
+            admit: Called with the SHA-256 of a run's bundle and with its settings, before anything
+                of it is stored. Raises FedSurrogateError, with words for who submitted it, to
+                refuse it.
+            apps: Program and arguments that call `coordinator_apps`, for a SuperLink that starts
+                the apps itself. Its address for apps follows.
         """
 
-    def simulation_flags(self, control: str) -> list[str]:
-        """Arguments of `flower-superlink` for simulations, with its Control API at `control`."""
+    def packed_digest(self, folder: Path) -> str:
+        """SHA-256 of the bundle that `flwr run` makes of the app in this folder."""
+
+    def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
+        """Start a process for each run of a SuperLink, and for no other kind of task.
+
+        Args:
+            runtime: Address of the SuperLink's API for its apps.
+            task: Program and arguments that call `coordinator_task`; more arguments follow.
+            parent: Id of the process with which this one ends; None: it ends by itself.
+        """
+
+    def coordinator_task(self, folder: Path) -> None:
+        """Run the coordinator's app, and the simulated sites of a simulation, with the arguments
+        that `coordinator_apps` gave this process.
+
+        Args:
+            folder: The installed app.
+        """
+
+    def simulation_flags(self) -> list[str]:
+        """Arguments of `flower-superlink` for simulations, but for its addresses."""
 
     def supernode_flags(self, runtime: str) -> list[str]:
         """Arguments of `flower-supernode` that starts no app; its Runtime API is at `runtime`."""
@@ -260,11 +302,14 @@ class FlowerProcesses(Protocol):
 class FlowerLink(Protocol):
     """What a SuperLink knows, and the form of keys there."""
 
+    def commands(self) -> None:
+        """Run Flower's own command `flwr` with the arguments of this process. Does not return."""
+
     def control(self, address: str, authority: Path | None) -> AbstractContextManager[Control]:
         """Connect to a Control API.
 
         Args:
-            address: host:port.
+            address: unix:/path, without TLS, or host:port.
             authority: File of the CA that signed the SuperLink's certificate; None without TLS.
 
         Raises:

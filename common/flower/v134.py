@@ -12,11 +12,12 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
     HTTP_OPTION,
+    Admit,
     Failure,
-    FleetRequest,
     Flower,
     FlowerMessages,
     FlowerProcesses,
+    Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
@@ -24,6 +25,12 @@ from fedsurrogate.common.flower.interface import (
     TaskStarter,
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
+from fedsurrogate.common.flower.v134_apps import (
+    Apps134,
+    admit_runs,
+    serve_commands_without_tls,
+    start_own_apps,
+)
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
@@ -52,7 +59,7 @@ ENDED_CONNECTION = ("stream removed", "rst_stream", "goaway", "socket closed", "
 """What gRPC writes, in small letters, when a connection ends during a call."""
 
 
-class Processes134(FlowerProcesses):
+class Processes134(Apps134, FlowerProcesses):
     """Commands of Flower 1.34, whose servers speak gRPC."""
 
     supernode_log = SuperNodeLog(
@@ -86,14 +93,20 @@ class Processes134(FlowerProcesses):
                 "for sites that use it"
             )
         parsed = _parsed(arguments)
-        file = parsed.ssl_certfile
-        certificate = Path(file).expanduser().absolute() if file else None
-        return SuperLinkArguments(certificate, bool(parsed.enable_supernode_auth))
+        apis = [parsed.exec_api_address or parsed.control_api_address, parsed.runtime_api_address]
+        if parsed.enable_http_api:
+            apis.append(f"{parsed.host}:{parsed.port}")
+        return meaning(arguments, apis)
 
-    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
-        """`flower-superlink` with six changes."""
+    def superlink(
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
+    ) -> None:
+        """`flower-superlink` with eight changes."""
         from flwr.superlink.cli import flower_superlink
 
+        admit_runs(admit)
+        serve_commands_without_tls()
+        start_own_apps([*apps, _parsed(arguments).runtime_api_address])
         allow_unix_sockets()
         let_writers_wait()
         find_migrations()
@@ -103,10 +116,9 @@ class Processes134(FlowerProcesses):
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
 
-    def simulation_flags(self, control: str) -> list[str]:
-        """The API for its own apps takes any free port."""
-        addresses = ["--control-api-address", control, "--serverappio-api-address", "127.0.0.1:0"]
-        return ["--insecure", "--simulation", "--isolation", "subprocess", *addresses]
+    def simulation_flags(self) -> list[str]:
+        """It starts the apps itself."""
+        return ["--insecure", "--simulation", "--isolation", "subprocess"]
 
     def supernode_flags(self, runtime: str) -> list[str]:
         """Without the first two it starts the code that a run brings."""
@@ -367,6 +379,15 @@ def _named(message: Message, name: str) -> str:
     """Set a message's id, which its bytes do not contain."""
     message.metadata.__dict__["_message_id"] = name
     return name
+
+
+def meaning(arguments: Sequence[str], apis: Sequence[str]) -> SuperLinkArguments:
+    """What arguments of a SuperLink mean, but for the addresses of its open APIs, which are given."""
+    parsed = _parsed(arguments)
+    file = parsed.ssl_certfile
+    certificate = Path(file).expanduser().absolute() if file else None
+    authenticates, simulates = bool(parsed.enable_supernode_auth), bool(parsed.simulation)
+    return SuperLinkArguments(certificate, authenticates, tuple(apis), simulates)
 
 
 def _parsed(arguments: Sequence[str]) -> Namespace:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.environment import no_proxy_option
+from fedsurrogate.common.flower.environment import UNIX, no_proxy_option
 from fedsurrogate.common.flower.interface import (
     Control,
     FlowerLink,
@@ -30,6 +30,12 @@ SECONDS = 30.0
 class Link134(FlowerLink):
     """Connections to a SuperLink of Flower 1.34."""
 
+    def commands(self) -> None:
+        """They reach Unix sockets."""
+        from flwr.cli.app import app
+
+        app(prog_name="flwr")
+
     @contextmanager
     def control(self, address: str, authority: Path | None) -> Iterator[Control]:
         """The SuperLink refuses clients that do not name their version."""
@@ -39,7 +45,8 @@ class Link134(FlowerLink):
 
         stub: Callable[..., Any] = ControlStub
         version = RuntimeVersionClientInterceptor(component_name="flwr CLI")
-        pem = None if authority is None else authority.read_bytes()
+        plain = authority is None or address.startswith(UNIX)
+        pem = None if plain else authority.read_bytes()  # type: ignore[union-attr]
         with _channel(address, pem, no_proxy_option(address)) as channel:
             try:
                 yield Control134(stub(grpc.intercept_channel(channel, version)))

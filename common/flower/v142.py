@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import (
-    FleetRequest,
+    Admit,
     Flower,
+    Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
     SuperNodeLog,
@@ -26,7 +27,9 @@ from fedsurrogate.common.flower.v134 import (
     find_migrations,
     install_loader,
     let_writers_wait,
+    meaning,
 )
+from fedsurrogate.common.flower.v134_apps import admit_runs, start_own_apps
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_simulation import Simulation134
 from fedsurrogate.common.flower.v134_tasks import (
@@ -45,16 +48,21 @@ from fedsurrogate.common.flower.v142_tasks import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
 GRPC_FLEET = "FLWR_INTERNAL_GRPC_FLEET_API"
 """Variable with which the SuperLink also speaks gRPC with SuperNodes."""
+GRPC_CONTROL = "FLWR_INTERNAL_GRPC_CONTROL_API"
+"""Variable with which it would also hear commands over gRPC, at a port."""
 
 
 class Processes142(Processes134):
     """Commands of Flower 1.42, whose servers speak HTTP; the SuperLink also gRPC, with sites of 1.34."""
 
+    address_flags = ("--runtime-api-address",)
     supernode_log = SuperNodeLog(
         listens="Application startup complete",
         connected="SuperNode ID:",
@@ -65,14 +73,19 @@ class Processes142(Processes134):
     )
 
     def parse_superlink(self, arguments: Sequence[str]) -> SuperLinkArguments:
-        """Without the addresses, which Flower has under other names."""
-        return super().parse_superlink(read_addresses(arguments).rest)
+        """Flower has no names for the addresses of the two APIs."""
+        addresses = read_addresses(arguments)
+        return meaning(addresses.rest, (addresses.control, addresses.runtime))
 
-    def superlink(self, arguments: Sequence[str], refusal: Callable[[FleetRequest], str]) -> None:
+    def superlink(
+        self, arguments: Sequence[str], refusal: Refusal, admit: Admit, apps: Sequence[str]
+    ) -> None:
         """`flower-superlink` with the changes of 1.34, and another address for SuperNodes."""
         addresses = read_addresses(arguments)
         registered_only = self.parse_superlink(arguments).authenticates
-        os.environ[GRPC_FLEET] = "1"
+        os.environ[GRPC_FLEET], os.environ[GRPC_CONTROL] = "1", "0"
+        admit_runs(admit)
+        start_own_apps([*apps, addresses.runtime])
         let_writers_wait()
         find_migrations()
         guard_fleet(refusal, registered_only)
@@ -84,13 +97,15 @@ class Processes142(Processes134):
         sys.argv = ["flower-superlink", *addresses.rest]
         module.flower_superlink()
 
-    def simulation_flags(self, control: str) -> list[str]:
-        """One address for all."""
-        host, _, port = control.rpartition(":")
-        return [
-            *("--insecure", "--simulation", "--isolation", "subprocess"),
-            *("--host", host, "--port", port),
-        ]
+    def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
+        """At a socket, too."""
+        reach_unix_sockets()
+        super().coordinator_apps(runtime, task, parent)
+
+    def coordinator_task(self, folder: Path) -> None:
+        """At a socket, too."""
+        reach_unix_sockets()
+        super().coordinator_task(folder)
 
     def supernode_flags(self, runtime: str) -> list[str]:
         """Without the first two it starts the code that a run brings."""

@@ -1,8 +1,8 @@
 """The HTTP APIs of Flower 1.42: where its servers listen.
 
 Flower serves the SuperNodes, the coordinator's commands and its apps on one port, and authenticates
-only the first. Here SuperNodes have an address of their own, at which there is nothing else, and are
-not served at the other, which is of this machine.
+only the first. Here SuperNodes have an address of their own, at which there is nothing else; the
+others are sockets of this account.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.flower.environment import UNIX, is_loopback
-from fedsurrogate.common.flower.interface import HTTP_OPTION, FleetRequest
-from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard, Scope, answer, is_fleet
+from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.flower.interface import (
+    CONTROL_OPTION,
+    HTTP_OPTION,
+    RUNTIME_OPTION,
+    FleetRequest,
+)
+from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard
 
 HEADERS = 2**14
 """Bytes of the headers of a request, which come before any check."""
@@ -80,7 +85,7 @@ class Addresses:
         control: Of its HTTP API for the coordinator's commands.
         runtime: Of the same API for its apps.
         fleet: Of its HTTP API for SuperNodes; empty without one.
-        rest: The other arguments, and those that Flower takes in place of the above.
+        rest: The other arguments.
     """
 
     control: str
@@ -89,9 +94,7 @@ class Addresses:
     rest: list[str]
 
 
-CONTROL_OPTION = "--control-api-address"
-RUNTIME_OPTION = "--serverappio-api-address"
-DEFAULTS = {CONTROL_OPTION: "127.0.0.1:9093", RUNTIME_OPTION: "", HTTP_OPTION: ""}
+OPTIONS = (CONTROL_OPTION, RUNTIME_OPTION, HTTP_OPTION)
 
 
 def read_addresses(arguments: Sequence[str]) -> Addresses:
@@ -99,53 +102,15 @@ def read_addresses(arguments: Sequence[str]) -> Addresses:
 
     Args:
         arguments: Those of `flower-superlink` 1.34, and `--fleet-http-address`.
-
-    Raises:
-        ConfigError: The coordinator's commands would be open to other machines.
     """
-    found, rest, words = dict(DEFAULTS), list[str](), iter(arguments)
+    found, rest, words = dict.fromkeys(OPTIONS, ""), list[str](), iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if name in found:
             found[name] = value if equals else next(words, "")
         else:
             rest.append(word)
-    control, runtime = found[CONTROL_OPTION], found[RUNTIME_OPTION]
-    if control.startswith(UNIX):
-        raise ConfigError(
-            f"{CONTROL_OPTION} {control!r}: must be host:port; Flower's commands reach no socket"
-        )
-    for option, address in ((CONTROL_OPTION, control), (RUNTIME_OPTION, runtime)):
-        if address and not address.startswith(UNIX) and not is_loopback(address):
-            raise ConfigError(
-                f"{option} {address!r}: must be of this machine, such as 127.0.0.1:9093, or a Unix "
-                "socket; Flower's HTTP API asks for no authentication there, and starts code"
-            )
-    host, _, port = control.rpartition(":")
-    rest += ["--host", host.strip("[]"), "--port", port]
-    return Addresses(control, runtime, found[HTTP_OPTION], rest)
-
-
-def of_this_machine(app: Call) -> Call:
-    """Flower's application without its API for SuperNodes, for programs of this machine.
-
-    A page of the web could lead a browser here by a name of its own; then the request has that name.
-    """
-
-    async def served(scope: Scope, receive: Call, send: Call) -> None:
-        if scope["type"] == "http" and not _is_here(scope):
-            await answer(send, 421, "This API is for programs of this machine")
-        elif scope["type"] == "http" and is_fleet(scope):
-            await answer(send, 404, "SuperNodes have an address of their own")
-        else:
-            await app(scope, receive, send)
-
-    return served
-
-
-def _is_here(scope: Scope) -> bool:
-    named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    return len(named) == 1 and any(is_loopback(each) for each in (named[0], f"{named[0]}:80"))
+    return Addresses(found[CONTROL_OPTION], found[RUNTIME_OPTION], found[HTTP_OPTION], rest)
 
 
 def serve(
@@ -166,9 +131,8 @@ def serve(
     def run(app: Any, *, host: str, port: int, workers: int, reload: bool, **named: Any) -> None:
         places = [open_socket(addresses.control)]
         plain = named | {"ssl_keyfile": None, "ssl_certfile": None}
-        if addresses.runtime:
-            # As before 1.42: without TLS, on this machine.
-            in_background(uvicorn, of_this_machine(app), open_socket(addresses.runtime), plain)
+        # Without TLS, on sockets of this account.
+        in_background(uvicorn, app, open_socket(addresses.runtime), plain)
         if addresses.fleet:
             states = app.state.linkstate_factory
 
@@ -177,7 +141,7 @@ def serve(
 
             guard = FleetGuard(app, registered if registered_only else None, refusal)
             in_background(uvicorn, guard, open_socket(addresses.fleet), named)
-        uvicorn.Server(uvicorn.Config(of_this_machine(app), **named)).run(places)
+        uvicorn.Server(uvicorn.Config(app, **plain)).run(places)
 
     return SimpleNamespace(run=run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ AGAIN = 0.3
 class Link142(Link134):
     """Connections to a SuperLink of Flower 1.42."""
 
+    def commands(self) -> None:
+        """They reach no Unix socket by themselves."""
+        reach_unix_sockets()
+        super().commands()
+
     @contextmanager
     def control(self, address: str, authority: Path | None) -> Iterator[Control]:
         """Over HTTP, as Flower's own commands speak since 1.42."""
@@ -31,10 +37,12 @@ class Link142(Link134):
         from flwr.supercore.control.control_http_client import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+        reach_unix_sockets()
+        plain = authority is None or address.startswith(UNIX)
         client = ControlHttpClient.from_server_address(
             address,
-            authority is None,
-            None if authority is None else authority.read_bytes(),
+            plain,
+            None if plain else authority.read_bytes(),  # type: ignore[union-attr]
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
         bypass_proxy(client, address)
@@ -147,8 +155,9 @@ def reason(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
+@cache
 def reach_unix_sockets() -> None:
-    """Let clients of Flower's HTTP APIs reach an address unix:/path."""
+    """Let clients of Flower's HTTP APIs reach an address unix:/path, in this process from now on."""
     import httpx
     from flwr.supercore.protobuf import client as module
 
@@ -162,6 +171,8 @@ def reach_unix_sockets() -> None:
         client._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=server_address.removeprefix(UNIX)),
             timeout=client._client.timeout,
+            # No proxy.
+            trust_env=False,
         )
         return client
 

@@ -19,10 +19,20 @@ from fedsurrogate.server_app.cli.proposals import (
     settings_of,
 )
 
+
+def _usual_control(address: str) -> str:
+    from fedsurrogate.server_app.deployment.addresses import usual_control
+
+    return address or usual_control()
+
+
 Control = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT", help="Address of the SuperLink's Control API; keep it local."
+        metavar="ADDRESS",
+        help="The SuperLink's Control API: unix:/path:NUMBER; this account's own without it.",
+        envvar="FEDSURROGATE_CONTROL",
+        callback=_usual_control,
     ),
 ]
 Authority = Annotated[
@@ -44,9 +54,26 @@ def superlink(context: typer.Context) -> None:
     serve(context.args)
 
 
+def app(
+    runtime: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The SuperLink's API for its apps.")
+    ] = "",
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run the coordinator's app for every run of a SuperLink with `--isolation process`: the
+    installed one, whatever a run brings.
+
+    Example: coordinator app --runtime unix:/runtime/link/app:9091
+    """
+    from fedsurrogate.server_app.deployment.addresses import usual_runtime
+    from fedsurrogate.server_app.deployment.installed_app import serve
+
+    serve(runtime or usual_runtime(), parent_pid)
+
+
 def register(
     folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a SuperLink that is still starting.")
@@ -104,7 +131,7 @@ def unregister(
     site: Annotated[
         str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")
     ],
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     proposal: ProposalFile = None,
 ) -> None:
@@ -145,7 +172,7 @@ def run(
     run_config: RunSettings = None,
     preset: Preset = "",
     proposal: ProposalFile = None,
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     queue: Annotated[
         bool, typer.Option("--queue", help="Do not start it now: put it into the queue.")

@@ -25,6 +25,7 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.packages import install_command
 from fedsurrogate.server_app.cli.audit_log import audit_log
 from fedsurrogate.server_app.cli.certs import certs
+from fedsurrogate.server_app.cli.control import app as run_app
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
 from fedsurrogate.server_app.cli.enrol import enrol
 from fedsurrogate.server_app.cli.kit import kit
@@ -258,6 +259,7 @@ def plan(
 
 
 app.command(name="preset")(show_preset)
+app.command(name="app")(run_app)
 for command in (
     settings,
     certs,

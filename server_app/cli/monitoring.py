@@ -89,7 +89,7 @@ def metrics(
     superlink: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT",
+            metavar="ADDRESS",
             help="The SuperLink's Control API, for connected sites and waiting runs; empty: none.",
         ),
     ] = "",

@@ -30,7 +30,7 @@ def queue(
     remove: Annotated[
         str, typer.Option(metavar="ID", help="Take a run that has not started out of the queue.")
     ] = "",
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     as_json: Json = False,
 ) -> None:

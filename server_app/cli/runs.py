@@ -31,7 +31,7 @@ Output = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="The fold
 
 def runs(
     output: Output = Path("runs"),
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     newest: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to list, newest first.")
@@ -74,7 +74,7 @@ def runs(
 def attach(
     run: Handle = "latest",
     output: Output = Path("runs"),
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
 ) -> None:
@@ -104,7 +104,7 @@ def attach(
 def stop(
     run: Handle,
     output: Output = Path("runs"),
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
 ) -> None:
     """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can
@@ -127,7 +127,7 @@ def sites(
         ),
     ] = None,
     output: Output = Path("runs"),
-    control: Control = "127.0.0.1:9093",
+    control: Control = "",
     root_certificates: Authority = None,
     as_json: Json = False,
 ) -> None:

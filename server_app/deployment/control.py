@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.flower.environment import is_loopback
+from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import read_setting
@@ -25,6 +24,7 @@ from fedsurrogate.server_app.control_api.following import (
 )
 from fedsurrogate.server_app.control_api.runs import status_of
 from fedsurrogate.server_app.control_api.runs import stop as stop_at_superlink
+from fedsurrogate.server_app.deployment.addresses import connect, is_here
 from fedsurrogate.server_app.deployment.audit_log import note
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
@@ -55,20 +55,19 @@ def check_connection(address: str, authority: Path | None) -> None:
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
 
     Raises:
-        ConfigError: `address` is not HOST:PORT, or the file `authority` does not exist.
+        ConfigError: `address` is no address, or the file `authority` does not exist.
     """
-    if not re.fullmatch(r"[^/\s\"\\]+:\d+", address):
-        raise ConfigError(f"--control {address!r}: must be HOST:PORT, such as 127.0.0.1:9093")
+    if not re.fullmatch(rf"({UNIX}/[^\s\"\\]+|[^/\s\"\\]+):\d+", address):
+        raise ConfigError(f"--control {address!r}: must be {UNIX}/path:NUMBER, or HOST:PORT")
     if authority is not None and not authority.is_file():
         raise ConfigError(f"--root-certificates {str(authority)!r}: the file does not exist")
 
 
 def _check_listening(address: str) -> None:
     """Raise RunError if an address of this machine has no listener. A proxy may lie before others."""
-    host, _, port = address.rpartition(":")
     try:
-        if is_loopback(address):
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        if is_here(address):
+            connect(address, seconds=5)
     except OSError as error:
         what = (
             f"--control {address!r}: no SuperLink listens there ({error.strerror or 'no answer'})"
@@ -83,7 +82,7 @@ def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, di
     """
     check_connection(address, authority)
     trust = "insecure = true"
-    if authority is not None:
+    if authority is not None and not address.startswith(UNIX):
         trust = f"root-certificates = {json.dumps(str(authority.absolute()))}"
     with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
         (Path(home) / "config.toml").write_text(
@@ -104,7 +103,7 @@ def run(
     Args:
         overrides: settings of the run, flat.
         output: folder in which the coordinator's app makes the run folder.
-        address: of the Control API, host:port.
+        address: of the Control API, unix:/path or host:port.
         authority: as for `check_connection`.
         on_event: takes each event of the run.
 
@@ -178,7 +177,7 @@ def attach(
     Args:
         run: as for `find_handle`.
         output: folder of all runs.
-        address: of the Control API, host:port.
+        address: of the Control API, unix:/path or host:port.
         authority: as for `check_connection`.
         on_event: takes each event of the run.
 
@@ -201,7 +200,7 @@ def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle
     Args:
         run: as for `find_handle`.
         output: folder of all runs.
-        address: of the Control API, host:port.
+        address: of the Control API, unix:/path or host:port.
         authority: as for `check_connection`.
 
     Returns:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,12 +18,15 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import OWN_CLUSTER, prepared_ray
+from fedsurrogate.common.flower.environment import OWN_CLUSTER, UNIX, prepared_ray
+from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
 from fedsurrogate.common.help import without_effect
 from fedsurrogate.common.machine.cores import usable_cores
-from fedsurrogate.common.machine.ray_folder import ray_folder, remark_on
+from fedsurrogate.common.machine.ray_folder import VARIABLE, ray_folder, remark_on
 from fedsurrogate.common.machine.user_folders import STATE, user_folder
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.addresses import connect
+from fedsurrogate.server_app.deployment.installed_app import COORDINATOR
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
@@ -153,12 +155,11 @@ def _simulate(
     Flower gets its own home folder and ports, so runs on one machine are separate. All processes
     started here are stopped.
     """
-    with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
+    short = ray_folder(os.environ)
+    place = (os.environ | short).get(VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="fedsurrogate-", dir=place or None) as home:
         environment = (
-            flower_environment(Path(home))
-            | ray_folder(os.environ)
-            | prepared_ray(os.environ)
-            | OWN_CLUSTER
+            flower_environment(Path(home)) | short | prepared_ray(os.environ) | OWN_CLUSTER
         )
         log = Path(home) / "flower.log"
         resources, output = (
@@ -216,20 +217,22 @@ def _site_log() -> str:
 
 @contextmanager
 def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """A SuperLink with simulation, on free loopback ports, while the block runs.
+    """A SuperLink with simulation, on sockets of this account, while the block runs.
 
     Args:
-        home: Flower's home folder, which gets its configuration and the log.
+        home: Flower's home folder, which gets its configuration, sockets and the log. This account
+            alone may open it, and its path is short.
         environment: of the process.
 
     Yields:
         The name of its connection.
     """
-    port = _free_port()
+    control = f"{UNIX}{home / 'control:9093'}"
     (home / "config.toml").write_text(
-        f'[superlink.simulation]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        f'[superlink.simulation]\naddress = "{control}"\ninsecure = true\n'
     )
-    command = ["flower-superlink", *flower().simulation_flags(f"127.0.0.1:{port}")]
+    addresses = [CONTROL_OPTION, control, RUNTIME_OPTION, f"{UNIX}{home / 'app:9091'}"]
+    command = [*COORDINATOR, "superlink", *flower().simulation_flags(), *addresses]
     log = home / "superlink.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -240,29 +243,23 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        _wait_for_port(process, port, log)
+        _wait_for_api(process, control, log)
         yield "simulation"
     finally:
         stop_process(process.pid)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_for_api(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise RunError(f"flower-superlink ended with code {process.returncode}:\n{reason(log)}")
+            raise RunError(f"the SuperLink ended with code {process.returncode}:\n{reason(log)}")
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            connect(address, seconds=1)
         except OSError:
             time.sleep(0.2)
         else:
             return
     raise RunError(
-        f"flower-superlink did not open its port within {START_SECONDS:.0f} s:\n{reason(log)}"
+        f"the SuperLink did not open its socket within {START_SECONDS:.0f} s:\n{reason(log)}"
     )

@@ -31,13 +31,20 @@ from fedsurrogate.server_app.runs.json_files import PARTS, EventFile
 APP_FOLDER = Path(__file__).resolve().parents[2]
 # The packages of the app next to `fedsurrogate`, as `fab-include` in pyproject.toml names them.
 PACKED = ("common", "client_app", "server_app", "strategies")
+# Flower's command, in this interpreter, which looks for no module in the current folder.
+FLWR = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from fedsurrogate.common.flower import flower as f; f().commands()",
+)
 # Flower's status of a successful run.
 DONE = "finished:completed"
 LOOK_SECONDS = 60.0
 # How long a run may take to get its final status after the end of its log.
 STATUS_SECONDS = 20.0
 NOT_STARTED = (
-    "the SuperLink has not started the run; check that its flower-superexec runs and "
+    "the SuperLink has not started the run; check that it starts apps itself, or that `coordinator app` runs, and "
     "that no other run is active"
 )
 OnEvent = Callable[[dict[str, Any]], None]
@@ -62,7 +69,7 @@ class Reached:
         """Flower's current status of a run."""
         if self.status is not None:
             return self.status(run_id)
-        command = ["flwr", "list", self.name, "--run-id", run_id, "--format", "json"]
+        command = [*FLWR, "list", self.name, "--run-id", run_id, "--format", "json"]
         done = subprocess.run(
             command, capture_output=True, text=True, env=self.environment, check=False
         )
@@ -100,7 +107,7 @@ def submit(
         ),
     ]
     with app_folder() as app, log.open("w") as stream:
-        command = ["flwr", "run", str(app), superlink.name, "--stream", *options]
+        command = [*FLWR, "run", str(app), superlink.name, "--stream", *options]
         # In its own session: Ctrl-C in a terminal then reaches only this process, which ends the
         # others in order.
         process = subprocess.Popen(
@@ -292,7 +299,7 @@ def stop_run(log: Path, name: str, environment: Mapping[str, str]) -> None:
         environment: of Flower's commands.
     """
     if run_id := run_id_in(log):
-        command = ["flwr", "stop", run_id, name]
+        command = [*FLWR, "stop", run_id, name]
         subprocess.run(
             command, capture_output=True, env=environment, check=False, start_new_session=True
         )

@@ -18,12 +18,12 @@ from fedsurrogate.common.costs import check_payload, known_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.needed import check_packages, packages_for
 from fedsurrogate.common.extras.packages import check_installed, is_installed
-from fedsurrogate.common.flower.environment import is_loopback
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DataSettings
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.settings.partition import read_partitioner
+from fedsurrogate.server_app.deployment.addresses import is_here
 from fedsurrogate.server_app.lifecycle.resume import check_resume
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
@@ -229,5 +229,5 @@ def check_submission(config: Run, control: str) -> None:
     check_data_named(config.settings)
     check_backbone_name(config.settings.backbone, required=False)
     check_known_payload(config)
-    if is_loopback(control):
+    if is_here(control):
         check_start(config, simulated=False)

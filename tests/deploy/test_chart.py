@@ -198,7 +198,9 @@ def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outsid
     assert [port for rule in ports for port in rule["ports"]] == [{"protocol": "TCP", "port": 9092}]
     pod = pods(objects)["superlink"]
     superlink = pod["containers"][0]["command"]
-    assert superlink[superlink.index("--control-api-address") + 1] == "127.0.0.1:9093"
+    assert "--control-api-address" not in superlink
+    control = {"name": "FEDSURROGATE_CONTROL", "value": "unix:/tmp/link/control:9093"}
+    assert all(control in each["env"] for each in pod["containers"][:2])
     items = next(volume for volume in pod["volumes"] if volume["name"] == "certificates")["secret"][
         "items"
     ]

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from click import Command, Group
-from flwr.supercore.cli.flower_superexec import _parse_args as superexec
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.main import get_command
@@ -42,7 +41,7 @@ OTHERS = {DEPLOY / f"compose.{name}.yml" for name in ("gpu", "monitoring")}
 FILES = sorted(set(DEPLOY.glob("compose.*.yml")) - OTHERS)
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 # Commands that pass their arguments on to Flower.
-FLOWER = {"coordinator superlink": superlink, "site node": supernode, "flower-superexec": superexec}
+FLOWER = {"coordinator superlink": superlink, "site node": supernode}
 OURS = {
     "coordinator": fedsurrogate.server_app.cli.main.app,
     "site": fedsurrogate.client_app.cli.main.app,
@@ -129,7 +128,7 @@ def test_figures_are_shown_by_a_container_that_sees_no_data_no_ledger_and_no_key
     assert "ports" not in service
     seen = set(volumes(service))
     assert seen <= {
-        "./papers/ca.crt", "./papers/server.crt", "./runs", "./registered", "./runtime",
+        "./papers/ca.crt", "./papers/server.crt", "./runs", "./registered", "./runtime", "./control",
     }  # fmt: skip
     shared = service.get("network_mode", "").partition(":")[2]
     joined = compose["services"][shared] if shared else service
@@ -202,10 +201,9 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(
         assert service.get("user", "10001:10001") in ("10001:10001", "1000:1000")
         command = words(service["command"])
         if command[:2] == ["coordinator", "superlink"]:
-            assert command[command.index("--control-api-address") + 1] == "127.0.0.1:9093"
-            assert (
-                command[command.index("--serverappio-api-address") + 1] == "unix:/runtime/app:9091"
-            )
+            places = service["environment"]["FEDSURROGATE_CONTROL"], command[-1]
+            assert places == ("unix:/control/link/control:9093", "unix:/runtime/link/app:9091")
+            assert "--control-api-address" not in command
             assert {"/papers/ca.key", "/papers", "/papers/sites"}.isdisjoint(
                 where.split(":")[0] for where in volumes(service).values()
             )
@@ -218,10 +216,10 @@ def test_apps_have_no_network_and_a_socket_that_only_their_own_node_shares(
     services = compose["services"]
     for name, service in services.items():
         command = words(service["command"])
-        if command[:2] != ["site", "app"] and command[0] != "flower-superexec":
+        if command[1:2] != ["app"]:
             continue
         assert service["network_mode"] == "none", name
-        assert any(word.startswith("unix:/runtime/app") for word in command), name
+        assert any(re.match("unix:/runtime/(link/)?app", word) for word in command), name
         (shared,) = (volume for volume, where in volumes(service).items() if where == "/runtime")
         users = [
             words(other["command"])[:2]
@@ -421,7 +419,9 @@ def test_the_coordinators_app_reads_the_table_that_register_writes_and_cannot_ch
     for file in (DEPLOY / "compose.coordinator.yml", DEPLOY / "compose.demo.yml"):
         services = yaml.safe_load(interpolated(file, {"RUN_AS": "1000:1000"}))["services"]
         (app,) = (
-            each for each in services.values() if words(each["command"])[0] == "flower-superexec"
+            each
+            for each in services.values()
+            if words(each["command"])[:2] == ["coordinator", "app"]
         )
         register = services["register"]
         table = Path(register["environment"]["FEDSURROGATE_REGISTERED"])
@@ -479,10 +479,10 @@ def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
     secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secured.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
     secured.set_alpn_protocols(["h2"])
-    fleet, control = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-    code = check[-1].replace("/papers", str(tmp_path))
-    for port, server in (("9092", fleet), ("9093", control)):
-        code = code.replace(port, str(server.getsockname()[1]))
+    fleet = socket.create_server(("127.0.0.1", 0))
+    control = socket.create_server(str(tmp_path / "control:9093"), family=socket.AF_UNIX)
+    code = check[-1].replace("/papers", str(tmp_path)).replace("/control/link", str(tmp_path))
+    code = code.replace("9092", str(fleet.getsockname()[1]))
 
     def answer() -> None:
         with suppress(OSError):
@@ -493,5 +493,6 @@ def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
     assert check[:3] == ["CMD", "python", "-c"]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     thread.join()
+    control.close()
     assert (done.returncode == 0) == (days > 0), done.stderr
     assert days or "certificate has expired" in done.stderr

@@ -86,7 +86,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Itera
     (folder / ".env").write_text(
         f"RUN_AS={USER}\nIMAGE={IMAGE}\nFLEET_PORT={address.rpartition(':')[2]}\n"
     )
-    for name in ("state", "app", "runs", "registered", "runtime"):
+    for name in ("state", "app", "runs", "registered", "runtime", "control"):
         (folder / name).mkdir()
     owned(folder)
     machine = Machine(folder)

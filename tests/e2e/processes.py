@@ -5,10 +5,12 @@ process id.
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api.runs import list_runs
+from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 
 BIN = Path(sys.executable).parent
@@ -99,10 +102,11 @@ class Federation:
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._kits = kits or (papers and papers / "sites")
-        self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
-        trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
+        self._fleet, *self._apps = free_ports(1 + len(node_configs))
+        # Below `home`, the path of a socket may be too long.
+        self.sockets = Path(tempfile.mkdtemp(prefix="link-"))
         home.joinpath("config.toml").write_text(
-            f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n'
+            f'[superlink.local-test]\naddress = "{self.control[1]}"\ninsecure = true\n'
         )
         self.superlink = self.start_superlink()
         if papers:
@@ -125,7 +129,7 @@ class Federation:
     def control(self) -> list[str]:
         """Flags with which the coordinator's commands reach the SuperLink."""
         trust = ["--root-certificates", f"{self.papers}/ca.crt"] if self.papers else []
-        return ["--control", f"127.0.0.1:{self._control}", *trust]
+        return ["--control", f"unix:{self.sockets}/control:9093", *trust]
 
     def credentials(self, site: str) -> list[str]:
         """Flags with a site's credentials, for a SuperNode or the doctor."""
@@ -165,17 +169,11 @@ class Federation:
             return self._start(
                 f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes
             )
-        flags = [
-            "--insecure",
-            "--plugin-type",
-            "serverapp",
-            "--appio-api-address",
-            f"127.0.0.1:{self._runtime}",
-        ]
+        flags = ["app", "--runtime", f"unix:{self.sockets}/app:9091"]
         # Separate from the SuperLink, as in the containers: it does not inherit the path of the
         # table of registered sites.
         table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
-        return self._start("superexec", "flower-superexec", *flags, more=table)
+        return self._start("superexec", "coordinator", *flags, more=table)
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
@@ -189,17 +187,9 @@ class Federation:
         return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
-        """Start or restart the SuperLink, with the same ports and the same database."""
-        addresses = {
-            "fleet-api": self._fleet,
-            "control-api": self._control,
-            "serverappio-api": self._runtime,
-        }
-        flags = [
-            part
-            for name, port in addresses.items()
-            for part in (f"--{name}-address", f"127.0.0.1:{port}")
-        ]
+        """Start or restart the SuperLink, with the same addresses and the same database."""
+        flags = ["--fleet-api-address", self.fleet, "--control-api-address", self.control[1]]
+        flags += ["--serverappio-api-address", f"unix:{self.sockets}/app:9091"]
         database = str(self.home / "state.db")
         flags += ["--insecure"]
         if self.papers is not None:
@@ -223,7 +213,7 @@ class Federation:
             *self._isolation,
             *flags,
         )
-        _wait_for_port(self._control)
+        _wait_for(lambda: connect(self.control[1], seconds=1), self.control[1])
         return self.superlink
 
     def run(self, run_config: str, cwd: Path) -> str:
@@ -245,7 +235,7 @@ class Federation:
             time.sleep(0.5)
             # A restarting SuperLink gives no status.
             with suppress(RunError):
-                runs = list_runs(f"127.0.0.1:{self._control}", authority)
+                runs = list_runs(self.control[1], authority)
                 status = next((each.status for each in runs if each.id == run_id), "unknown")
         return status
 
@@ -258,6 +248,7 @@ class Federation:
             with suppress(psutil.Error):
                 if orphan.environ().get("FLWR_HOME") == str(self.home):
                     stop_process(orphan.pid)
+        shutil.rmtree(self.sockets)
 
     def _start(
         self, name: str, *command: str, more: Environment | None = None
@@ -354,13 +345,17 @@ def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.2)
 
 
-def _wait_for_port(port: int, seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
+def _wait_for_port(port: int) -> None:
+    _wait_for(lambda: connect(f"127.0.0.1:{port}", seconds=1), f"port {port}")
+
+
+def _wait_for(reach: Callable[[], None], name: str) -> None:
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            reach()
         except OSError:
             time.sleep(0.3)
         else:
             return
-    raise TimeoutError(f"nothing listens on port {port}")
+    raise TimeoutError(f"nothing listens on {name}")

@@ -54,16 +54,10 @@ def test_a_superlink_makes_its_tables_in_a_path_with_a_blank(
     odd: tuple[Path, Path], tmp_path: Path
 ) -> None:
     checkout, scripts = odd
-    names = ("fleet-api", "control-api", "serverappio-api")
-    flags = [
-        part
-        for name, port in zip(names, free_ports(3), strict=True)
-        for part in (f"--{name}-address", f"127.0.0.1:{port}")
-    ]
-    command = [scripts / "coordinator", "superlink", "--insecure", "--database", "state.db", *flags]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=variables(checkout, FLWR_HOME=str(tmp_path))
-    ) as process:
+    flags = ["--database", "state.db", "--fleet-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
+    command = [scripts / "coordinator", "superlink", "--insecure", *flags]
+    own = variables(checkout, FLWR_HOME=str(tmp_path), HOME=str(tmp_path))
+    with subprocess.Popen(command, cwd=tmp_path, env=own) as process:
         try:
             until(lambda: "objectstore_locks" in tables(tmp_path / "state.db"), 60)
         finally:

@@ -254,11 +254,10 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
 
 
 def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
-    text = (running.home / "config.toml").read_text().replace("local-test", "fleet")
     home = running.home / "attacker"
     home.mkdir()
-    control = text.split('"')[1]
-    (home / "config.toml").write_text(text.replace(control, running.fleet))
+    trust = f'root-certificates = "{running.papers}/ca.crt"'
+    (home / "config.toml").write_text(f'[superlink.fleet]\naddress = "{running.fleet}"\n{trust}\n')
     command = [str(BIN / "flwr"), "supernode", "list", "fleet"]
     done = subprocess.run(
         command,

@@ -4,20 +4,24 @@ newest over HTTP, at a SuperLink of the newest, with TLS and registered keys.
 
 import json
 import re
-import socket
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedsurrogate.common.flower.interface import HTTP_OPTION
+from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.certificates import issue
-from fedsurrogate.server_app.deployment.submit import stop_process
+from fedsurrogate.server_app.deployment.submit import FLWR, stop_process
 from tests import newest_flower
 from tests.attacks.coordinator.test_foreign_app import PATIENTS, Theft
+from tests.attacks.coordinator.test_sent_code import doors
 from tests.e2e.processes import BIN, PATIENCE, environment, free_ports, heed_signals, newest, until
 from tests.newest_flower import NEW, OLD
 
@@ -64,14 +68,27 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from fedsurrogate.common.flower.v142_link import reach_unix_sockets
 import hashlib
-app, address, authority = sys.argv[1:]
+reach_unix_sockets()
+app, address = sys.argv[1:]
 content = build_fab_from_disk(Path(app))
-trust = (False, Path(authority).read_bytes()) if authority else (True, None)
 version = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
-with ControlHttpClient.from_server_address(address, *trust, version) as client:
+with ControlHttpClient.from_server_address(address, True, None, version) as client:
     fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
     print(client.StartRun(StartRunRequest(fab=fab, user_prompt="go")).run_id)
+"""
+# A coordinator's SuperLink that takes any app, and starts the code of it.
+ROGUE = """
+from fedsurrogate.common.flower import v142
+from fedsurrogate.server_app.cli.main import main
+from fedsurrogate.server_app.deployment import superlink
+start = v142.start_own_apps
+flags = ["flower-superexec", "--insecure", "--runtime-api-address"]
+v142.start_own_apps = lambda command: start([*flags, command[-1]])
+v142.admit_runs = lambda admit: None
+superlink.check_socket = lambda address: None
+main()
 """
 
 
@@ -80,7 +97,8 @@ class Two:
 
     def __init__(self, home: Path) -> None:
         self.home, self.processes = home, list[subprocess.Popen[bytes]]()
-        self._fleet, self._http, self._control, self._apps = free_ports(4)
+        self._fleet, self._http = free_ports(2)
+        self.sockets = Path(tempfile.mkdtemp(prefix="link-"))
 
     def begin(self) -> None:
         """Start everything, and wait until all sites are connected."""
@@ -91,25 +109,16 @@ class Two:
         papers = home / "papers"
         named = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
         trust = [part for each, file in named.items() for part in (f"--ssl-{each}", papers / file)]
-        addresses = {
-            "fleet-api": self._fleet,
-            "fleet-http": self._http,
-            "control-api": self._control,
-            "serverappio-api": self._apps,
-        }
-        places = [
-            part
-            for each, port in addresses.items()
-            for part in (f"--{each}-address", f"127.0.0.1:{port}")
-        ]
         link = ["superlink", "--enable-supernode-auth", "--database", str(home / "state.db")]
-        link += map(str, trust)
+        link += ["--control-api-address", self.control[1]]
+        link += ["--fleet-api-address", f"127.0.0.1:{self._fleet}", *map(str, trust)]
+        own = ["--serverappio-api-address", f"unix:{self.sockets}/app:9091"]
         # The keys were registered before the coordinator moved.
-        old = [each for each in places if each not in (HTTP_OPTION, f"127.0.0.1:{self._http}")]
-        before = self.start("before", OLD, "coordinator", *link, *old)
+        before = self.start("before", OLD, "coordinator", *link, *own)
         self.register(OLD)
         stop_process(before.pid)
-        self.start("link", NEW, "coordinator", *link, *places)
+        self.flags = [*link, HTTP_OPTION, f"127.0.0.1:{self._http}"]
+        self.superlink = self.start("link", NEW, "coordinator", *self.flags, *own)
         self.register(NEW)
         for site, flower in enumerate(FLOWERS):
             node = f'data="digits" partition-id={site} num-partitions=4 site="{site}" '
@@ -122,7 +131,7 @@ class Two:
 
     def register(self, flower: Mapping[str, str]) -> None:
         """Register the sites' keys once the SuperLink listens."""
-        until(lambda: _listens(self._control))
+        until(lambda: _listens(self.control[1]))
         done = self.command("coordinator", "register", "papers", *self.control, flower=flower)
         assert done.returncode == 0, done.stderr
         word = "registered" if flower is OLD else "known"
@@ -132,7 +141,8 @@ class Two:
     def control(self) -> list[str]:
         """Flags by which the coordinator's commands reach the SuperLink."""
         authority = str(self.home / "papers" / "ca.crt")
-        return ["--control", f"127.0.0.1:{self._control}", "--root-certificates", authority]
+        control = f"unix:{self.sockets}/control:9093"
+        return ["--control", control, "--root-certificates", authority]
 
     def link(self, site: int | str, flower: Mapping[str, str] | None = None) -> list[str]:
         """Flags by which a site reaches the SuperLink."""
@@ -204,9 +214,8 @@ class Two:
             settings.read_text(),
         )
         settings.write_text(text.replace("[tool.flwr.app.config]\nnodes = 0\n", ""))
-        address, authority = self.control[1], self.control[3]
         done = subprocess.run(
-            [sys.executable, "-c", START, str(theft.app), address, authority],
+            [sys.executable, "-c", START, str(theft.app), self.control[1]],
             env=environment(self.home / "flwr") | NEW,
             capture_output=True,
             text=True,
@@ -219,6 +228,7 @@ class Two:
         """Stop what still runs."""
         for process in reversed(self.processes):
             stop_process(process.pid)
+        shutil.rmtree(self.sockets)
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +241,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         found.stop()
 
 
-def _listens(port: int) -> bool:
+def _listens(address: str) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        connect(address, seconds=1)
     except OSError:
         return False
     return True
@@ -284,26 +294,41 @@ def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
     assert json.loads((folder / "metrics.json").read_text())["status"] == "interrupted"
 
 
+def test_a_superlink_of_the_newest_takes_no_other_app_and_listens_on_no_port_for_commands(
+    two: Two, tmp_path: Path
+) -> None:
+    (tmp_path / "theft").mkdir()
+    theft = Theft.prepare(tmp_path / "theft", two.home)
+    trust = f'[superlink.attack]\naddress = "{two.control[1]}"\ninsecure = true\n'
+    (two.home / "flwr" / "config.toml").write_text(trust)
+    done = two.command(*FLWR, "run", str(theft.app), "attack", "--run-config", "nodes=4")
+    assert done.returncode != 0
+    assert "installed" in done.stdout + done.stderr
+    places = doors(psutil.Process(two.superlink.pid), two._fleet)
+    assert [each for each in places if each.startswith("127")] == [f"127.0.0.1:{two._http}"]
+
+
 def test_no_site_runs_code_that_arrives_with_a_run(two: Two, tmp_path: Path) -> None:
     """Of another kind than a ClientApp; a SuperNode of Flower alone does run it, in the same run."""
+    stop_process(two.superlink.pid)
+    runtime = ["--serverappio-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
+    two.start("rogue", NEW, "python", "-c", ROGUE, *two.flags, *runtime)
+    until(lambda: _listens(two.control[1]))
     bare = [*two.link("bare", NEW), "--port", str(free_ports(1)[0])]
     node = two.start("bare", NEW, "flower-supernode", *bare)
     until(lambda: "SuperNode ID" in two.log("bare"))
     theft = two.send_agent(tmp_path / "agent")
     found = theft.result()
     stop_process(node.pid)
-    assert (found["asked"], len(found["replies"])) == (5, 5), two.log("link")
+    assert (found["asked"], len(found["replies"])) == (5, 5), two.log("rogue")
     assert sum(PATIENTS in each for each in found["replies"]) == 1, found
     assert len(list(theft.trace.iterdir())) == 1
     assert sum("only the ClientApp" in each for each in found["replies"]) == FLOWERS.count(NEW)
     # Each site still works, and a ClientApp that arrives is not started either.
     other = Theft.prepare(tmp_path / "client", two.home)
-    (two.home / "flwr" / "config.toml").write_text(
-        f'[superlink.attack]\naddress = "{two.control[1]}"\n'
-        f'root-certificates = "{two.control[3]}"\n'
-    )
-    words = ["flwr", "run", str(other.app), "attack", "--run-config", "nodes=4"]
-    done = two.command(*words)
+    trust = f'[superlink.attack]\naddress = "{two.control[1]}"\ninsecure = true\n'
+    (two.home / "flwr" / "config.toml").write_text(trust)
+    done = two.command(*FLWR, "run", str(other.app), "attack", "--run-config", "nodes=4")
     assert "Successfully started run" in done.stdout, done.stdout + done.stderr
     found = other.result()
     assert len(found["replies"]) == 5

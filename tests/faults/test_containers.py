@@ -129,7 +129,7 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
         assert not facts["HostConfig"]["PortBindings"]
         for mount in facts["Mounts"]:
             assert mount["RW"] is (
-                mount["Destination"] in ("/state", "/runs", "/cache", "/runtime")
+                mount["Destination"] in ("/state", "/runs", "/cache", "/runtime", "/control")
             ), (service, mount)
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
     for host, port in (("superlink", "9091"), ("superlink", "9093")):

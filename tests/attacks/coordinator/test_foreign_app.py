@@ -7,8 +7,9 @@ The commands are read from its pages: a command that starts foreign code makes t
 import json
 import shutil
 import signal
-import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import psutil
 from PIL import Image
 
 from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
+from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
@@ -40,6 +42,16 @@ SUPERLINK, HOSPITAL, RUN = (
     ("site join", "flower-supernode"),
     ("coordinator run", "flwr "),
 )
+# A coordinator that hospitals should not trust: its SuperLink takes any app, and starts the code of it.
+ROGUE = """
+from fedsurrogate.common.flower import v134
+from fedsurrogate.server_app.cli.main import main
+start = v134.start_own_apps
+flags = ["flower-superexec", "--insecure", "--plugin-type", "serverapp", "--appio-api-address"]
+v134.start_own_apps = lambda command: start([*flags, command[-1]])
+v134.admit_runs = lambda admit: None
+main()
+"""
 PATIENTS = "Keller,Anna,C50.9"
 PORTS = ("9091", "9092", "9093", "9094", "9095", "9096")
 PROJECT = """
@@ -122,7 +134,7 @@ class Deployment:
 
     home: Path
     replace: dict[str, str]
-    trust: str
+    control: str
     services: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     run_commands: list[str] = field(default_factory=list)
 
@@ -144,8 +156,9 @@ class Deployment:
         elif line.startswith((SUPERLINK, *HOSPITAL)):
             log = self.home / f"log-{len(self.services)}.txt"
             with log.open("w") as stream:
+                typed = line.replace(SUPERLINK, f"{sys.executable} -c '{ROGUE}' superlink")
                 self.services[line] = subprocess.Popen(
-                    ["bash", "-c", f"exec {line}"],
+                    ["bash", "-c", f"exec {typed}"],
                     cwd=cwd,
                     env=self.environment,
                     stdout=stream,
@@ -153,7 +166,9 @@ class Deployment:
                     preexec_fn=heed_signals,
                 )
             if line.startswith(SUPERLINK):
-                until(lambda: _listens(self.replace["9093"]) and _listens(self.replace["9092"]))
+                until(
+                    lambda: _listens(self.control) and _listens(f"127.0.0.1:{self.replace['9092']}")
+                )
         else:
             done = self.shell(line, 200, cwd)
             # The doctor may find the SuperNode of another test.
@@ -166,6 +181,7 @@ class Deployment:
         """A user's environment with its own home folder."""
         return environment(self.home / ".flwr") | {
             "HOME": str(self.home),
+            "FEDSURROGATE_CONTROL": self.control,
             "PYTHONPATH": str(APP_FOLDER),
         }
 
@@ -213,20 +229,21 @@ def deployment(home: Path, page: Path, replace: dict[str, str]) -> Iterator[Depl
     """Type the commands of a page, and end their processes later. replace: texts for this machine."""
     (home / ".flwr").mkdir(parents=True, exist_ok=True)
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-    running = Deployment(home, ports | replace, "insecure = true")
+    # Below the home folder of a test, the path of a socket would be too long.
+    sockets = Path(tempfile.mkdtemp(prefix="link-"))
+    running = Deployment(home, ports | replace, f"unix:{sockets}/control:9093")
     lines = deployment_commands(page)
     try:
         for line in lines:
             running.type(line)
-        if (authority := home / "papers" / "ca.crt").exists():
-            running.trust = f'root-certificates = "{authority}"'
         (home / ".flwr" / "config.toml").write_text(
-            f'[superlink.attack]\naddress = "127.0.0.1:{ports["9093"]}"\n{running.trust}\n'
+            f'[superlink.attack]\naddress = "{running.control}"\ninsecure = true\n'
         )
         yield running
     finally:
         for process in reversed(running.services.values()):
             stop_process(process.pid)
+        shutil.rmtree(sockets)
 
 
 @dataclass(frozen=True)
@@ -296,9 +313,9 @@ def _works(process: psutil.Process) -> bool:
         return False
 
 
-def _listens(port: str) -> bool:
+def _listens(address: str) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
+        connect(address, seconds=1)
     except OSError:
         return False
     return True

@@ -41,7 +41,7 @@ def ports(process: subprocess.Popen[bytes]) -> set[int]:
 
 @pytest.mark.parametrize("side", ["site", "coordinator"])
 def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Path) -> None:
-    fleet, control = free_ports(2)
+    (fleet,) = free_ports(1)
     if side == "site":
         socket, opened = tmp_path / "app", set[int]()
         link = [
@@ -53,12 +53,12 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         ]
         command = ["fedsurrogate.client_app.cli.main", "node", "--runtime", f"unix:{socket}", *link]
     else:
-        socket, opened = tmp_path / "app:9091", {fleet, control}
+        socket, opened = tmp_path / "app:9091", {fleet}
         addresses = [
             "--fleet-api-address",
             f"127.0.0.1:{fleet}",
             "--control-api-address",
-            f"127.0.0.1:{control}",
+            f"unix:{tmp_path}/control:9093",
         ]
         command = [
             "fedsurrogate.server_app.cli.main",

@@ -31,7 +31,6 @@ from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE
 from fedsurrogate.common.flower.v142_fleet import FleetGuard
 from fedsurrogate.common.flower.v142_http import (
     in_background,
-    of_this_machine,
     open_socket,
     read_addresses,
 )
@@ -159,11 +158,6 @@ def test_there_is_nothing_else_at_the_address_of_supernodes(guard: FleetGuard, p
     assert (peer.status, peer.read) == (404, 0)
 
 
-@given(path=st.sampled_from([*ELSEWHERE, PUSH, ACTIVATE]))
-def test_supernodes_are_heard_at_their_own_address_only(guard: FleetGuard, path: str) -> None:
-    assert Peer(of_this_machine(flowers), path).status == (404 if path in (PUSH, ACTIVATE) else 200)
-
-
 def test_a_message_has_a_limit_and_must_be_readable(guard: FleetGuard) -> None:
     content = PullMessagesRequest(node=Node(node_id=1)).SerializeToString()
     assert Peer(guard, "/v1/fleet/pull-messages", content).status == 200
@@ -189,42 +183,11 @@ def test_a_message_whose_sender_has_gone_is_not_used(guard: FleetGuard) -> None:
     assert sent[0]["status"] == 413
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:9093", 200),
-        ("localhost", 200),
-        ("[::1]:9093", 200),
-        ("evil.example:9093", 421),
-        ("127.0.0.1.evil.example:9093", 421),
-        ("", 421),
-    ],
-)
-def test_a_page_of_the_web_reaches_no_command(host: str, status: int) -> None:
-    """By a name of its own, which then leads to this machine."""
-    if status != 200 and not hasattr(constant, "FLEET_HTTP_PUBLIC_KEY_HEADER"):
-        pytest.skip("needs the newest Flower: make flower-newest")
-    peer = Peer(
-        lambda scope, *rest: of_this_machine(flowers)(
-            scope | {"headers": [(b"host", host.encode())] if host else []}, *rest
-        ),
-        "/v1/control/start-run",
-    )
-    assert peer.status == status
-
-
 def test_addresses_are_taken_out_of_a_superlinks_arguments() -> None:
     given = ["--insecure", "--control-api-address", "127.0.0.1:3", "--database", "d"]
     found = read_addresses([*given, "--fleet-http-address=0.0.0.0:5"])
     assert (found.control, found.runtime, found.fleet) == ("127.0.0.1:3", "", "0.0.0.0:5")
-    assert found.rest == ["--insecure", "--database", "d", "--host", "127.0.0.1", "--port", "3"]
-
-
-@pytest.mark.parametrize("option", ["--control-api-address", "--serverappio-api-address"])
-@pytest.mark.parametrize("address", ["0.0.0.0:9093", "fl.example.org:9093", "[::]:1"])
-def test_apis_without_authentication_stay_on_this_machine(option: str, address: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option} .*must be of this machine"):
-        read_addresses([option, address])
+    assert found.rest == ["--insecure", "--database", "d"]
 
 
 def test_only_this_account_may_open_a_socket(tmp_path: Path) -> None:

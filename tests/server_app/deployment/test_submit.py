@@ -42,4 +42,4 @@ def test_a_run_that_does_not_start_is_reported(
             is None
         )
     assert {event["event"] for event in reported} == ({"waiting"} if pending else set())
-    assert all("flower-superexec" in event["reason"] for event in reported)
+    assert all("coordinator app" in event["reason"] for event in reported)

@@ -1,13 +1,24 @@
-"""The SuperLink of a coordinator: its database holds what sites send, and it fetches nothing."""
+"""The SuperLink of a coordinator: its database holds what sites send, it fetches nothing, and only its
+account reaches what asks for no key.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import stat
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET
+from fedsurrogate.common.flower.interface import SuperLinkArguments
 from fedsurrogate.server_app.deployment import superlink
+from fedsurrogate.server_app.deployment.addresses import check_socket, usual_control
 
 
 class Seen:
@@ -15,10 +26,14 @@ class Seen:
 
     mask: int
     environment: dict[str, str]
+    arguments: list[str]
 
-    def superlink(self, *_: object) -> None:
+    def parse_superlink(self, arguments: list[str]) -> SuperLinkArguments:
+        return flower().parse_superlink(arguments)
+
+    def superlink(self, arguments: list[str], *_: object) -> None:
         Seen.mask = os.umask(0o022)
-        Seen.environment = dict(os.environ)
+        Seen.environment, Seen.arguments = dict(os.environ), arguments
 
 
 def serve(arguments: list[str], monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -55,3 +70,74 @@ def test_it_fetches_no_package_for_a_run_unless_it_is_asked_to(
     assert QUIET.items() <= Seen.environment.items()
     serve(["--insecure"], monkeypatch, FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="0")
     assert Seen.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "0"
+
+
+def test_without_addresses_it_listens_where_the_commands_of_its_account_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve(["--insecure"], monkeypatch)
+    assert usual_control() in Seen.arguments
+    folder = Path(usual_control().removeprefix("unix:")).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    named = f"unix:{tmp_path}/own/control:9093"
+    serve(["--insecure"], monkeypatch, FEDSURROGATE_CONTROL=named)
+    assert named in Seen.arguments
+    assert usual_control() == named
+
+
+PORTS = ("127.0.0.1:9093", "0.0.0.0:9093", "[::1]:9093", "localhost:1", "fl.example.org:9093")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([option, port] for option in ("--control-api-address", "--serverappio-api-address") for port in PORTS),
+        [f"--control-api-address={PORTS[0]}"],
+        ["--exec-api-address", PORTS[0]],
+        ["--enable-http-api"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_api_that_other_accounts_could_reach_does_not_start(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flower().__class__.__name__ != "Flower134" and not words[0].startswith(
+        ("--control", "--server")
+    ):
+        pytest.skip("the newest Flower has no such option")  # fmt: skip
+    with pytest.raises(ConfigError, match="every user of this machine may open a port"):
+        serve(["--insecure", *words], monkeypatch)
+
+
+@given(mode=st.integers(0o700, 0o777))
+def test_a_folder_that_others_may_write_holds_no_socket(
+    mode: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("link")
+    folder.chmod(mode)
+    if mode & 0o022:
+        with pytest.raises(ConfigError, match="must belong to this account"):
+            check_socket(f"unix:{folder}/control:9093")
+    else:
+        check_socket(f"unix:{folder}/control:9093")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can give a folder to another account")
+def test_a_folder_of_another_account_holds_no_socket(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(ConfigError, match="must belong to this account"):
+        check_socket(f"unix:{tmp_path}/control:9093")
+
+
+def test_a_second_superlink_does_not_take_the_place_of_the_first(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/control:9093"
+    with socket.socket(socket.AF_UNIX) as first:
+        first.bind(f"{tmp_path}/control:9093")
+        # What a killed one has left is no other one.
+        check_socket(address)
+        first.listen()
+        with pytest.raises(ConfigError, match="in use"):
+            check_socket(address)
+    with pytest.raises(ConfigError, match="at most 107"):
+        check_socket(f"unix:{tmp_path}/{'long' * 40}/control:9093")
