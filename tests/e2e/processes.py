@@ -11,14 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from fedsurrogate.client_app.processes.own_account import SETTINGS, own_folder
+from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.environment import QUIET
+from fedsurrogate.common.flower.environment import QUIET, UNIX
 from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
@@ -99,7 +102,12 @@ class Federation:
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._kits = kits or (papers and papers / "sites")
-        self._fleet, self._control, self._runtime, *self._apps = free_ports(3 + len(node_configs))
+        self._fleet, self._control, self._runtime, http = free_ports(4)
+        # Its SuperNodes speak HTTP.
+        self._http = {"fleet-http": http} if version("flwr").startswith("1.42") else {}
+        self._kept = ExitStack()
+        self._sockets = Path(self._kept.enter_context(own_folder()))
+        self._apps = [self._app_address(index) for index in range(len(node_configs))]
         trust = f'root-certificates = "{papers}/ca.crt"' if papers else "insecure = true"
         home.joinpath("config.toml").write_text(
             f'[superlink.local-test]\naddress = "127.0.0.1:{self._control}"\n{trust}\n'
@@ -110,8 +118,8 @@ class Federation:
             assert done.returncode == 0, done.stderr
         self._configs, self._lines = list(node_configs), [self.fleet] * len(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
-        for port in self._apps:
-            _wait_for_port(port)
+        for address in self._apps:
+            _wait_for(address)
         self.execs = (
             [self._start_exec(index) for index in range(-1, len(node_configs))] if isolated else []
         )
@@ -119,7 +127,7 @@ class Federation:
     @property
     def fleet(self) -> str:
         """Address of the SuperNodes' API: host:port."""
-        return f"127.0.0.1:{self._fleet}"
+        return f"127.0.0.1:{self._http.get('fleet-http', self._fleet)}"
 
     @property
     def control(self) -> list[str]:
@@ -139,19 +147,20 @@ class Federation:
 
     def restart_node(self, index: int) -> None:
         """Restart a stopped SuperNode, with the same settings and folders."""
+        (self._sockets / str(index)).unlink(missing_ok=True)
         self.nodes[index] = self._start_node(index)
-        _wait_for_port(self._apps[index])
+        _wait_for(self._apps[index])
 
     def join(self, node_config: str, line: str, name: str | None = None) -> None:
         """Start another SuperNode, which reaches the SuperLink at `line`, host:port. Its key: that
         of `name`.
         """
         self._names.append(name or str(len(self._names)))
-        self._apps += free_ports(1)
+        self._apps.append(self._app_address(len(self._apps)))
         self._configs.append(node_config)
         self._lines.append(line)
         self.nodes.append(self._start_node(len(self.nodes)))
-        _wait_for_port(self._apps[-1])
+        _wait_for(self._apps[-1])
         if self._isolation:
             self.execs.append(self._start_exec(len(self.nodes) - 1))
 
@@ -161,10 +170,9 @@ class Federation:
 
     def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
         if index >= 0:
-            runtime = f"127.0.0.1:{self._apps[index]}"
-            return self._start(
-                f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes
-            )
+            words = ("site", "app", "--joined", "--runtime", self._apps[index])
+            own = {SETTINGS: self._configs[index]}
+            return self._start(f"app-{index}", *words, more=own | dict(self._at_nodes))
         flags = [
             "--insecure",
             "--plugin-type",
@@ -177,16 +185,20 @@ class Federation:
         table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
         return self._start("superexec", "flower-superexec", *flags, more=table)
 
+    def _app_address(self, index: int) -> str:
+        """Where a SuperNode and its app talk."""
+        return (
+            f"unix:{self._sockets}/{index}" if self._isolation else f"127.0.0.1:{free_ports(1)[0]}"
+        )
+
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
-        link += ["--superlink", self._lines[index], *self._isolation]
-        link += [
-            "--clientappio-api-address",
-            f"127.0.0.1:{self._apps[index]}",
-            "--node-config",
-            self._configs[index],
-        ]
-        return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
+        link += ["--superlink", self._lines[index]]
+        command = ["python", "-P", "-m", NODE_MODULE, self._apps[index]]
+        if not self._isolation:
+            command = ["flower-supernode", "--clientappio-api-address", self._apps[index]]
+            link += ["--node-config", self._configs[index]]
+        return self._start(f"supernode-{index}", *command, *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start or restart the SuperLink, with the same ports and the same database."""
@@ -194,6 +206,7 @@ class Federation:
             "fleet-api": self._fleet,
             "control-api": self._control,
             "serverappio-api": self._runtime,
+            **self._http,
         }
         flags = [
             part
@@ -258,6 +271,7 @@ class Federation:
             with suppress(psutil.Error):
                 if orphan.environ().get("FLWR_HOME") == str(self.home):
                     stop_process(orphan.pid)
+        self._kept.close()
 
     def _start(
         self, name: str, *command: str, more: Environment | None = None
@@ -352,6 +366,13 @@ def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"not within {seconds:g} seconds")
         time.sleep(0.2)
+
+
+def _wait_for(address: str) -> None:
+    if address.startswith(UNIX):
+        until(Path(address.removeprefix(UNIX)).exists)
+    else:
+        _wait_for_port(int(address.rpartition(":")[2]))
 
 
 def _wait_for_port(port: int, seconds: float = PATIENCE) -> None:
