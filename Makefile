@@ -98,9 +98,9 @@ test-oldest: setup
 # the environment's packages: flwr and what it needs beyond the lock, without a second torch. Made once, from pip's index.
 NEWEST ?= build/flower-newest
 NEWEST_LOCK := deploy/flower-newest.lock
-ON_NEWEST := tests/common/flower tests/client_app/processes tests/server_app/deployment tests/server_app/control_api \
-	tests/attacks/coordinator/test_runtime_sockets.py tests/attacks/sites/test_senders.py tests/attacks/sites/test_strangers.py \
-	tests/e2e/test_two_flowers.py
+ON_NEWEST := tests/common/flower tests/client_app/processes tests/client_app/test_own_account.py tests/server_app/deployment \
+	tests/server_app/control_api tests/attacks/coordinator/test_runtime_sockets.py tests/attacks/sites/test_foreign_settings.py \
+	tests/attacks/sites/test_senders.py tests/attacks/sites/test_strangers.py tests/e2e/test_two_flowers.py
 flower-newest: setup
 	@test "$(NEWEST)/flwr" -nt $(NEWEST_LOCK) || { rm -rf "$(NEWEST)" && "$(VENV)/bin/python" -m pip install -q --no-deps \
 		--require-hashes --only-binary :all: --target "$(NEWEST)" -r $(NEWEST_LOCK) && touch "$(NEWEST)/flwr"; }

@@ -15,6 +15,8 @@ from fedsurrogate.common.errors import FedSurrogateError
 
 log = logging.getLogger("fedsurrogate.site")
 app = ClientApp()
+_own_settings: str | None = None
+"""The node-config of this process's own start; None where a run simulates sites."""
 # In characters.
 LONGEST_REASON = 1000
 
@@ -73,6 +75,17 @@ def head(message: Message, context: Context) -> Message:
     return _answer(message, context, "head")
 
 
+def app_at_site(settings: str) -> ClientApp:
+    """The app of a site in this process, whatever settings come with a message.
+
+    Args:
+        settings: the node-config of the site's own start, as one text.
+    """
+    global _own_settings
+    _own_settings = settings
+    return app
+
+
 def _answer(message: Message, context: Context, work: str) -> Message:
     """Do the work; on a failure report only a code to the coordinator, and write the details to
     this site's own log.
@@ -84,7 +97,7 @@ def _answer(message: Message, context: Context, work: str) -> Message:
         with owner_only():
             from fedsurrogate.client_app.requests import answer, identify_site
 
-            node, site = identify_site(context.node_config, context.node_id)
+            node, site = identify_site(context.node_config, context.node_id, _own_settings)
             reported["site"] = site
             return Message(
                 answer(work, message.content, context.run_config, str(context.run_id), node, site),
@@ -113,7 +126,7 @@ def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordVal
     try:
         from fedsurrogate.client_app.features.site_features import in_simulation
 
-        if context.node_config.get("data") or not in_simulation():
+        if _own_settings is not None or context.node_config.get("data") or not in_simulation():
             return {}
         text = (
             str(error)

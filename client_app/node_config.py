@@ -308,3 +308,26 @@ def check_held_out(counting: CountingSettings, node: NodeConfig) -> None:
 def parse_node_config(flat: Mapping[str, Scalar]) -> NodeConfig:
     """Parse a node-config. Raises ConfigError with a one-line message."""
     return parse_settings(NodeConfig, flat)
+
+
+def check_stated(node: NodeConfig, stated: Mapping[str, Scalar]) -> None:
+    """Refuse a message that comes with other settings than this site's own.
+
+    Args:
+        node: the settings with which this site was started.
+        stated: those that came with a message, flat. A SuperNode needs none; then they are empty.
+
+    Raises:
+        ConfigError: that names the keys that are stated otherwise.
+
+    Example:
+        >>> check_stated(NodeConfig(data="digits"), {"data": "digits", "device": "auto"})
+    """
+    given = parse_node_config(stated) if stated else node
+    keys = [key for key in NodeConfig.model_fields if getattr(given, key) != getattr(node, key)]
+    if keys:
+        raise ConfigError(
+            f"{', '.join(keys).replace('_', '-')}: the SuperNode states other settings than this app was "
+            "started with, and only those hold; start the SuperNode without --node-config; if nobody "
+            "gave it one, find out which program states them"
+        )

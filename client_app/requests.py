@@ -45,6 +45,7 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.model_use.store import keep_received
 from fedsurrogate.client_app.node_config import (
     NodeConfig,
+    check_stated,
     is_protected,
     not_writable,
     packages_of,
@@ -65,7 +66,7 @@ from fedsurrogate.common.files import stage_file
 from fedsurrogate.common.logs.output import TextLines
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.flat import Scalar, parse_overrides
 from fedsurrogate.common.signed_models.making import received_model
 from fedsurrogate.common.version import own_version
 from fedsurrogate.common.wire.model_proto import pack_classifier
@@ -105,17 +106,24 @@ class SiteRequest:
     flower_run: str
 
 
-def identify_site(node_config: Mapping[str, Scalar], node_id: int) -> tuple[NodeConfig, str]:
+def identify_site(
+    stated: Mapping[str, Scalar], node_id: int, own: str | None = None
+) -> tuple[NodeConfig, str]:
     """This site's own settings, and its name.
 
     Args:
-        node_config: the settings, flat.
+        stated: the settings that came with a message, flat.
         node_id: Flower's number for the site.
+        own: the node-config with which this site was started; None for a simulated site, which has the
+            stated ones.
 
     Raises:
-        ConfigError: for settings that are wrong.
+        ConfigError: for settings that are wrong, or that are stated otherwise than the own ones.
     """
-    node = parse_node_config(node_config)
+    node = parse_node_config(stated if own is None else parse_overrides([own]))
+    if own is not None:
+        _open_log(node)
+        check_stated(node, stated)
     return node, site_name(node, node_id)
 
 

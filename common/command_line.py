@@ -223,7 +223,7 @@ def _read_as_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def run_command(app: typer.Typer) -> None:
+def run_command(app: Callable[[], object]) -> None:
     """Run a command. An expected error becomes one line on stderr and exit code 1.
 
     So does a file that cannot be read or written: a wrong path is a wrong argument, not a fault of

@@ -33,14 +33,6 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
-    runtime_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port on this machine between SuperNode and app; 0 takes a free one.",
-        ),
-    ] = 0,
 ) -> None:
     """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep
     both running.
@@ -56,16 +48,17 @@ def join(
     """
     from fedsurrogate.client_app.diagnostics.findings import Link
     from fedsurrogate.client_app.processes.joining import looked_at
+    from fedsurrogate.client_app.processes.own_account import own_folder, own_socket
     from fedsurrogate.client_app.processes.supervisor import Supervisor, site_commands
 
     check_settings(node := node_of(node_config))
     for warning in looked_at(node):
         _print("join", f"warning: {warning}")
     _check_link(Link.parse(superlink, root_certificates, auth_supernode_private_key), insecure)
-    commands = site_commands(
-        superlink, " ".join(node_config), root_certificates, auth_supernode_private_key
-    )
-    Supervisor(commands, _print, runtime_port).run()
+    with own_folder() as folder:
+        runtime = own_socket(f"unix:{folder}/app")
+        link = (superlink, root_certificates, auth_supernode_private_key)
+        Supervisor(site_commands(runtime, " ".join(node_config), *link), _print).run()
 
 
 def check_settings(node: NodeConfig) -> None:

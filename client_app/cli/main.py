@@ -19,9 +19,10 @@ from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
 from fedsurrogate.client_app.cli.join import join
 from fedsurrogate.client_app.cli.metrics import metrics
 from fedsurrogate.client_app.cli.models import models_app
-from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.client_app.cli.options import Node, node_of
 from fedsurrogate.client_app.cli.predict import predict
 from fedsurrogate.client_app.cli.settings import forget_sums, policy_check, settings
+from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.command_line import (
     Json,
     RunSettings,
@@ -78,22 +79,26 @@ def run_app(
     runtime: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS",
-            help="The SuperNode's Runtime API: unix:/path of `site node`, or host:port.",
+            metavar="unix:/PATH",
+            help="The SuperNode's Runtime API, in a folder of this user's.",
         ),
     ],
-    node_config: MaybeNode = None,
+    node_config: Node,
+    joined: Annotated[
+        bool, typer.Option("--joined", help="As `site join` starts it: the data were looked at.")
+    ] = False,
 ) -> None:
     """Run the tasks of a SuperNode with the code installed here; code that arrives with a run is
     never started.
 
-    `site join` starts this command. Start it by hand next to `site node`, in its own container. With
-    a node-config it looks at the site's data first, and `site node` joins when they are as many as
-    the policy's smallest-site; otherwise it ends with the reason, to be started again.
+    `site join` starts this command. Start it by hand next to `site node`, in its own container. Its
+    own node-config holds, whatever the SuperNode says. It looks at the site's data first, and `site
+    node` joins when they are as many as the policy's smallest-site; otherwise it ends with the
+    reason, to be started again.
     """
     from fedsurrogate.client_app.processes.app_process import serve
 
-    serve(runtime, node_of(node_config) if node_config else None)
+    serve(runtime, " ".join(node_config), joined)
 
 
 @app.command("node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -116,8 +121,7 @@ def run_node(
     network. It joins when that app, `site app`, has found the site's data.
 
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
-    --root-certificates ca.crt --auth-supernode-private-key site.key --node-config 'site="north"
-    data="digits"'
+    --root-certificates ca.crt --auth-supernode-private-key site.key
     """
     from fedsurrogate.client_app.processes.node_process import serve
 
@@ -418,8 +422,15 @@ def _text(value: object) -> str:
 
 @owner_only()
 def main() -> None:
-    """Entry point. What a command writes, and what it starts, is for this account only."""
-    run_command(app)
+    """Entry point. What a command writes, what it starts and its arguments are for this account
+    only.
+    """
+    run_command(_app_unseen)
+
+
+def _app_unseen() -> None:
+    take_arguments(2)
+    app()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
+from fedsurrogate.client_app.processes.own_account import SETTINGS
+
 if TYPE_CHECKING:
     from fedsurrogate.client_app.node_config import NodeConfig
 
@@ -43,7 +45,7 @@ _NODE = typer.Option(
     "--node-config",
     metavar="'key=value ...'",
     help="This site's own settings: name, data, policy, folders; the same text for every command.",
-    envvar="FEDSURROGATE_NODE_CONFIG",
+    envvar=SETTINGS,
     click_type=WholeText(),
     autocompletion=complete_node_settings,
 )

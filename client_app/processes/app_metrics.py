@@ -154,16 +154,13 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
 
 
 @contextmanager
-def reporting(runtime: str, node: NodeConfig | None) -> Iterator[None]:
-    """Answer on the socket meanwhile; nothing for a port in place of a socket.
+def reporting(runtime: str, node: NodeConfig) -> Iterator[None]:
+    """Answer on the socket meanwhile.
 
     Args:
         runtime: address of the SuperNode's Runtime API.
-        node: the site's settings; None: nobody asks.
+        node: the site's settings.
     """
-    if node is None or not runtime.startswith(UNIX):
-        yield
-        return
     with watching(node) as watched, replying(_socket(runtime), watched.figures):
         yield
 

@@ -4,7 +4,7 @@ started.
 Flower sends an app's code with every run, and a SuperNode starts it. A malicious coordinator could
 so send code that reads a hospital's data and returns them, past policy and ledger. A site that
 starts its app with `site join`, or with `site app` next to its own SuperNode, runs only the code
-installed at the site. It uses only the settings of a run.
+installed at the site. It uses only the settings of a run, and those of the site's own start.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.app_metrics import reporting
 from fedsurrogate.client_app.processes.app_status import answering
 from fedsurrogate.client_app.processes.joining import found_data
 from fedsurrogate.client_app.processes.kernel import end_with_parent, name_process
+from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, take_arguments
 from fedsurrogate.client_app.processes.warm import (
     ENDS,
     FLAG,
@@ -36,38 +38,37 @@ from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
 from fedsurrogate.common.logs.output import configure_log
+from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.common.version import own_version
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
-
-    from fedsurrogate.client_app.node_config import NodeConfig
 
 COMMAND, PARENT = "site-app", "--parent-pid"
 ENDED = "the site's app was stopped"
 log = logging.getLogger("fedsurrogate.site")
 
 
-def serve(runtime: str, node: NodeConfig | None = None) -> None:
+def serve(runtime: str, settings: str, joined: bool = False) -> None:
     """Start `site-app` for every task of a SuperNode. Does not return.
 
     Args:
-        runtime: Address of the SuperNode's Runtime API: host:port, or unix:/path.
-        node: The site's settings, to look at its data before a SuperNode on a Unix socket joins.
+        runtime: Address of the SuperNode's Runtime API: unix:/path.
+        settings: The site's own node-config, as one text. No other holds in a task.
+        joined: Whether `site join` has looked at the data, and answers for this app.
 
     Raises:
         RunError: The site lacks data, and has not joined.
+        ConfigError: For settings that are wrong, or a socket that others could replace.
     """
-    os.environ.update(without_proxy_here(os.environ))
+    runtime, node = own_socket(runtime), parse_node_config(parse_overrides([settings]))
+    os.environ.update(without_proxy_here(os.environ) | {SETTINGS: settings})
     configure_log(os.environ)
     command = Path(sys.executable).with_name(COMMAND)
-    with (
-        reporting(runtime, node),
-        found_data(runtime, node),
-        answering(runtime, node),
-        WarmStarter(command, os.environ) as starter,
-    ):
-        flower().superexec(runtime, starter)
+    with ExitStack() as kept:
+        for each in () if joined else (reporting, found_data, answering):
+            kept.enter_context(each(runtime, node))
+        flower().superexec(runtime, kept.enter_context(WarmStarter(command, os.environ)))
 
 
 @owner_only()
@@ -80,6 +81,7 @@ def answer() -> None:
         descriptor, parent = map(int, sys.argv[2:4])
         sys.argv[1:] = serve_children(descriptor, parent)
         _end_after(answer_task)
+    take_arguments(1)
     name_process(TASK_NAME)
     if PARENT in sys.argv:
         end_with_parent(signal.SIGKILL, int(sys.argv[sys.argv.index(PARENT) + 1]))
@@ -159,10 +161,10 @@ class AnswerOnTermination:
 
 def _load_installed(name: str, packed: str) -> ClientApp:
     """The app installed here, whatever the name and the version of the one that a run brings."""
-    from fedsurrogate.client_app.clientapp import app
+    from fedsurrogate.client_app.clientapp import app_at_site
 
     if packed != (own := own_version()):
         log.warning(
             "the run contains version %s of %s; this site uses its own, %s", packed, name, own
         )
-    return app
+    return app_at_site(os.environ[SETTINGS])

@@ -46,18 +46,15 @@ class AppStatus:
 
 
 @contextmanager
-def answering(runtime: str, node: NodeConfig | None) -> Iterator[None]:
-    """Answer on the socket meanwhile; nothing for a port in place of a socket.
+def answering(runtime: str, node: NodeConfig) -> Iterator[None]:
+    """Answer on the socket meanwhile.
 
     Args:
         runtime: address of the SuperNode's Runtime API.
-        node: the site's settings; None: nobody asks.
+        node: the site's settings.
     """
     from fedsurrogate.client_app.governance.policy import digest_of_policy
 
-    if node is None or not runtime.startswith(UNIX):
-        yield
-        return
     with replying(_socket(runtime), lambda: AppStatus(own_version(), digest_of_policy(node))):
         yield
 

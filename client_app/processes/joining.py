@@ -38,7 +38,7 @@ log = logging.getLogger("fedsurrogate.site")
 
 
 def found_data(
-    runtime: str, node: NodeConfig | None, pause: float = PAUSE
+    runtime: str, node: NodeConfig, pause: float = PAUSE
 ) -> AbstractContextManager[object]:
     """Look at the site's data, and let its SuperNode join if they are there.
 
@@ -47,22 +47,19 @@ def found_data(
 
     Args:
         runtime: address of the SuperNode's Runtime API.
-        node: the site's settings; None: no look is taken.
+        node: the site's settings.
         pause: seconds before an error is raised.
 
     Returns:
-        What the caller keeps open while it serves: the socket; nothing for a port in place of one, and
-        for a site that has joined and lacks data now.
+        What the caller keeps open while it serves: the socket; nothing for a site that has joined and
+        lacks data now.
 
     Raises:
         RunError: the site lacks data, and has not joined.
     """
-    if not runtime.startswith(UNIX):
-        return nullcontext()
     path = Path(runtime.removeprefix(UNIX))
     try:
-        if node is not None:
-            looked_at(node)
+        looked_at(node)
     except Exception as error:
         if _listens(path, socket.SOCK_STREAM):
             log.error("%s; this site has joined, and answers as one without records", error)

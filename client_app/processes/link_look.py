@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.processes.own_account import unseen
 from fedsurrogate.common.flower.environment import QUIET
 
 LOOK_SECONDS = 120.0
@@ -28,8 +29,8 @@ def look_at_link(link: Sequence[str]) -> list[Finding]:
     """
     site = str(Path(sys.executable).with_name("site"))
     done = subprocess.run(
-        [site, "doctor", "--link-only", "--json", *link],
-        env=os.environ | QUIET,
+        [site, "doctor"],
+        env=os.environ | QUIET | unseen(["--link-only", "--json", *link]),
         capture_output=True,
         text=True,
         timeout=LOOK_SECONDS,

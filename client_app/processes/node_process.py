@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from fedsurrogate.client_app.processes.joining import await_data
 from fedsurrogate.client_app.processes.link_look import look_at_link
+from fedsurrogate.client_app.processes.own_account import own_socket, take_arguments, unseen
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.logs.output import configure_log
 
 ENDED = "FEDSURROGATE_NODE_ENDED"
@@ -44,16 +44,13 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
 
     Raises:
         RunError: The SuperNode ended by an error and is not started again.
-        ConfigError: `runtime` is a port, where Flower's API asks for no authentication.
+        ConfigError: `runtime` is a port, where Flower's API asks for no authentication, or a socket that
+            others could replace.
     """
-    if not runtime.startswith(UNIX):
-        raise ConfigError(
-            f"--runtime {runtime!r}: must be {UNIX}/path; every user of this machine may open a "
-            "port"
-        )
+    runtime = own_socket(runtime)
     configure_log(os.environ)
     os.umask(0o077)  # Its socket, too: only this account may open it.
-    again = [sys.executable, *sys.orig_argv[1:]]
+    again, given = [sys.executable, *sys.orig_argv[1:]], unseen(sys.argv[2:])
     if error := os.environ.pop(ENDED, ""):
         why = why_ended(error, arguments)
         if not retry:
@@ -73,7 +70,7 @@ def serve(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
         os.environ[ENDED] = "; ".join((f"{type(error).__name__}: {error}", *_logged))[
             :LONGEST_ERROR
         ]
-        os.execv(sys.executable, again)
+        os.execve(sys.executable, again, os.environ | given)
 
 
 def serve_joined(arguments: Sequence[str]) -> None:
@@ -140,4 +137,5 @@ def _of_a_thread(error: threading.ExceptHookArgs) -> None:
 
 
 if __name__ == "__main__":
+    take_arguments(1)
     serve_joined(sys.argv[1:])

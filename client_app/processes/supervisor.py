@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.child_process import Child
 from fedsurrogate.client_app.processes.link_look import look_at_link
 from fedsurrogate.client_app.processes.node_process import TWIN
+from fedsurrogate.client_app.processes.own_account import SETTINGS, unseen
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
@@ -42,24 +42,26 @@ class Commands:
     """Commands of a site's processes.
 
     Attributes:
-        node: the SuperNode's, for a port of the Runtime API.
-        app: the app's, for a port of the Runtime API.
+        node: the SuperNode's, and variables of its environment.
+        app: the app's, likewise.
         look: checks the connection.
     """
 
-    node: Callable[[int], Sequence[str]]
-    app: Callable[[int], Sequence[str]]
+    node: tuple[Sequence[str], Mapping[str, str]]
+    app: tuple[Sequence[str], Mapping[str, str]]
     look: Callable[[], Sequence[Finding]]
 
 
 def site_commands(
-    superlink: str, node_config: str, authority: Path | None, key: Path | None
+    runtime: str, node_config: str, superlink: str, authority: Path | None, key: Path | None
 ) -> Commands:
-    """The commands of a site.
+    """The commands of a site, which every user of its machine may read, and their variables, which
+    only this account may read.
 
     Args:
+        runtime: unix:/path of the socket between SuperNode and app.
+        node_config: the site's settings, as one text; for its app alone.
         superlink: host:port.
-        node_config: the site's settings, as one text.
         authority: ca.crt; None without TLS.
         key: file of the site's private key; None without one.
 
@@ -69,18 +71,15 @@ def site_commands(
     trust = [] if authority is None else ["--root-certificates", str(authority.expanduser())]
     if key is not None:
         trust += ["--auth-supernode-private-key", str(key.expanduser())]
-    site = _installed("site")
-
-    def start_node(port: int) -> list[str]:
-        link = ["--superlink", superlink, *trust, *(["--insecure"] if authority is None else [])]
+    link = ["--superlink", superlink, *trust]
+    of_node = [runtime, *link, *(["--insecure"] if authority is None else [])]
+    of_app = unseen(["--runtime", runtime, "--joined"]) | {SETTINGS: node_config}
+    return Commands(
         # -P: files of the folder from which the site joins are no modules.
-        program = [sys.executable, "-P", "-m", NODE_MODULE]
-        return [*program, f"127.0.0.1:{port}", *link, "--node-config", node_config]
-
-    def look() -> list[Finding]:
-        return look_at_link(["--superlink", superlink, *trust])
-
-    return Commands(start_node, lambda port: [site, "app", "--runtime", f"127.0.0.1:{port}"], look)
+        ([sys.executable, "-P", "-m", NODE_MODULE], unseen(of_node) | {SETTINGS: ""}),
+        ([_installed("site"), "app"], of_app),
+        lambda: look_at_link(link),
+    )
 
 
 def _installed(name: str) -> str:
@@ -99,13 +98,11 @@ class Supervisor:
     Args:
         commands: of the processes.
         show: prints a line of a named process.
-        port: of the Runtime API; 0 takes a free one.
     """
 
-    def __init__(self, commands: Commands, show: Callable[[str, str], None], port: int = 0) -> None:
+    def __init__(self, commands: Commands, show: Callable[[str, str], None]) -> None:
         self._commands, self._show = commands, show
-        self._chosen, self._port = port, port
-        self._environment: Mapping[str, str] = (
+        self._environment = (
             os.environ
             | QUIET
             | without_proxy_here(os.environ)
@@ -114,7 +111,7 @@ class Supervisor:
         self._node, self._app = Child("node"), Child("app")
         self._log = flower().supernode_log
         self._warnings: list[Finding] = []
-        self._listens = self._was_connected = self._works = self._port_taken = self._looks = False
+        self._listens = self._was_connected = self._works = self._looks = False
         self._refusals = self._signals = 0
 
     def run(self) -> None:
@@ -136,21 +133,11 @@ class Supervisor:
         if (code := self._node.ended()) is not None:
             self._listen()
             self._listens = self._works = False
-            if self._port_taken and self._chosen and not self._was_connected:
-                raise RunError(
-                    f"port {self._chosen} is in use on this machine; omit --runtime-port to use a "
-                    "free port"
-                )
             if self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
             self._say(f"the SuperNode has ended with exit code {code}; it is started again")
         if self._node.due and self._reachable():
-            if not self._chosen and (self._port_taken or not self._port):
-                # A running app only knows the old port.
-                self._app.signal_all(signal.SIGTERM)
-                self._port = _free_port()
-            self._port_taken = False
-            self._node.start(self._commands.node(self._port), self._environment)
+            self._start(self._node, *self._commands.node)
 
     def _tend_app(self) -> None:
         if (code := self._app.ended()) is not None:
@@ -158,7 +145,10 @@ class Supervisor:
                 raise RunError(f"`site app` does not start; it wrote:\n{_written(self._app)}")
             self._say(f"the app has ended with exit code {code}; it is started again")
         if self._app.due and self._listens:
-            self._app.start(self._commands.app(self._port), self._environment)
+            self._start(self._app, *self._commands.app)
+
+    def _start(self, child: Child, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        child.start(command, {**self._environment, **variables})
 
     def _reachable(self) -> bool:
         """Whether this site can reach the coordinator. Raises RunError for an error that only a
@@ -210,8 +200,6 @@ class Supervisor:
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
         elif self._log.inactive in line:
             self._say(TWIN)
-        elif self._log.port_taken in line:
-            self._port_taken = True
         elif self._log.receives in line:
             self._works = True
         elif any(word in line for word in self._log.done):
@@ -259,9 +247,3 @@ class _EndRequestedError(Exception):
 
 def _written(child: Child) -> str:
     return "\n".join(f"  {line}" for line in child.last) or "  nothing"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

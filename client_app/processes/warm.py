@@ -32,6 +32,7 @@ from fedsurrogate.client_app.processes.kernel import (
     end_with_parent,
     name_process,
 )
+from fedsurrogate.client_app.processes.own_account import unseen
 from fedsurrogate.common.flower import flower
 
 FLAG = "--warm"
@@ -140,7 +141,7 @@ class WarmStarter:
             self._start_new(self._pending.popleft())
 
     def _start_new(self, arguments: Sequence[str]) -> None:
-        self._former.append(subprocess.Popen([self._command, *arguments]))
+        self._former.append(subprocess.Popen([self._command], env=os.environ | unseen(arguments)))
 
 
 def serve_children(descriptor: int, parent: int) -> list[str]:

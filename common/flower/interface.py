@@ -102,7 +102,6 @@ class SuperNodeLog:
     Attributes:
         listens: Its Runtime API listens soon.
         connected: The SuperLink has accepted it.
-        port_taken: The port of its Runtime API is in use.
         receives: It receives a message.
         done: Each of these: it has no message any more.
         inactive: The SuperLink does not let it take part: it does not know the key, or another
@@ -111,7 +110,6 @@ class SuperNodeLog:
 
     listens: str
     connected: str
-    port_taken: str
     receives: str
     done: tuple[str, ...]
     inactive: str

@@ -65,7 +65,6 @@ class Processes134(Apps134, FlowerProcesses):
     supernode_log = SuperNodeLog(
         listens="Starting Runtime API",
         connected="SuperNode ID:",
-        port_taken="is already in use",
         receives="Receiving:",
         done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
         inactive="Failed to activate SuperNode",

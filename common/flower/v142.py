@@ -66,7 +66,6 @@ class Processes142(Processes134):
     supernode_log = SuperNodeLog(
         listens="Application startup complete",
         connected="SuperNode ID:",
-        port_taken="cannot be listened on",
         receives="Receiving:",
         done=("Sent successfully", "Failed to send", "Failed to receive", "Ignoring"),
         inactive="Failed to activate SuperNode",

@@ -261,7 +261,7 @@ def test_no_command_of_generators_leaves_a_file_that_other_accounts_can_read(
     ("words", "starts"),
     [
         (
-            ("app", "--runtime", "127.0.0.1:1"),
+            ("app", "--runtime", "unix:/x"),
             "fedsurrogate.client_app.processes.app_process.serve",
         ),
         (("node", "--runtime", "unix:/x"), "fedsurrogate.client_app.processes.node_process.serve"),
@@ -280,7 +280,7 @@ def test_programs_that_serve_start_everything_for_this_account_only(
         seen.append(os.umask(0o077))
 
     monkeypatch.setattr(starts, look)
-    node = ("--node-config", (home / "node.txt").read_text()) if words[0] == "join" else ()
+    node = ("--node-config", (home / "node.txt").read_text()) if words[0] != "node" else ()
     with open_umask():
         done = site(*words, *node)
     assert (done.code, seen) == (0, [0o077]), done

@@ -12,6 +12,7 @@ import pytest
 from fedsurrogate.client_app.diagnostics.node_checks import is_isolated, is_supernode
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.client_app.processes.own_account import SETTINGS
 from fedsurrogate.common.settings.flat import parse_overrides
 from tests.deploy.charts import CHART, rendered, values
 from tests.deploy.test_compose import DEPLOY, FLOWER, check_ours, own_options
@@ -143,7 +144,8 @@ def test_every_command_is_one_that_its_program_takes(objects: list[dict[str, Any
             )
             assert is_isolated(command) or not is_supernode(command)
         elif command[0] != "sh":
-            check_ours(command)
+            known = {one["name"]: one.get("value", "") for one in each.get("env", ())}
+            check_ours(command, known.get(SETTINGS, ""))
         probe = each.get("readinessProbe", {}).get("exec", {}).get("command", [])
         if probe[:1] == ["site"]:
             check_ours(probe)
@@ -161,19 +163,16 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     assert [
         mount.get("readOnly") for mount in app["volumeMounts"] if mount["mountPath"] in read
     ] == [True] * 3
-    config = parse_node_config(
-        parse_overrides([node["command"][node["command"].index("--node-config") + 1]])
-    )
+    environment = {each["name"]: each.get("value") for each in app["env"]}
+    config = parse_node_config(parse_overrides([environment[SETTINGS]]))
+    assert "--node-config" not in node["command"]
     assert (config.site, config.patient_column, str(config.witness)) == (
         "north",
         "patient",
         "/witness",
     )
     assert config.held_out_dir == "/held-out"
-    environment = {each["name"]: each.get("value") for each in app["env"]}
-    # So the app looks at the data before the node joins.
-    assert parse_node_config(parse_overrides([environment["FEDSURROGATE_NODE_CONFIG"]])) == config
-    assert "--runtime unix:/runtime/app" in " ".join(node["readinessProbe"]["exec"]["command"])
+    assert "--runtime unix:/runtime/own/app" in " ".join(node["readinessProbe"]["exec"]["command"])
     # An app that looks at many files is not ended: liveness counts from the node's socket on.
     assert app["startupProbe"]["exec"] == app["livenessProbe"]["exec"]
     assert app["startupProbe"]["periodSeconds"] * app["startupProbe"]["failureThreshold"] >= 3600

@@ -19,6 +19,7 @@ JOB = DEPLOY / "cluster" / "site.sbatch"
 APPTAINER = """\
 #!/bin/bash
 printf '%s\n' "$@" > "$OPTIONS"
+export FEDSURROGATE_NODE_CONFIG="$APPTAINERENV_FEDSURROGATE_NODE_CONFIG"
 shift
 while [ "$1" != site.sif ]; do shift; done
 shift
@@ -81,6 +82,7 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(kit: Path) 
     assert options[:3] == ["exec", "--containall", "--no-home"]
     assert f"{kit}/own data:{kit}/own data:ro" in options
     assert not any(str(Path.home()) == each for each in options)
+    assert not any("data-dir" in each or "https_proxy" in each for each in options)
 
 
 @pytest.mark.parametrize("lacking", [".env", "own data"])

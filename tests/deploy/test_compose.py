@@ -1,5 +1,6 @@
 """Checks of the compose files without Docker: every reference, every command, every network access."""
 
+import os
 import re
 import shlex
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -26,6 +28,7 @@ from deploy import lock
 from fedsurrogate.client_app.diagnostics.node_checks import is_isolated, is_supernode
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import coordinator_key
+from fedsurrogate.client_app.processes.own_account import SETTINGS
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.flat import parse_overrides
@@ -86,13 +89,16 @@ def words(command: Any) -> list[str]:
     return [str(word) for word in command] if isinstance(command, list) else shlex.split(command)
 
 
-def check_ours(arguments: list[str]) -> None:
-    """Raise if one of our own commands would not accept these arguments."""
+def check_ours(arguments: list[str], settings: str = "") -> None:
+    """Raise if one of our own commands would not accept these arguments, with the settings of a site in
+    its environment.
+    """
     command: Command = get_command(OURS[arguments[0]])
     rest = arguments[1:]
     while isinstance(command, Group) and (rest or not command.invoke_without_command):
         command = command.commands[rest.pop(0)]
-    command.make_context(arguments[0], rest)
+    with patch.dict(os.environ, {SETTINGS: settings} if settings else {}):
+        command.make_context(arguments[0], rest)
 
 
 def volumes(service: Mapping[str, Any]) -> dict[str, str]:
@@ -173,7 +179,7 @@ def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) ->
             ]
             check_ours(shlex.split(line))
         else:
-            check_ours(command)
+            check_ours(command, service.get("environment", {}).get(SETTINGS, ""))
         check = service.get("healthcheck", {}).get("test", [])
         if check[1:2] == ["site"]:
             check_ours(check[1:])
@@ -182,12 +188,21 @@ def test_every_command_is_one_that_its_program_takes(compose: dict[str, Any]) ->
             compile(check[3], name, "exec")
 
 
-def test_every_node_config_is_one_a_site_takes(compose: dict[str, Any]) -> None:
+def settings_of(service: Mapping[str, Any]) -> str:
+    """The node-config of a hospital's app, from its environment."""
+    return str(service["environment"][SETTINGS])
+
+
+def test_every_node_config_is_one_a_site_takes_and_only_its_app_has_it(
+    compose: dict[str, Any],
+) -> None:
     for service in compose["services"].values():
         command = words(service["command"])
-        if "--node-config" in command:
-            text = command[command.index("--node-config") + 1]
-            assert parse_node_config(parse_overrides([text])).site
+        assert "--node-config" not in command
+        if command[:2] == ["site", "app"]:
+            assert parse_node_config(parse_overrides([settings_of(service)])).site
+        elif is_node(service):
+            assert SETTINGS not in service.get("environment", {})
 
 
 def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(
@@ -236,12 +251,10 @@ def test_a_hospitals_app_looks_at_its_data_and_the_health_of_its_node_shows_what
 ) -> None:
     file = DEPLOY / "compose.hospital.yml"
     services = yaml.safe_load(interpolated(file, settings_of_a_kit(tmp_path)))["services"]
-    command, app = words(services["node"]["command"]), services["app"]
-    text = command[command.index("--node-config") + 1]
+    app = services["app"]
     # Where the app runs, /data and the folder of the policy are what the node-config names: a mount
     # of the file alone would keep the old one when an editor replaces it.
-    assert app["environment"]["FEDSURROGATE_NODE_CONFIG"] == text
-    node = parse_node_config(parse_overrides([text]))
+    node = parse_node_config(parse_overrides([settings_of(app)]))
     policy = str(Path(node.policy).parent)
     assert {node.data_dir, policy} <= {each.split(":")[0] for each in volumes(app).values()}
 
@@ -327,8 +340,7 @@ def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path
     for name in ("app", "site"):
         mounted = volumes(services[name])
         assert {mounted["./state"], mounted["./witness"]} == {"/state", "/witness"}
-    command = words(services["node"]["command"])
-    node = parse_node_config(parse_overrides([command[command.index("--node-config") + 1]]))
+    node = parse_node_config(parse_overrides([settings_of(services["app"])]))
     assert (node.state, node.witness) == (Path("/state"), Path("/witness"))
 
 
@@ -461,8 +473,7 @@ def test_a_kit_names_held_out_records_that_its_app_can_read(
         services = yaml.safe_load(
             interpolated(DEPLOY / "compose.hospital.yml", settings | {"HELD_OUT": value})
         )["services"]
-        command = words(services["node"]["command"])
-        node = parse_node_config(parse_overrides([command[command.index("--node-config") + 1]]))
+        node = parse_node_config(parse_overrides([settings_of(services["app"])]))
         assert node.held_out_dir == value
     assert node.held_out_apart is apart
     assert volumes(services["app"])["./held-out"] == "/held-out:ro"

@@ -81,7 +81,7 @@ class Containers:
     def node(self) -> Path:
         (port,) = free_ports(1)
         link = ("--superlink", f"127.0.0.1:{port}", "--insecure")
-        return self.start("node", "--runtime", self.runtime, *link, "--node-config", self.config)
+        return self.start("node", "--runtime", self.runtime, *link)
 
     @property
     def joins(self) -> bool:

@@ -5,20 +5,21 @@ process id.
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from fedsurrogate.client_app.processes.own_account import SETTINGS, own_folder
+from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.security.registrations import VARIABLE
@@ -102,9 +103,13 @@ class Federation:
         self._isolation = ["--isolation", "process"] if isolated else []
         self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
         self._kits = kits or (papers and papers / "sites")
-        self._fleet, *self._apps = free_ports(1 + len(node_configs))
+        self._fleet, http = free_ports(2)
+        # Its SuperNodes speak HTTP.
+        self._http = {"fleet-http": http} if version("flwr").startswith("1.42") else {}
+        self._kept = ExitStack()
         # Below `home`, the path of a socket may be too long.
-        self.sockets = Path(tempfile.mkdtemp(prefix="link-"))
+        self.sockets = Path(self._kept.enter_context(own_folder()))
+        self._apps = [self._app_address(index) for index in range(len(node_configs))]
         home.joinpath("config.toml").write_text(
             f'[superlink.local-test]\naddress = "{self.control[1]}"\ninsecure = true\n'
         )
@@ -114,8 +119,8 @@ class Federation:
             assert done.returncode == 0, done.stderr
         self._configs, self._lines = list(node_configs), [self.fleet] * len(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
-        for port in self._apps:
-            _wait_for_port(port)
+        for address in self._apps:
+            _wait_for(address)
         self.execs = (
             [self._start_exec(index) for index in range(-1, len(node_configs))] if isolated else []
         )
@@ -123,7 +128,7 @@ class Federation:
     @property
     def fleet(self) -> str:
         """Address of the SuperNodes' API: host:port."""
-        return f"127.0.0.1:{self._fleet}"
+        return f"127.0.0.1:{self._http.get('fleet-http', self._fleet)}"
 
     @property
     def control(self) -> list[str]:
@@ -143,19 +148,20 @@ class Federation:
 
     def restart_node(self, index: int) -> None:
         """Restart a stopped SuperNode, with the same settings and folders."""
+        (self.sockets / str(index)).unlink(missing_ok=True)
         self.nodes[index] = self._start_node(index)
-        _wait_for_port(self._apps[index])
+        _wait_for(self._apps[index])
 
     def join(self, node_config: str, line: str, name: str | None = None) -> None:
         """Start another SuperNode, which reaches the SuperLink at `line`, host:port. Its key: that
         of `name`.
         """
         self._names.append(name or str(len(self._names)))
-        self._apps += free_ports(1)
+        self._apps.append(self._app_address(len(self._apps)))
         self._configs.append(node_config)
         self._lines.append(line)
         self.nodes.append(self._start_node(len(self.nodes)))
-        _wait_for_port(self._apps[-1])
+        _wait_for(self._apps[-1])
         if self._isolation:
             self.execs.append(self._start_exec(len(self.nodes) - 1))
 
@@ -165,31 +171,38 @@ class Federation:
 
     def _start_exec(self, index: int) -> subprocess.Popen[bytes]:
         if index >= 0:
-            runtime = f"127.0.0.1:{self._apps[index]}"
-            return self._start(
-                f"app-{index}", "site", "app", "--runtime", runtime, more=self._at_nodes
-            )
+            words = ("site", "app", "--joined", "--runtime", self._apps[index])
+            own = {SETTINGS: self._configs[index]}
+            return self._start(f"app-{index}", *words, more=own | dict(self._at_nodes))
         flags = ["app", "--runtime", f"unix:{self.sockets}/app:9091"]
         # Separate from the SuperLink, as in the containers: it does not inherit the path of the
         # table of registered sites.
         table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
         return self._start("superexec", "coordinator", *flags, more=table)
 
+    def _app_address(self, index: int) -> str:
+        """Where a SuperNode and its app talk."""
+        return (
+            f"unix:{self.sockets}/{index}" if self._isolation else f"127.0.0.1:{free_ports(1)[0]}"
+        )
+
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
-        link += ["--superlink", self._lines[index], *self._isolation]
-        link += [
-            "--clientappio-api-address",
-            f"127.0.0.1:{self._apps[index]}",
-            "--node-config",
-            self._configs[index],
-        ]
-        return self._start(f"supernode-{index}", "flower-supernode", *link, more=self._at_nodes)
+        link += ["--superlink", self._lines[index]]
+        command = ["python", "-P", "-m", NODE_MODULE, self._apps[index]]
+        if not self._isolation:
+            command = ["flower-supernode", "--clientappio-api-address", self._apps[index]]
+            link += ["--node-config", self._configs[index]]
+        return self._start(f"supernode-{index}", *command, *link, more=self._at_nodes)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start or restart the SuperLink, with the same addresses and the same database."""
-        flags = ["--fleet-api-address", self.fleet, "--control-api-address", self.control[1]]
-        flags += ["--serverappio-api-address", f"unix:{self.sockets}/app:9091"]
+        addresses = {
+            "fleet-api": f"127.0.0.1:{self._fleet}",
+            "control-api": self.control[1],
+            "serverappio-api": f"unix:{self.sockets}/app:9091",
+        } | {name: f"127.0.0.1:{port}" for name, port in self._http.items()}
+        flags = [part for name, at in addresses.items() for part in (f"--{name}-address", at)]
         database = str(self.home / "state.db")
         flags += ["--insecure"]
         if self.papers is not None:
@@ -213,7 +226,7 @@ class Federation:
             *self._isolation,
             *flags,
         )
-        _wait_for(lambda: connect(self.control[1], seconds=1), self.control[1])
+        _wait_for(self.control[1])
         return self.superlink
 
     def run(self, run_config: str, cwd: Path) -> str:
@@ -248,7 +261,7 @@ class Federation:
             with suppress(psutil.Error):
                 if orphan.environ().get("FLWR_HOME") == str(self.home):
                     stop_process(orphan.pid)
-        shutil.rmtree(self.sockets)
+        self._kept.close()
 
     def _start(
         self, name: str, *command: str, more: Environment | None = None
@@ -345,17 +358,13 @@ def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.2)
 
 
-def _wait_for_port(port: int) -> None:
-    _wait_for(lambda: connect(f"127.0.0.1:{port}", seconds=1), f"port {port}")
-
-
-def _wait_for(reach: Callable[[], None], name: str) -> None:
+def _wait_for(address: str) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
-            reach()
+            connect(address, seconds=1)
         except OSError:
             time.sleep(0.3)
         else:
             return
-    raise TimeoutError(f"nothing listens on {name}")
+    raise TimeoutError(f"nothing listens on {address}")

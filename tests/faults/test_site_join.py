@@ -51,10 +51,9 @@ class JoinedSite:
         """Its process of this kind, if it runs: node, app, warm or task."""
         for process in self.all():
             words, name = process.cmdline(), process.name()
-            of_app = "--runtime" in words and "app" in words
             kinds = {
                 "node": NODE_MODULE in words,
-                "app": of_app,
+                "app": words[-1:] == ["app"],
                 "warm": name == READY_NAME,
                 "task": name == TASK_NAME,
             }

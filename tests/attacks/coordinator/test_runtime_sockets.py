@@ -44,13 +44,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
     (fleet,) = free_ports(1)
     if side == "site":
         socket, opened = tmp_path / "app", set[int]()
-        link = [
-            "--superlink",
-            f"127.0.0.1:{fleet}",
-            "--insecure",
-            "--node-config",
-            'site="a" data="digits"',
-        ]
+        link = ["--superlink", f"127.0.0.1:{fleet}", "--insecure"]
         command = ["fedsurrogate.client_app.cli.main", "node", "--runtime", f"unix:{socket}", *link]
     else:
         socket, opened = tmp_path / "app:9091", {fleet}
@@ -100,9 +94,15 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         app.close()
 
 
-def test_a_node_with_its_api_on_a_port_is_refused(tmp_path: Path) -> None:
-    done = site_command(
-        "node", "--runtime", "0.0.0.0:9094", "--superlink", "127.0.0.1:1", "--insecure"
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("node", "--superlink", "127.0.0.1:1", "--insecure"),
+        ("app", "--node-config", "data='digits'"),
+    ],
+)
+def test_neither_node_nor_app_of_a_site_talks_through_a_port(words: tuple[str, ...]) -> None:
+    """Another account binds it once its process has ended; the app then took settings from there."""
+    done = site_command(*words, "--runtime", "127.0.0.1:9094")
     assert done.returncode == 1
     assert "every user of this machine may open a port" in done.stderr

@@ -68,7 +68,8 @@ def test_why_a_node_ended_is_found_by_checking_not_guessed(
         rows.append({"what": wrong, "state": "FAIL", "found": found, "remedy": remedy})
     asked = tmp_path / "asked.txt"
     program = tmp_path / "site"
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {asked}\ncat {tmp_path}/rows.json\n")
+    words = '"$@" "$FEDSURROGATE_ARGUMENTS"'
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {words} > {asked}\ncat {tmp_path}/rows.json\n")
     program.chmod(0o755)
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
@@ -81,7 +82,8 @@ def test_why_a_node_ended_is_found_by_checking_not_guessed(
     else:
         assert "its connection is good" in why
         assert "ValueError" in why
-    assert asked.read_text().split() == ["doctor", "--link-only", "--json", *arguments[:4]]
+    seen, unseen = asked.read_text().splitlines()
+    assert (seen, json.loads(unseen)) == ("doctor", ["--link-only", "--json", *arguments[:4]])
     assert "\n" not in why
 
 
@@ -111,7 +113,7 @@ def test_a_node_that_ended_says_why_in_its_next_process(
     monkeypatch.setattr(node_process, "configure_log", lambda _: None)
     monkeypatch.setattr(node_process, "why_ended", lambda error, _: f"because {error}")
     monkeypatch.setattr(node_process, "flower", lambda: SimpleNamespace(supernode=fail))
-    monkeypatch.setattr(node_process.os, "execv", replace)
+    monkeypatch.setattr(node_process.os, "execve", replace)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setenv(node_process.ENDED, "")
     umask = os.umask(0o077)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.child_process import Child
+from fedsurrogate.client_app.processes.own_account import ARGUMENTS, SETTINGS
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, site_commands
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.flower import flower
@@ -30,7 +30,7 @@ from tests.e2e.processes import PATIENCE, heed_signals, until
 # own process below it, as a task has, and gives its reply when it is ended.
 NODE = """
 import pathlib, signal, sys, time
-home, words = pathlib.Path(sys.argv[1]), sys.argv[3:]
+home, words = pathlib.Path(sys.argv[1]), sys.argv[2:]
 def end(*_):
     print("node ended", flush=True)
     sys.exit(0)
@@ -68,19 +68,19 @@ from fedsurrogate.client_app.processes import child_process as child
 from fedsurrogate.client_app.processes import supervisor as join
 from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.common.errors import RunError
-home, words, findings, port = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
+home, words, findings = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
 child.FIRST_PAUSE = 0.1
 node, task_app = json.loads(sys.argv[3])
 def look():
     rows = findings.pop(0) if len(findings) > 1 else findings[0]
     return [Finding(*row) for row in rows]
 commands = join.Commands(
-    lambda port: [sys.executable, "-c", node, str(home), str(port), *words],
-    lambda port: [sys.executable, "-c", task_app, str(home), str(port)],
+    ([sys.executable, "-c", node, str(home), *words], {}),
+    ([sys.executable, "-c", task_app, str(home)], {}),
     look,
 )
 try:
-    join.Supervisor(commands, lambda name, line: print(f"{name}: {line}", flush=True), port).run()
+    join.Supervisor(commands, lambda name, line: print(f"{name}: {line}", flush=True)).run()
 except RunError as error:
     print(f"error: {error}", flush=True)
     sys.exit(1)
@@ -92,16 +92,14 @@ WELL = [["name", "PASS", "found"]]
 class Site:
     """A supervisor with stand-ins below it, in its own process."""
 
-    def __init__(
-        self, home: Path, words: list[str], findings: list[list[list[str]]], port: int = 0
-    ) -> None:
+    def __init__(self, home: Path, words: list[str], findings: list[list[list[str]]]) -> None:
         self._log = home / "log.txt"
         command = [
             sys.executable,
             "-c",
             SITE,
             str(home),
-            json.dumps([words, findings, port]),
+            json.dumps([words, findings]),
             json.dumps([NODE, APP]),
         ]
         settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
@@ -141,10 +139,8 @@ Start = Callable[..., Site]
 def start(tmp_path: Path) -> Iterator[Start]:
     sites: list[Site] = []
 
-    def begin(
-        words: list[str], findings: list[list[list[str]]] | None = None, port: int = 0
-    ) -> Site:
-        sites.append(Site(tmp_path, words, findings or [WELL], port))
+    def begin(words: list[str], findings: list[list[list[str]]] | None = None) -> Site:
+        sites.append(Site(tmp_path, words, findings or [WELL]))
         return sites[-1]
 
     yield begin
@@ -154,45 +150,38 @@ def start(tmp_path: Path) -> Iterator[Start]:
         site.process.wait(PATIENCE)
 
 
-def runtime_address(parsed: Namespace) -> str:
-    """Where a SuperNode listens for its app; Flower 1.42 takes host and port apart."""
-    if hasattr(parsed, "runtime_api_address"):
-        return str(parsed.runtime_api_address)
-    return f"{parsed.host}:{parsed.port}"
-
-
 def test_a_supernode_is_never_started_without_process_isolation(tmp_path: Path) -> None:
     config = 'site="north" data="digits"'
-    plain = site_commands("127.0.0.1:9092", config, None, None)
+    plain = site_commands("unix:/r/app", config, "127.0.0.1:9092", None, None)
     secured = site_commands(
-        "fl.example.org:9092", config, tmp_path / "ca.crt", tmp_path / "site.key"
+        "unix:/r/app", config, "fl.example.org:9092", tmp_path / "ca.crt", tmp_path / "site.key"
     )
     for commands, insecure in ((plain, True), (secured, False)):
-        *program, runtime = commands.node(4321)[:5]
+        program, variables = commands.node
         assert program == [sys.executable, "-P", "-m", NODE_MODULE]
-        arguments = [*flower().supernode_flags(runtime), *commands.node(4321)[5:]]
-        parsed = supernode_arguments().parse_args(arguments)
-        assert (parsed.isolation, runtime_address(parsed)) == ("process", "127.0.0.1:4321")
-        assert (parsed.insecure, parsed.node_config) == (insecure, config)
-        assert commands.app(4321)[1:] == ["app", "--runtime", "127.0.0.1:4321"]
+        runtime, *link = json.loads(variables[ARGUMENTS])
+        parsed = supernode_arguments().parse_args([*flower().supernode_flags(runtime), *link])
+        assert (parsed.isolation, runtime) == ("process", "unix:/r/app")
+        assert (parsed.insecure, parsed.node_config, variables[SETTINGS]) == (insecure, None, "")
+        (_, *words), variables = commands.app
+        assert words == ["app"]
+        assert json.loads(variables[ARGUMENTS]) == ["--runtime", "unix:/r/app", "--joined"]
+        assert variables[SETTINGS] == config
     assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
         str(tmp_path / "ca.crt"),
         str(tmp_path / "site.key"),
     )
 
 
-def test_a_process_that_dies_is_started_again_at_the_same_port(start: Start) -> None:
+def test_a_process_that_dies_is_started_again(start: Start) -> None:
     site = start(CONNECTS)
     site.await_text("task begun")
     first, app = site.started(NODE), site.started(APP)
-    port = first.cmdline()[4]
     first.kill()
     site.await_text("SuperNode ID", 2)
-    assert site.started(NODE).cmdline()[4] == port
     assert site.started(APP).pid == app.pid, "the app waits for its SuperNode"
     app.kill()
     site.await_text("task begun", 2)
-    assert site.started(APP).cmdline()[4] == port
     assert "the app has ended with exit code -9" in site.written
 
 
@@ -269,18 +258,6 @@ def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) 
     assert site.written.count("node: some reason") == 3
 
 
-def test_a_chosen_port_that_is_in_use_is_named_and_a_free_one_is_taken_otherwise(
-    start: Start,
-) -> None:
-    words = ["Port in server address 127.0.0.1:4321 is already in use.", "exit"]
-    site = start(words, port=4321)
-    assert site.process.wait(PATIENCE) == 1
-    assert "port 4321 is in use on this machine; omit --runtime-port" in site.written
-    site = start(words)
-    assert site.process.wait(PATIENCE) == 1
-    assert "omit --runtime-port" not in site.written
-
-
 def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
     child = Child("x")
     child.start(
@@ -346,12 +323,3 @@ def test_flags_that_cannot_work_are_refused_before_any_process_starts(
             Path(authority) if authority else None,
             insecure="--insecure" in flags,
         )
-
-
-def test_several_sites_of_one_machine_get_ports_of_their_own(start: Start) -> None:
-    ports = set()
-    for _ in range(3):
-        site = start(CONNECTS)
-        site.await_text("task begun")
-        ports.add(site.started(NODE).cmdline()[4])
-    assert len(ports) == 3

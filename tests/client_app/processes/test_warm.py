@@ -22,6 +22,7 @@ from tests.e2e.processes import PATIENCE, until
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
 from fedsurrogate.client_app.processes import app_process, warm
+from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.files import owner_only
 def task(file, code):
     found = {{}}
@@ -32,11 +33,12 @@ def task(file, code):
     pathlib.Path(file + ".new").write_text(json.dumps([found.get("result"), os.getpid(), os.getppid()]))
     pathlib.Path(file + ".new").rename(file)
 with owner_only():
-    if sys.argv[1] == warm.FLAG:
+    if sys.argv[1:2] == [warm.FLAG]:
         if os.environ.get("LIGHT"):
             warm.import_all = lambda: (__import__("numpy"), __import__("torch"))
         arguments = warm.serve_children(int(sys.argv[2]), int(sys.argv[3]))
         app_process._end_after(lambda: task(*arguments))
+    take_arguments(1)
     task(*sys.argv[1:])
 """
 HOST = """
