@@ -18,7 +18,6 @@ from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.of_run import SELECTING
 from fedsurrogate.common.settings import Settings, kebab
 from fedsurrogate.common.settings.partition import read_partitioner
 from fedsurrogate.common.targets.target import Target
@@ -29,6 +28,8 @@ DRAWS = 11  # for each minimum
 # Parts of the last calls of `partition`, by its arguments.
 _PARTS: dict[tuple[object, ...], list[Tensor]] = {}
 MOST_KEPT = 8
+# Settings of a run that select which of its records a site uses.
+SELECTING = ("test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 # Of a data source: where it is, how it is read, and what has another name in the settings; and how a
 # split is drawn, of which held-out records have none.
 NOT_SELECTING = {"kind", "folder", "names", "bags", "one_by_one", "noisy", "patients_protected"}
@@ -150,7 +151,7 @@ def check_settings(settings: Settings, node: NodeConfig) -> None:
         )
     if not is_protected(bool(settings.epsilon), node):
         return
-    _check_unit(settings, node)
+    _check_unit(settings.features.bag, node)
     if len(node.dataset) > 1:
         _one_dataset_a_site(node.dataset, node.num_partitions)
     elif node.num_partitions > 1:
@@ -160,16 +161,16 @@ def check_settings(settings: Settings, node: NodeConfig) -> None:
         )
 
 
-def _check_unit(settings: Settings, node: NodeConfig) -> None:
+def _check_unit(bag: str, node: NodeConfig) -> None:
     """Refuse a private run whose noise protects another unit than the site's ledger counts. Of
     patients it protects all images and bags.
     """
-    pools = settings.features.bag != "none" and bool(node.bag_column)
+    pools = bag != "none" and bool(node.bag_column)
     if node.protects == "patient" or pools == (node.protects == "bag"):
         return
     run, site = ("bags", "single images") if pools else ("single images", "bags")
     raise ConfigError(
-        f"features.bag = {settings.features.bag!r} and bag-column = {node.bag_column!r}: the run protects "
+        f"features.bag = {bag!r} and bag-column = {node.bag_column!r}: the run protects "
         f"{run}, and this site {site} (unit), which it would protect less; run with features.bag = 'mean' "
         "at sites with unit = 'bag' and a bag-column, and without it at others"
     )

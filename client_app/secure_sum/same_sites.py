@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedsurrogate.client_app.datasets.partition import SELECTING
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance.ledger import dataset_id
 from fedsurrogate.client_app.governance.own_ledger import own_ledger
@@ -41,8 +42,6 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings
 
 TRAINING, HELD_OUT = "training", "held-out"
-# Settings of a run that select which of a site's records train.
-SELECTING = ("seed", "test_fraction", "partition", "alpha", "classes_per_site", "site_column")
 REMEDY = (
     "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets "
     "earlier sums, if this hospital accepts that together they may show its own part"
@@ -120,7 +119,7 @@ def settings_in(run: Run, limits: SiteLimits, public: bytes) -> dict[str, str]:
     if run.settings.epsilon:
         return {}
     own, kind = run.settings, _kind(run.settings.counting)
-    selecting = SELECTING if kind == TRAINING else ()
+    selecting = ("seed", *SELECTING) if kind == TRAINING else ()
     chosen = {
         kind: [
             sorted(own.classes),
