@@ -335,7 +335,8 @@ def _integers(values: Tensor, step: float) -> Tensor:
 def _norms(rows: Tensor) -> Tensor:
     """Norms (n,), float64, of rows (n, ...)."""
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    return norms
 
 
 def _times(rows: Tensor, factors: Tensor | None) -> Tensor:
