@@ -193,9 +193,7 @@ TIMES = st.sampled_from([timedelta(days) for days in (-400, -1, 1, 29, 31, 400)]
 AGES = st.sampled_from([-(10**9), -3600, -1, 1, 3600])
 
 
-@given(
-    st.lists(st.tuples(st.lists(TIMES, min_size=3, max_size=3), AGES), min_size=2, max_size=4)
-)
+@given(st.lists(st.tuples(st.lists(TIMES, min_size=3, max_size=3), AGES), min_size=2, max_size=4))
 def test_a_key_is_heard_until_its_end_in_the_table_that_is_there_now(
     tmp_path_factory: pytest.TempPathFactory, tables: list[tuple[list[timedelta | None], int]]
 ) -> None:
