@@ -98,14 +98,9 @@ def introduction(name: str, info: Info) -> Introduction:
         raise SurrogateError("the introduction has a frame that cannot be read") from None
     if frame:
         Frame.of(frame).check(dimension)
+    names = distinct_names(classes, "class")
     return Introduction(
-        name,
-        fingerprint,
-        dimension,
-        distinct_names(classes, "class"),
-        key,
-        info.get("simulated") is True,
-        frame,
+        name, fingerprint, dimension, names, key, info.get("simulated") is True, frame
     )
 
 

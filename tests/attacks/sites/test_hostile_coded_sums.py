@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedsurrogate as fs
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
@@ -22,7 +23,9 @@ from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.pooling.site_weights import OTHER_SCALES, moment_shares
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets import strategy
+from fedsurrogate.strategies.targets.in_rounds import TargetRounds
 from fedsurrogate.strategies.targets.strategy import learn_from_sum
+from tests import rounds_of_times
 
 Tensors = dict[str, torch.Tensor]
 Lie = Callable[[Tensors], Tensors]
@@ -214,3 +217,20 @@ def test_no_second_moment_is_more_than_so_many_times_the_median(
     for share, trace in zip(shares, traces.tolist(), strict=True):
         assert share < 1 or trace <= allowed * (1 + 1e-9)
     assert moment_shares(sums, 0) == moment_shares(sums[:2], most) + [1.0] * (len(sums) - 2)
+
+
+def test_a_site_with_long_features_has_less_weight_in_rounds_too() -> None:
+    """In the second round of residuals, which has second moments."""
+    run = parse_run({"target": "time", "horizon": 3.0, "bins": 3, "time-head": "residuals"})
+    sites = rounds_of_times.hospitals((60, 60, 60, 60))
+    sites[2] = 30 * sites[2][0], sites[2][1]
+    training = rounds_of_times.begun(run, 4)
+    replies = [
+        rounds_of_times.released(
+            rounds_of_times.task_of(run, site, training.model, 2, name=f"s{at}")
+        )
+        for at, site in enumerate(sites)
+    ]
+    capped = TargetRounds(run).defend(training, replies).capped
+    assert set(capped) == {"s2"}
+    assert capped["s2"] < 0.02
