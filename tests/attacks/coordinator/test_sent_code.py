@@ -273,7 +273,8 @@ def test_the_coordinators_app_leaves_code_that_comes_from_a_foreign_superlink_al
 ) -> None:
     loot = tmp_path / "loot"
     steal = f"\nopen({str(loot)!r}, 'w').write('here')\n"
-    app = changed_app(tmp_path / "app", appended("server_app/serverapp.py", steal))
+    # The module that Flower loads; its imports may find what is installed.
+    app = changed_app(tmp_path / "app", appended("server_app/app.py", steal))
     # Flower's own, which takes whatever it is sent.
     control, runtime, fleet = (f"127.0.0.1:{port}" for port in free_ports(3))
     trust = f'[superlink.rogue]\naddress = "{control}"\ninsecure = true\n'
