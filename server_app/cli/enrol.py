@@ -52,12 +52,12 @@ def enrol(
     from fedsurrogate.common.escapes import for_terminal
     from fedsurrogate.common.security.fingerprints import in_groups
     from fedsurrogate.server_app.deployment.audit_log import note
+    from fedsurrogate.server_app.deployment.certificates import valid_until
     from fedsurrogate.server_app.deployment.enrolment import accept as accept_request
     from fedsurrogate.server_app.deployment.enrolment import (
         check_typed,
         request_in,
         standing,
-        valid_until,
     )
 
     asks, content = request_in(request)

@@ -23,9 +23,9 @@ from fedsurrogate.server_app.deployment.certificates import (
     PUBLIC,
     REQUEST,
     certify,
-    expiry,
     papers,
 )
+from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
 
 Standing = Literal["new", "renewal", "other key"]
 
@@ -59,9 +59,11 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
         key": it knows it with another.
 
     Raises:
-        ConfigError: another site has this key, or this name but for capitals; or a certificate in
-            the folder cannot be read.
+        ConfigError: the key was revoked; another site has it, or this name but for capitals; or a
+            certificate in the folder cannot be read.
+        RunError: a list of revoked keys cannot be read.
     """
+    check_not_revoked(folder, asks.site, asks.line())
     known = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
     fingerprint = asks.fingerprint()
     if others := [
@@ -125,16 +127,3 @@ def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
         replace_file(site / name, each, mode=PUBLIC)
     # Of a key that the coordinator had made for this site.
     (site / KEY).unlink(missing_ok=True)
-
-
-def valid_until(site: Path) -> str:
-    """When a site's certificate ends, ISO 8601; empty if it has none, and never.
-
-    Args:
-        site: its folder.
-
-    Raises:
-        ConfigError: the certificate cannot be read.
-    """
-    ends = expiry(site / CERTIFICATE)
-    return "" if ends is None else ends.isoformat(timespec="seconds")
