@@ -24,6 +24,7 @@ from fedsurrogate.common.flower.interface import (
     TaskStarter,
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
+from fedsurrogate.common.flower.places import Doorkeeper
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
 from fedsurrogate.common.flower.v134_link import Link134
 from fedsurrogate.common.flower.v134_simulation import Simulation134
@@ -97,8 +98,9 @@ class Processes134(FlowerProcesses):
         allow_unix_sockets()
         let_writers_wait()
         find_migrations()
-        guard_fleet(refusal, self.parse_superlink(arguments).authenticates)
-        limit_fleet()
+        registered_only = self.parse_superlink(arguments).authenticates
+        guard_fleet(refusal, registered_only)
+        limit_fleet(Doorkeeper(), registered_only)
         take_replies_again()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()
