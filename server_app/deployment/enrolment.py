@@ -59,7 +59,7 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
         key": it knows it with another.
 
     Raises:
-        ConfigError: the key was revoked; another site has it, or this name but for capitals; or a
+        ConfigError: the key was revoked; another site has it, or a name that looks like this one; or a
             certificate in the folder cannot be read.
         RunError: a list of revoked keys cannot be read.
     """
@@ -73,16 +73,19 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
             f"site {others[0]!r} has the key of this request of {asks.site!r}; each site needs a "
             "key of its own"
         )
-    if alike := [
-        name for name in known if name != asks.site and name.casefold() == asks.site.casefold()
-    ]:
+    if alike := [name for name in known if name != asks.site and _seen(name) == _seen(asks.site)]:
         raise ConfigError(
-            f"site {alike[0]!r} is known, and {asks.site!r} differs from it only in capitals; the "
-            "hospital asks again with another name"
+            f"site {alike[0]!r} is known, and {asks.site!r} differs from it only in capitals, or in "
+            "characters that look alike; the hospital asks again with another name"
         )
     if asks.site not in known:
         return "new"
     return "renewal" if known[asks.site] == fingerprint else "other key"
+
+
+def _seen(name: str) -> str:
+    """What people see of a site's name: 0 and O, 1, I and l look alike, and so do . _ and -."""
+    return name.casefold().translate(str.maketrans("01i._", "oll--"))
 
 
 def check_typed(asks: Enrolment, typed: str) -> None:
