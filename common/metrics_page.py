@@ -156,11 +156,11 @@ def serve_page(
         begin("421 Misdirected Request", [("Content-Type", "text/plain")])
         return [b"This page is for programs that name this machine by its address, or by --host.\n"]
 
-    class Server(ThreadingWSGIServer):
+    class PageServer(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
-        server = make_server(host, port, served, Server, handler_class=_SilentHandler)
+        server = make_server(host, port, served, PageServer, handler_class=_SilentHandler)
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
     except OSError as error:

@@ -203,7 +203,8 @@ def at_the_door(door: Doorkeeper) -> grpc.ServerInterceptor:
                 if handler.request_streaming:
                     return handler.stream_unary(messages, context)
                 door.accept(
-                    context.peer(), get_metadata_bytes(call.invocation_metadata, PUBLIC_KEY_HEADER)
+                    context.peer(),
+                    get_metadata_bytes(call.invocation_metadata, PUBLIC_KEY_HEADER) or b"",
                 )
                 for request in messages:
                     return handler.unary_unary(request, context)

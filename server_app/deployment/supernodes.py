@@ -105,11 +105,11 @@ def register(
             if _print(line) in barred:
                 states[name] = "taken back"
                 continue
-            node = nodes.get(key_bytes(line))
-            states[name] = "registered" if node is None else "known"
+            found = nodes.get(key_bytes(line))
+            states[name] = "registered" if found is None else "known"
             if name in replaced:
                 states[name] = "replaced"
-            number = control.register(key_bytes(line)) if node is None else node.id
+            number = control.register(key_bytes(line)) if found is None else found.id
             after[name] = Registration(line, number, until[name])
     try:
         write_table(table, after)
