@@ -9,11 +9,14 @@ from __future__ import annotations
 import csv
 import html
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 
 # A spreadsheet computes a cell that begins with one of these. The last four are their wide forms.
 FORMULA = "=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 # A spreadsheet may divide a line at these, too; what follows then begins a cell.
+# Characters that are seen as blanks, or not at all, and count as letters or signs.
+BLANK_LETTERS = dict.fromkeys(map(ord, "\u115f\u1160\u3164\uffa0\u17b4\u17b5\u034f\u2800"), " ")
 _BEGIN = r"(^|[;\t\r\n])"
 _RISKY = re.compile(rf"{_BEGIN}(?=['{FORMULA}])")
 _ESCAPED = re.compile(rf"{_BEGIN}'")
@@ -35,6 +38,27 @@ def for_terminal(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+
+
+def for_rows(label: str, text: str, width: int) -> str:
+    """A text of others below a label: only its first row begins like one of ours.
+
+    Args:
+        label: of ours, with its blanks.
+        text: of others; several blanks become one, and so do characters that look like them.
+        width: columns of the terminal. It wraps no row itself, also where characters are wide.
+
+    Example:
+        >>> print(for_rows("purpose   ", "a test        digest 0f", 24))
+        purpose   a test digest
+                | 0f
+    """
+    plain = " ".join(for_terminal(text).translate(BLANK_LETTERS).split())
+    begin, room = " " * max(0, len(label) - 2) + "| ", width if plain.isascii() else width // 2
+    rows = textwrap.wrap(
+        plain, max(room, len(label) + 10), initial_indent=label, subsequent_indent=begin
+    )
+    return "\n".join(rows) or label
 
 
 def for_csv(text: str) -> str:

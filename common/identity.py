@@ -18,6 +18,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.escapes import BLANK_LETTERS
 
 # Categories of characters without a shape of their own, which `str.strip` does not know: controls, such
 # as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of
@@ -57,6 +58,18 @@ NO_VALUE = frozenset(
 )
 # A whole number as libraries write it in a column of floating point.
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+
+# Of names that people decide by: letters, the marks on them, digits; and signs beside them.
+PLAIN = ("Lu", "Ll", "Lo", "Lt", "Mn", "Mc", "Nd")
+SIGNS = " .,'\u2019&()/+:-"
+WRITTEN_TOGETHER = ({"CJK", "HIRAGANA", "KATAKANA"}, {"CJK", "HANGUL"}, {"CJK", "BOPOMOFO"})
+# Letters of Cyrillic, Greek and Armenian that look like Latin ones.
+LIKE_LATIN = frozenset(
+    "\u0430\u0441\u0435\u043e\u0440\u0445\u0443\u0456\u0458\u0455\u0501\u051b\u051d\u04bb\u04cf"
+    "\u0410\u0412\u0421\u0415\u041d\u041a\u041c\u041e\u0420\u0422\u0425\u0423\u0406\u0408\u0405\u04ae"
+    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03bf\u03bd"
+    "\u03b9\u03ba\u03c1\u03c5\u0578\u0585\u057d\u0570\u0581\u0566"
+)
 
 ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
 
@@ -207,6 +220,34 @@ def _folded(name: str) -> str:
     seen = (each for each in text if unicodedata.category(each) != "Cf")
     folded = " ".join("".join(seen).split())
     return folded.lstrip("0") or "0" if folded.isdecimal() else folded
+
+
+def unclear(name: str) -> str:
+    """Why people may read a name as another one, or as what is none; empty if they do not.
+
+    A name that decides whom a person lets in has letters of one script, digits, single blanks and a
+    few signs, and looks like nothing else: no markup, nothing invisible, no wide or joined forms.
+
+    Args:
+        name: of a hospital.
+
+    Example:
+        >>> unclear("St. Mary's (North)"), unclear("St. M\u0430ry")
+        ("", 'letters of several scripts')
+    """
+    letters = [each for each in name if unicodedata.category(each)[0] == "L"]
+    scripts = {unicodedata.name(each, "?").split()[0] for each in letters}
+    if unicodedata.normalize("NFKC", name) != name or " ".join(name.split()) != name:
+        return "wide or joined forms, or blanks that are not single ones between words"
+    if any(not (unicodedata.category(each) in PLAIN or each in SIGNS) for each in name):
+        return f"a character that is no letter, no digit, and none of {SIGNS.strip()}"
+    if not letters or BLANK_LETTERS.keys() & set(map(ord, name)):
+        return "no letter that can be seen"
+    if len(scripts) > 1 and not any(scripts <= each for each in WRITTEN_TOGETHER):
+        return "letters of several scripts"
+    if "LATIN" not in scripts and all(each in LIKE_LATIN for each in letters):
+        return "letters that all look like Latin ones"
+    return ""
 
 
 def rounded(name: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol
+from wsgiref.simple_server import make_server
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.packages import needed_for
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 PREFIX = "fedsurrogate_"
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]*)?")
 
 
 class Collector(Protocol):
@@ -113,7 +117,8 @@ def expiry(file: Path) -> float:
 def serve_page(
     collectors: Sequence[Collector], host: str, port: int, exposed: bool, user: str
 ) -> Iterator[str]:
-    """Serve metrics from a thread while the context is open.
+    """Serve metrics from a thread while the context is open, to requests that name this machine by an
+    address, by `host`, or by a name without a dot.
 
     Args:
         collectors: what is shown.
@@ -131,7 +136,8 @@ def serve_page(
         PackageError: without the extra `monitor`.
     """
     with needed_for(user):
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
     if not (exposed or is_loopback(host)):
         raise ConfigError(
@@ -142,8 +148,21 @@ def serve_page(
     registry = CollectorRegistry(auto_describe=False)
     for each in collectors:
         registry.register(each)
+    page = make_wsgi_app(registry)
+
+    def served(environ: dict[str, Any], begin: Callable[..., Any]) -> Any:
+        if is_named(environ.get("HTTP_HOST", ""), host):
+            return page(environ, begin)
+        begin("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [b"This page is for programs that name this machine by its address, or by --host.\n"]
+
+    class PageServer(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = make_server(host, port, served, PageServer, handler_class=_SilentHandler)
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
     except OSError as error:
         raise ConfigError(
             f"--host {host!r} --port {port}: cannot listen there ({error.strerror})"
@@ -154,6 +173,26 @@ def serve_page(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def is_named(header: str, host: str) -> bool:
+    """Whether a request names this machine, not a name of the web that leads a browser here.
+
+    Args:
+        header: the request's Host.
+        host: where the page is served, as a person named it.
+
+    Example:
+        >>> [is_named(each, "127.0.0.1") for each in ("127.0.0.1:9464", "exporter:9464", "a.example")]
+        [True, True, False]
+    """
+    if (found := HOST.fullmatch(header)) is None:
+        return False
+    name = found[1] or found[2]
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    # A name without a dot is of this machine or of its own network.
+    return "." not in name or name.casefold() == host.casefold()
 
 
 def is_loopback(host: str) -> bool:

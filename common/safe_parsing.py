@@ -62,22 +62,20 @@ def _count(message: Message, payload: bytes) -> None:
     while waiting:
         kind, at, end = waiting.pop()
         while at < end:
-            tag, at = _varint(payload, at)
+            tag, at = varint(payload, at)
             field, wire, fields = kind.fields_by_number.get(tag >> 3), tag & 7, fields + 1
             if field is None or wire not in _wires(field):
                 raise DecodeError("a field that the schema does not know")
             start = at
             if wire == _LENGTH:
-                length, start = _varint(payload, at)
+                length, start = varint(payload, at)
                 at = start + length
                 packed += length * (field.type not in _WIRE)
                 if field.message_type is not None:
                     waiting.append((field.message_type, start, at))
             else:
                 at = (
-                    _varint(payload, at)[1]
-                    if wire == _VARINT
-                    else at + (8 if wire == _EIGHT else 4)
+                    varint(payload, at)[1] if wire == _VARINT else at + (8 if wire == _EIGHT else 4)
                 )
             if at > end:
                 raise DecodeError("a field that ends after its message")
@@ -94,7 +92,7 @@ def _wires(field: Any) -> tuple[int, ...]:
     return (wire, _LENGTH) if field.is_repeated else (wire,)
 
 
-def _varint(payload: bytes, at: int) -> tuple[int, int]:
+def varint(payload: bytes, at: int) -> tuple[int, int]:
     """A number and its end position. Raises IndexError at the end of the bytes, DecodeError for
     more than 64 bits.
     """

@@ -45,7 +45,8 @@ def approve(
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
         f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
-        f"{proposal.expires}, purpose: {for_terminal(proposal.purpose)}",
+        f"{proposal.expires}, purpose: "
+        f"{' '.join(for_terminal(proposal.purpose).split())}",
         soft_wrap=True,
         markup=False,
     )

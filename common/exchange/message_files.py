@@ -17,11 +17,11 @@ from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import canonical, read_message
+from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogate_pb2 import Bundle as SignedFile
-from fedsurrogate.common.wire.bundles import signed_part
+from fedsurrogate.common.wire.bundles import signed_part, signed_parts
 from fedsurrogate.common.wire.records import Info
 
 REQUEST, REPLY = b"message-request", b"message-reply"
@@ -157,22 +157,17 @@ def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes
 
 
 def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
-    message = SignedFile()
-    read_message(message, content, "message file")
-    if canonical(message) != content:
-        # The digest of a request is of its bytes: others with the same signature must not be
-        # answered in its place.
-        raise SurrogateError("bytes in another order or form than those that were signed")
-    if len(message.manifest) > LARGEST_MANIFEST:
-        raise SurrogateError(f"a manifest of more than {LARGEST_MANIFEST} bytes")
+    # The digest of a request is of its bytes: others with the same signature must not be answered in
+    # its place.
+    text, payload, signature = signed_parts(content, LARGEST_MANIFEST)
     try:
-        verify(signed_part(message.manifest, message.payload), message.signature, public, purpose)
+        verify(signed_part(text, payload), signature, public, purpose)
     except SealError:
         raise SealError(
             "the file was changed on its way, or another key signed it: its signature does not fit"
         ) from None
     try:
-        manifest: dict[str, Any] = json.loads(message.manifest)
+        manifest: dict[str, Any] = json.loads(text)
         has_payload = manifest.pop("has-payload")
         texts = [
             each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")
@@ -187,7 +182,7 @@ def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> d
             raise ValueError("a value that no message over the network may have")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise SurrogateError(f"a manifest that cannot be read ({str(error)[:120]})") from None
-    return manifest | {"payload": message.payload if has_payload is True else None}
+    return manifest | {"payload": bytes(payload) if has_payload is True else None}
 
 
 def _sound(value: object) -> bool:

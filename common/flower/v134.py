@@ -25,6 +25,7 @@ from fedsurrogate.common.flower.interface import (
     TaskStarter,
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
+from fedsurrogate.common.flower.places import Doorkeeper
 from fedsurrogate.common.flower.v134_apps import (
     Apps134,
     admit_runs,
@@ -109,8 +110,9 @@ class Processes134(Apps134, FlowerProcesses):
         allow_unix_sockets()
         let_writers_wait()
         find_migrations()
-        guard_fleet(refusal, self.parse_superlink(arguments).authenticates)
-        limit_fleet()
+        registered_only = self.parse_superlink(arguments).authenticates
+        guard_fleet(refusal, registered_only)
+        limit_fleet(Doorkeeper(), registered_only)
         take_replies_again()
         sys.argv = ["flower-superlink", *arguments]
         flower_superlink()

@@ -7,13 +7,14 @@ refused by its metadata, which come first: gRPC receives a message only when a h
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.flower.interface import FleetRequest
 from fedsurrogate.common.flower.parts import LARGEST_PART, check_tree
+from fedsurrogate.common.flower.places import Doorkeeper
 
 if TYPE_CHECKING:
     import grpc
@@ -28,16 +29,17 @@ LIMITS = (
     # Of headers, which come before any check; a signature and a key have less than 1 KiB.
     ("grpc.max_metadata_size", 2**14),
     ("grpc.absolute_max_metadata_size", 2**14),
-    # Of a connection: calls at a time. A SuperNode makes few, one after the other.
-    ("grpc.max_concurrent_streams", 32),
+    # Of a connection: calls at a time. A SuperNode makes few.
+    ("grpc.max_concurrent_streams", 16),
     # A peer that opens a connection must finish its handshake, and then call.
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 60_000),
     # A peer that has vanished, or does not answer, is noticed.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Below the 1024 open files that a process may usually have, which its database needs too.
-    ("grpc.max_allowed_incoming_connections", 800),
+    # Then a site connects anew; what it is sending may go on meanwhile.
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 3_600_000),
 )
 """Options of the server, which hold for strangers too."""
 
@@ -147,9 +149,16 @@ def take_replies_again() -> None:
     states.store_message_and_object_tree = store_message_and_object_tree
 
 
-def limit_fleet() -> None:
-    """Set `LIMITS` for all Fleet APIs that this process opens later; call it once."""
+def limit_fleet(door: Doorkeeper, registered_only: bool) -> None:
+    """Set `LIMITS` for all Fleet APIs that this process opens later; call it once.
+
+    Args:
+        door: limits their connections.
+        registered_only: whether a connection needs a registered key to stay.
+    """
     import grpc
+
+    most = ("grpc.max_allowed_incoming_connections", door.places.most)
 
     # By its name: the package has a function of this name, too.
     superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
@@ -157,18 +166,57 @@ def limit_fleet() -> None:
 
     def limited(*given: Any, options: Any = (), **named: Any) -> grpc.Server:
         # Of two values for one option, gRPC takes the first.
-        return server(*given, options=[*LIMITS, *options], **named)
+        return server(*given, options=[*LIMITS, most, *options], **named)
 
     @functools.wraps(create)
     def create_limited(*given: Any, **named: Any) -> grpc.Server:
         # Flower passes no options on to gRPC.
         grpc.server = limited
+        if registered_only:
+            # The first one sees what all others make of a call.
+            named["interceptors"] = [at_the_door(door), *(named.get("interceptors") or ())]
         try:
-            return create(*given, **named)
+            made = create(*given, **named)
         finally:
             grpc.server = server
+        if registered_only:
+            door.watch(int(made.bound_address.rpartition(":")[2]))
+        return made
 
     superlink.generic_create_grpc_server = create_limited
+
+
+def at_the_door(door: Doorkeeper) -> grpc.ServerInterceptor:
+    """An interceptor that reports to `door` which connections have a registered key, and which were
+    refused: of both, before a message is received.
+    """
+    import grpc
+    from flwr.common.constant import PUBLIC_KEY_HEADER
+    from flwr.supercore.utils import get_metadata_bytes
+
+    def intercept(_: Any, go_on: Callable[[Any], Any], call: Any) -> Any:
+        if (handler := go_on(call)) is None:
+            return None
+
+        def receive(messages: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            try:
+                if handler.request_streaming:
+                    return handler.stream_unary(messages, context)
+                door.accept(
+                    context.peer(),
+                    get_metadata_bytes(call.invocation_metadata, PUBLIC_KEY_HEADER) or b"",
+                )
+                for request in messages:
+                    return handler.unary_unary(request, context)
+                return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call without a message")
+            finally:
+                if handler.request_streaming or context.code() == grpc.StatusCode.UNAUTHENTICATED:
+                    door.refuse(context.peer())
+
+        forms = handler.request_deserializer, handler.response_serializer
+        return grpc.stream_unary_rpc_method_handler(receive, *forms)
+
+    return type("AtTheDoor", (grpc.ServerInterceptor,), {"intercept_service": intercept})()
 
 
 def fleet_request(request: Any, key: bytes) -> FleetRequest:

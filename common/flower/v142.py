@@ -21,6 +21,7 @@ from fedsurrogate.common.flower.interface import (
     TaskStarter,
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_task
+from fedsurrogate.common.flower.places import Doorkeeper
 from fedsurrogate.common.flower.v134 import (
     Messages134,
     Processes134,
@@ -88,7 +89,7 @@ class Processes142(Processes134):
         let_writers_wait()
         find_migrations()
         guard_fleet(refusal, registered_only)
-        limit_fleet()
+        limit_fleet(Doorkeeper(), registered_only)
         take_replies_again()
         # By its name: the package has a function of this name, too.
         module: Any = import_module("flwr.superlink.cli.flower_superlink")

@@ -8,19 +8,52 @@ by its headers, before its content is received.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.common.flower.places import Doorkeeper
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, fleet_request
 
 FLEET = "/v1/fleet/"
 Scope = dict[str, Any]
 Call = Callable[..., Any]
+
+
+@dataclass
+class Room:
+    """Memory for requests that are being received and answered.
+
+    Attributes:
+        key: Bytes for all requests of one key. A SuperNode sends eight pieces of 5 MiB at a time.
+        whole: Bytes for all requests.
+        seconds: How long a request waits for room, and then how long it may take to arrive.
+    """
+
+    key: int = 4 * LARGEST_MESSAGE
+    whole: int = 32 * LARGEST_MESSAGE
+    seconds: float = 600.0
+    _taken: Counter[bytes] = field(default_factory=Counter)
+
+    async def take(self, key: bytes, size: int) -> None:
+        """Wait for room for a request of this key, with so many bytes. Raises TimeoutError."""
+        async with asyncio.timeout(self.seconds):
+            while self._taken[key] + size > self.key or self._taken.total() + size > self.whole:
+                await asyncio.sleep(0.05)
+        self._taken[key] += size
+
+    def give(self, key: bytes, size: int) -> None:
+        """End of a request that has taken room."""
+        self._taken[key] -= size
+        self._taken += Counter[bytes]()
 
 
 class FleetGuard:
@@ -30,6 +63,8 @@ class FleetGuard:
         app: Flower's application for all its APIs.
         registered: Whether a public key is registered; None: every key may take part.
         refusal: Why a signed request is refused; empty if it is not.
+        door: Learns which connection has which key.
+        room: Memory for requests.
     """
 
     def __init__(
@@ -37,22 +72,45 @@ class FleetGuard:
         app: Call,
         registered: Callable[[bytes], bool] | None,
         refusal: Callable[[FleetRequest], str],
+        door: Doorkeeper,
+        room: Room | None = None,
     ) -> None:
         self._app, self._registered, self._refusal = app, registered, refusal
+        self._door, self._room = door, room or Room()
 
     async def __call__(self, scope: Scope, receive: Call, send: Call) -> None:
         """Answer a request, or let Flower answer it."""
         from starlette.concurrency import run_in_threadpool
 
-        status = await run_in_threadpool(self._refused, scope)
-        if status:
+        key = await run_in_threadpool(_signer, scope)
+        if status := await run_in_threadpool(self._refused, scope, key):
             await answer(send, *status)
             return
-        if (content := await _content(receive)) is None:
+        # Where no keys are required, each connection counts for itself.
+        key = key or repr(scope["client"]).encode()
+        self._door.accept(scope["client"], key)
+        if (size := _stated_size(scope)) > LARGEST_MESSAGE:
             await answer(send, 413, "A message of more than 16 MiB")
             return
         try:
-            request = read_fleet_request(str(scope["path"]), content, _signer(scope) or b"")
+            await self._room.take(key, size)
+        except TimeoutError:
+            await answer(send, 503, "Too many messages of this site at a time")
+            return
+        try:
+            await self._receive(scope, key, receive, send)
+        finally:
+            self._room.give(key, size)
+
+    async def _receive(self, scope: Scope, key: bytes, receive: Call, send: Call) -> None:
+        """Receive a request's content, and let Flower answer it."""
+        from starlette.concurrency import run_in_threadpool
+
+        if (content := await _content(receive, self._room.seconds)) is None:
+            await answer(send, 413, "A message of more than 16 MiB, or one that is too slow")
+            return
+        try:
+            request = read_fleet_request(str(scope["path"]), content, key)
         except SurrogateError as error:
             await answer(send, 400, str(error))
             return
@@ -62,11 +120,10 @@ class FleetGuard:
             return
         await self._app(scope, _given(content, receive), send)
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+    def _refused(self, scope: Scope, key: bytes | None) -> tuple[int, str] | None:
         """A status and a text for a request whose content is not received."""
         if scope["type"] != "http" or scope["method"] != "POST" or not is_fleet(scope):
             return 404, "Not found"
-        key = _signer(scope)
         if key is None:
             # By this a site knows whether keys are required (`key_standing`).
             return (412 if self._registered is None else 401), ""
@@ -108,6 +165,12 @@ def read_fleet_request(path: str, content: bytes, key: bytes) -> FleetRequest:
 def is_fleet(scope: Scope) -> bool:
     """Whether a request is one of SuperNodes."""
     return str(scope["path"]).startswith(FLEET)
+
+
+def _stated_size(scope: Scope) -> int:
+    """Bytes of a request's content, to which the server holds it; the most, where none are stated."""
+    stated = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+    return int(stated[0]) if stated else LARGEST_MESSAGE
 
 
 def _signer(scope: Scope) -> bytes | None:
@@ -162,16 +225,19 @@ def signing_key(values: Sequence[bytes], now: datetime.datetime) -> bytes | None
     return key if signed else None
 
 
-async def _content(receive: Call) -> bytes | None:
-    """The content of a request; None if it is too large, or its sender has gone."""
+async def _content(receive: Call, seconds: float) -> bytes | None:
+    """The content of a request; None if it is too large or too slow, or its sender has gone."""
     content = bytearray()
-    while True:
-        event = await receive()
-        content += event.get("body", b"")
-        if event["type"] != "http.request" or len(content) > LARGEST_MESSAGE:
-            return None
-        if not event.get("more_body"):
-            return bytes(content)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                event = await receive()
+                content += event.get("body", b"")
+                if event["type"] != "http.request" or len(content) > LARGEST_MESSAGE:
+                    return None
+                if not event.get("more_body"):
+                    return bytes(content)
+    return None
 
 
 def _given(content: bytes, receive: Call) -> Call:

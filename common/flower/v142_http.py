@@ -7,7 +7,6 @@ others are sockets of this account.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -24,14 +23,15 @@ from fedsurrogate.common.flower.interface import (
     RUNTIME_OPTION,
     FleetRequest,
 )
+from fedsurrogate.common.flower.places import Doorkeeper
 from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard
 
 HEADERS = 2**14
 """Bytes of the headers of a request, which come before any check."""
 OPEN = 800
 """Connections at a time, below the 1024 open files that a process may usually have."""
-IDLE, FIRST = 60, 20
-"""Seconds for which a connection stays open: between two requests, and until the first one."""
+IDLE = 60
+"""Seconds for which a connection stays open between two requests."""
 
 
 def open_socket(address: str) -> socket.socket:
@@ -139,15 +139,17 @@ def serve(
             def registered(key: bytes) -> bool:
                 return states.state().get_node_id_by_public_key(key) is not None
 
-            guard = FleetGuard(app, registered if registered_only else None, refusal)
-            in_background(uvicorn, guard, open_socket(addresses.fleet), named)
+            door, place = Doorkeeper(), open_socket(addresses.fleet)
+            guard = FleetGuard(app, registered if registered_only else None, refusal, door)
+            in_background(uvicorn, guard, place, named)
+            door.watch(place.getsockname()[1])
         uvicorn.Server(uvicorn.Config(app, **plain)).run(places)
 
     return SimpleNamespace(run=run)
 
 
 def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str, Any]) -> Any:
-    """Serve an application in a thread, with limits on connections; return uvicorn's server.
+    """Serve an application in a thread, with limits; return uvicorn's server.
 
     Args:
         uvicorn: The package.
@@ -155,20 +157,6 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
         place: Where it listens.
         named: Settings of uvicorn.
     """
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Impatient(H11Protocol):
-        """Closes a connection on which no request has begun in time."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(FIRST, self._close_without_request)
-
-        def _close_without_request(self) -> None:
-            # The headers of a request are complete when there is a cycle.
-            if self.cycle is None:
-                self.transport.close()
-
     config = uvicorn.Config(
         app,
         **named,
@@ -176,7 +164,7 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
         proxy_headers=False,
         server_header=False,
         ws="none",
-        http=Impatient,
+        http="h11",
         h11_max_incomplete_event_size=HEADERS,
         limit_concurrency=OPEN,
         timeout_keep_alive=IDLE,

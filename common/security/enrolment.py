@@ -9,7 +9,6 @@ hospital says on another way, such as by telephone.
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import create_file, replace_file
+from fedsurrogate.common.identity import unclear
 from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.fingerprints import key_fingerprint
 
@@ -32,7 +32,7 @@ CURVE = ec.SECP384R1
 LARGEST_REQUEST = 16_384
 # X.520 allows an organization 64 characters, and RFC 5280 an address 255.
 LONGEST_NAME, LONGEST_CONTACT = 64, 255
-CONTACT = re.compile(r"[!-?A-~]+@[A-Za-z0-9.-]+")
+CONTACT = re.compile(r"[A-Za-z0-9.!#$%'*+/=?^_{|}~-]+@[A-Za-z0-9.-]+")
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,11 @@ class Enrolment:
 
     def __post_init__(self) -> None:
         check_site_name(self.site)
-        printable = all(
-            unicodedata.category(each)[0] not in "CZ" or each == " " for each in self.hospital
-        )
-        if not (self.hospital.strip() and printable and len(self.hospital) <= LONGEST_NAME):
+        reason = unclear(self.hospital)
+        if reason or len(self.hospital) > LONGEST_NAME:
             raise ConfigError(
-                f"hospital {self.hospital[:80]!r}: must be 1 to {LONGEST_NAME} letters, digits, "
-                "blanks and signs"
+                f"hospital {self.hospital[:80]!a}: must be 1 to {LONGEST_NAME} letters of one "
+                f"script, digits and signs; this has {reason or len(self.hospital)}"
             )
         if not CONTACT.fullmatch(self.contact) or len(self.contact) > LONGEST_CONTACT:
             raise ConfigError(

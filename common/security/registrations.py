@@ -1,13 +1,19 @@
-"""The table of registered sites: the public key of each site's name, and its node id.
+"""The table of registered sites: the public key of each site's name, and its node id. The list of
+revoked keys.
 
 A SuperLink that authenticates its SuperNodes gives each registered public key one node id. Only the
 holder of the private key can act as that node. `coordinator register` writes the site name of each
 key into the table. Read by commands, which import neither torch nor Flower for it.
+
+A revoked key is never accepted again, also where the SuperLink has lost its database: the list of
+fingerprints next to the table only grows.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -19,7 +25,9 @@ from fedsurrogate.common.limits import SITE_NAME
 
 # Environment variable of the coordinator's app: the path of the table.
 VARIABLE = "FEDSURROGATE_REGISTERED"
-TABLE = "registered.json"
+TABLE, REVOKED = "registered.json", "revoked-keys.txt"
+# A line of the list: a fingerprint, and the site's name for people.
+REVOKED_LINE = re.compile(rb"([0-9a-f]{64})( [A-Za-z0-9._-]*)?\n")
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,50 @@ def write_table(file: Path, table: Mapping[str, Registration]) -> None:
     """
     content = {"sites": {name: asdict(table[name]) for name in sorted(table)}}
     replace_file(file, json.dumps(content, indent=2) + "\n", mode=READABLE)
+
+
+def read_revoked(*files: Path) -> frozenset[str]:
+    """Fingerprints of revoked keys.
+
+    Args:
+        files: lists of `revoke`; one that is not there is empty.
+
+    Raises:
+        RunError: a line of a list is none; then no key may be let in.
+        OSError: a list cannot be read.
+    """
+    found = set[str]()
+    for file in files:
+        content = file.read_bytes() if file.exists() else b""
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            if (named := REVOKED_LINE.fullmatch(line)) is None:
+                raise RunError(
+                    f"{file}: the list of revoked keys cannot be read at line {number}; it must be "
+                    "64 hexadecimal digits and a site's name: restore it"
+                )
+            found.add(named[1].decode())
+    return frozenset(found)
+
+
+def revoke(file: Path, keys: Mapping[str, str]) -> None:
+    """Append keys to the list of revoked ones, for ever.
+
+    Args:
+        file: the list.
+        keys: names of sites, perhaps empty, by fingerprints; those that are in the list stay.
+
+    Raises:
+        RunError: the list cannot be read or written.
+    """
+    known = read_revoked(file)
+    lines = "".join(f"{key} {name}\n" for key, name in keys.items() if key not in known)
+    if not lines:
+        return
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, READABLE)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(lines.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise RunError(f"{file}: the list of revoked keys: {error.strerror}") from None

@@ -27,6 +27,8 @@ from fedsurrogate.common.surrogate_pb2 import Sealed
 
 # A private key is a seed. A public key is the X25519 key followed by the Ed25519 key.
 SEED_BYTES, PUBLIC_BYTES, NONCE_BYTES = 32, 64, 12
+Signed = bytes | tuple[bytes | memoryview, ...]
+"""Content of a signature, whole or in parts, of which large ones are not copied twice."""
 
 
 def new_key() -> bytes:
@@ -135,7 +137,7 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
     return keys
 
 
-def sign(content: bytes, private: bytes, purpose: bytes) -> bytes:
+def sign(content: Signed, private: bytes, purpose: bytes) -> bytes:
     """An Ed25519 signature of public content.
 
     Args:
@@ -146,7 +148,7 @@ def sign(content: bytes, private: bytes, purpose: bytes) -> bytes:
     return _halves(private)[1].sign(_named(purpose, content))
 
 
-def verify(content: bytes, signature: bytes, public: bytes, purpose: bytes) -> None:
+def verify(content: Signed, signature: bytes, public: bytes, purpose: bytes) -> None:
     """Check that `sign` made a signature of content and purpose.
 
     Args:
@@ -180,8 +182,9 @@ def _signed(context: bytes, sealed: Sealed) -> bytes:
     return _named(context, canonical(unsigned))
 
 
-def _named(purpose: bytes, content: bytes) -> bytes:
-    return len(purpose).to_bytes(8, "big") + purpose + content
+def _named(purpose: bytes, content: Signed) -> bytes:
+    parts = content if isinstance(content, tuple) else (content,)
+    return b"".join((len(purpose).to_bytes(8, "big"), purpose, *parts))
 
 
 def _shared(private: bytes, public: bytes, context: bytes) -> bytes:

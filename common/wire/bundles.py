@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import canonical, read_message
+from fedsurrogate.common.safe_parsing import canonical, varint
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
@@ -23,6 +26,8 @@ from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
 VERSION = 2
 PURPOSE = b"bundle"
 LARGEST_BUNDLE, LARGEST_MANIFEST = 2**30, 2**20
+# Bytes of a signature at most; one that is longer fits nothing.
+MOST_SIGNED = 1024
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,9 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         SurrogateError: if it was changed, is not for this request, or was not signed by the site
             that it names.
     """
-    message = BundleMessage()
     try:
-        read_message(message, content, "bundle")
-        if canonical(message) != content:
-            raise ValueError("it has more content than a bundle, or is not in canonical form")
-        if len(message.manifest) > LARGEST_MANIFEST:
-            raise ValueError("its manifest is too large")
-        manifest = json.loads(message.manifest)
+        text, payload, signature = signed_parts(content, LARGEST_MANIFEST)
+        manifest = json.loads(text)
         site = manifest["site"]
         if manifest["version"] != VERSION:
             raise ValueError(f"its version is {str(manifest['version'])[:20]!r}, not {VERSION}")
@@ -108,9 +108,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
             "it"
         )
     try:
-        verify(
-            signed_part(message.manifest, message.payload), message.signature, keys[site], PURPOSE
-        )
+        verify(signed_part(text, payload), signature, keys[site], PURPOSE)
     except SealError:
         raise SurrogateError(
             f"a bundle that was changed on its way, or that site {site!r} has not signed"
@@ -124,9 +122,48 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         raise SurrogateError(
             f"the site has answered request {request.id!r} with other settings than this file holds"
         )
-    return Bundle(manifest, message.payload)
+    return Bundle(manifest, bytes(payload))
 
 
-def signed_part(manifest: bytes, payload: bytes) -> bytes:
-    """What a signature of a manifest and its payload covers."""
-    return len(manifest).to_bytes(8, "big") + manifest + payload
+def signed_part(manifest: bytes, payload: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
+    """What a signature of a manifest and its payload covers, in parts."""
+    return len(manifest).to_bytes(8, "big"), manifest, payload
+
+
+def signed_parts(content: bytes, most: int) -> tuple[bytes, memoryview, bytes]:
+    """The manifest, the payload and the signature of a signed file; the payload is not copied, because
+    nobody has signed it yet.
+
+    Args:
+        content: of the file, in canonical form: another one might be signed too, and be read anew.
+        most: bytes of the manifest.
+
+    Raises:
+        SurrogateError: for other content.
+    """
+    whole, at, parts = memoryview(content), 0, dict[int, memoryview]()
+    with suppress(IndexError, DecodeError):
+        while at < len(content):
+            start = at
+            tag, at = varint(content, at)
+            length, at = varint(content, at)
+            # In order and each once, not empty, with numbers as short as they can be.
+            if tag & 7 != 2 or tag >> 3 in parts or tag >> 3 < max(parts, default=1) or not length:
+                break
+            if at - start != 1 + max(1, (length.bit_length() + 6) // 7) or at + length > len(
+                content
+            ):
+                break
+            parts[tag >> 3], at = whole[at : at + length], at + length
+        else:
+            manifest, signature = parts.get(1, whole[:0]), parts.get(3, whole[:0])
+            if (
+                parts.keys() <= {1, 2, 3}
+                and len(manifest) <= most
+                and len(signature) <= MOST_SIGNED
+            ):
+                return bytes(manifest), parts.get(2, whole[:0]), bytes(signature)
+    raise SurrogateError(
+        f"{len(content)} bytes that are no signed file in canonical form, or have a manifest of more "
+        f"than {most} bytes"
+    )

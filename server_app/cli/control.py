@@ -98,7 +98,8 @@ def register(
         console.print(f"{what:<11}{site}")
         if what == "taken back":
             console.print(
-                f"{'':<11}this key was revoked and cannot be registered again. To let {site} in:",
+                f"{'':<11}this key was revoked, and is never accepted again. To let {site} in with "
+                "a new key:",
                 soft_wrap=True,
             )
             for step in again(folder, site):
@@ -135,7 +136,11 @@ def unregister(
     root_certificates: Authority = None,
     proposal: ProposalFile = None,
 ) -> None:
-    """Revoke a site's key: its holder is disconnected at once and cannot connect again."""
+    """Revoke a site's key, for ever: its holder is disconnected at once and cannot connect again.
+
+    The key goes into the list of revoked keys next to the table of registered sites, so it stays out
+    after the SuperLink has lost its database. A new key lets the site in again.
+    """
     from fedsurrogate.server_app.deployment.audit_log import note
     from fedsurrogate.server_app.deployment.control import check_connection
     from fedsurrogate.server_app.deployment.supernodes import forget
@@ -145,9 +150,8 @@ def unregister(
     note(folder, "revoke", {"site": site, "allowed_by": allowed_by})
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
-    if known:
-        text = f"its key stays barred; `coordinator register` shows how {site} gets a new one"
-        stderr_console().print(text, soft_wrap=True)
+    text = f"its key stays barred; `coordinator register` shows how {site} gets a new one"
+    stderr_console().print(text, soft_wrap=True)
 
 
 def _check_keys_allowed(

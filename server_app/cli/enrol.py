@@ -49,15 +49,15 @@ def enrol(
     the request came. Then `coordinator register` lets the site in. The same command renews a site
     whose time ends.
     """
-    from fedsurrogate.common.escapes import for_terminal
+    from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.fingerprints import in_groups
     from fedsurrogate.server_app.deployment.audit_log import note
+    from fedsurrogate.server_app.deployment.certificates import valid_until
     from fedsurrogate.server_app.deployment.enrolment import accept as accept_request
     from fedsurrogate.server_app.deployment.enrolment import (
         check_typed,
         request_in,
         standing,
-        valid_until,
     )
 
     asks, content = request_in(request)
@@ -75,7 +75,9 @@ def enrol(
         "": means if not accept else f"accepted until {valid_until(folder / 'sites' / asks.site)}",
     }
     for name, value in rows.items():
-        console.print(f"{name:<13}{for_terminal(value)}", soft_wrap=True, markup=False)
+        # The last one is ours.
+        width = console.width if name else len(value) + 20
+        console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
     if not accept:
         console.print(
             "call the hospital; if it reads out the same fingerprint: coordinator enrol "

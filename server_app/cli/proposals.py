@@ -198,7 +198,7 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
 
 def show_proposal(proposal: Proposal) -> None:
     """Print what a proposal is about."""
-    from fedsurrogate.common.escapes import for_terminal
+    from fedsurrogate.common.escapes import for_rows
 
     rows = {
         "proposal": f"{proposal.id}, to {proposal.action}, until {proposal.expires}",
@@ -211,10 +211,10 @@ def show_proposal(proposal: Proposal) -> None:
             f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "NONE: epsilon = 0"
         )
     for name, text in rows.items():
-        console.print(f"{name:<10}{for_terminal(text)}", soft_wrap=True, markup=False)
+        console.print(for_rows(f"{name:<10}", text, console.width), soft_wrap=True, markup=False)
     for key, value in sorted(proposal.content.items()):
-        line = f"          {key} = {value}"
-        console.print(for_terminal(line), soft_wrap=True, markup=False)
+        row = for_rows(" " * 10, f"{key} = {value}", console.width)
+        console.print(row, soft_wrap=True, markup=False)
 
 
 def approve(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerNode
 from fedsurrogate.common.security.registrations import Registration, read_table
+from fedsurrogate.server_app.deployment.fleet_guard import fingerprint_of
 from fedsurrogate.server_app.deployment.supernodes import table_file
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
 from fedsurrogate.server_app.runs.state import SiteState
@@ -154,15 +155,7 @@ def _site(node: FlowerNode, name: str | None) -> KnownSite:
 
 def _key(public: bytes) -> str:
     """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    from fedsurrogate.common.security.fingerprints import key_fingerprint
-
-    if not public:
-        return ""
-    return key_fingerprint(
-        flower().read_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    )
+    return fingerprint_of(public) if public else ""
 
 
 def _line_key(line: str) -> str:

@@ -8,10 +8,10 @@ shows only to who has noted a digest before (`--holds`), or ships the lines else
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import os
+import pwd
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -160,8 +160,9 @@ def _append(file: Path, line: bytes) -> None:
 
 
 def _account() -> str:
-    with suppress(Exception):  # A container's account may have no name.
-        return getpass.getuser()
+    # Not LOGNAME or USER, which anyone sets as they like.
+    with suppress(KeyError):  # A container's account may have no name.
+        return pwd.getpwuid(os.getuid()).pw_name
     return str(os.getuid())
 
 

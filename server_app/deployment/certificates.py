@@ -167,6 +167,19 @@ def expiry(file: Path) -> datetime.datetime | None:
     return _certificate(file).not_valid_after_utc if file.is_file() else None
 
 
+def valid_until(site: Path) -> str:
+    """When a site's certificate ends, ISO 8601; empty if it has none, and never.
+
+    Args:
+        site: its folder.
+
+    Raises:
+        ConfigError: the certificate cannot be read.
+    """
+    ends = expiry(site / CERTIFICATE)
+    return "" if ends is None else ends.isoformat(timespec="seconds")
+
+
 def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
     """Remove the keys of sites, so that `issue` makes new ones.
 

@@ -23,9 +23,9 @@ from fedsurrogate.server_app.deployment.certificates import (
     PUBLIC,
     REQUEST,
     certify,
-    expiry,
     papers,
 )
+from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
 
 Standing = Literal["new", "renewal", "other key"]
 
@@ -59,9 +59,11 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
         key": it knows it with another.
 
     Raises:
-        ConfigError: another site has this key, or this name but for capitals; or a certificate in
-            the folder cannot be read.
+        ConfigError: the key was revoked; another site has it, or a name that looks like this one; or a
+            certificate in the folder cannot be read.
+        RunError: a list of revoked keys cannot be read.
     """
+    check_not_revoked(folder, asks.site, asks.line())
     known = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
     fingerprint = asks.fingerprint()
     if others := [
@@ -71,16 +73,19 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
             f"site {others[0]!r} has the key of this request of {asks.site!r}; each site needs a "
             "key of its own"
         )
-    if alike := [
-        name for name in known if name != asks.site and name.casefold() == asks.site.casefold()
-    ]:
+    if alike := [name for name in known if name != asks.site and _seen(name) == _seen(asks.site)]:
         raise ConfigError(
-            f"site {alike[0]!r} is known, and {asks.site!r} differs from it only in capitals; the "
-            "hospital asks again with another name"
+            f"site {alike[0]!r} is known, and {asks.site!r} differs from it only in capitals, or in "
+            "characters that look alike; the hospital asks again with another name"
         )
     if asks.site not in known:
         return "new"
     return "renewal" if known[asks.site] == fingerprint else "other key"
+
+
+def _seen(name: str) -> str:
+    """What people see of a site's name: 0 and O, 1, I and l look alike, and so do . _ and -."""
+    return name.casefold().translate(str.maketrans("01i._", "oll--"))
 
 
 def check_typed(asks: Enrolment, typed: str) -> None:
@@ -125,16 +130,3 @@ def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
         replace_file(site / name, each, mode=PUBLIC)
     # Of a key that the coordinator had made for this site.
     (site / KEY).unlink(missing_ok=True)
-
-
-def valid_until(site: Path) -> str:
-    """When a site's certificate ends, ISO 8601; empty if it has none, and never.
-
-    Args:
-        site: its folder.
-
-    Raises:
-        ConfigError: the certificate cannot be read.
-    """
-    ends = expiry(site / CERTIFICATE)
-    return "" if ends is None else ends.isoformat(timespec="seconds")

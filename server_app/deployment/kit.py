@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.server_app.deployment.request_key import PUBLIC
+from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
 
 # The folder deploy/ is next to this package, in a checkout and in the image.
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -47,8 +48,8 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
         the site's key.
 
     Raises:
-        ConfigError: the address is none, `out` exists or cannot be written, or a file of the kit is
-            missing.
+        ConfigError: the address is none, `out` exists or cannot be written, a file of the kit is
+            missing, or the site's key was revoked.
     """
     if not ADDRESS.fullmatch(coordinator):
         raise ConfigError(
@@ -61,6 +62,7 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
             "another with --out"
         )
     contents = dict(_contents(certificates / "sites" / site, site, coordinator, image))
+    check_not_revoked(certificates, site, contents["papers/site.pub"].decode())
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for folder in FOLDERS:

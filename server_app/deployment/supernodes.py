@@ -16,14 +16,17 @@ from fedsurrogate.common.flower.interface import Control, FlowerNode
 from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.security.fingerprints import key_fingerprint
 from fedsurrogate.common.security.registrations import (
+    REVOKED,
     TABLE,
     VARIABLE,
     Registration,
+    read_revoked,
     read_table,
+    revoke,
     write_table,
 )
-from fedsurrogate.server_app.deployment.enrolment import valid_until
-from fedsurrogate.server_app.deployment.fleet_guard import key_bytes
+from fedsurrogate.server_app.deployment.certificates import valid_until
+from fedsurrogate.server_app.deployment.fleet_guard import fingerprint_of, key_bytes
 
 
 def table_file(folder: Path) -> Path:
@@ -31,6 +34,30 @@ def table_file(folder: Path) -> Path:
     `coordinator certs`.
     """
     return Path(os.environ.get(VARIABLE) or folder / TABLE)
+
+
+def check_not_revoked(folder: Path, site: str, line: str) -> None:
+    """Raise ConfigError for a revoked key.
+
+    Args:
+        folder: of `coordinator certs`.
+        site: that has the key.
+        line: the key, as ssh writes it.
+
+    Raises:
+        RunError: a list of revoked keys cannot be read.
+    """
+    if key_fingerprint(line.encode()) in _revoked(folder):
+        raise ConfigError(
+            f"the key of site {site!r} was revoked, and is never accepted again; the site needs a "
+            f"new key: `coordinator certs {folder} --site {site} --new-key`, or, where the hospital "
+            "makes its own, `site enrol` after it has removed papers/site.key"
+        )
+
+
+def _revoked(folder: Path) -> frozenset[str]:
+    """Of the lists next to the certificates and next to the table."""
+    return read_revoked(folder / REVOKED, table_file(folder).with_name(REVOKED))
 
 
 def register(
@@ -46,37 +73,44 @@ def register(
 
     Returns:
         By site: "registered"; "known", if it was registered before; "replaced", if its name had
-        another key, which is now revoked; or "taken back", if its key was revoked earlier and
-        cannot be registered again. Such a site is not in the table.
+        another key, which is now revoked; or "taken back", if its key was revoked earlier, here or
+        at the SuperLink. Such a site is not in the table, whatever the SuperLink remembers.
 
     Raises:
         ConfigError: the folder has no keys, two sites have the same key, a certificate cannot be
             read, or the table cannot be written.
-        RunError: the SuperLink does not respond, or refuses a key.
+        RunError: the SuperLink does not respond, or refuses a key; or a list of revoked keys cannot
+            be read or written.
     """
     keys = _keys(folder)
     until = {name: valid_until(folder / "sites" / name) for name in keys}
     table = table_file(folder)
     before = read_table(table) if table.is_file() else {}
     states: dict[str, str] = {}
+    # First the list: the guard obeys it at once, and a later `register` goes on from it.
+    replaced = [name for name in keys if name in before and before[name].key != keys[name]]
+    barred = dict.fromkeys(_revoked(folder), "") | {_print(before[n].key): n for n in replaced}
     with _control(address, authority, wait) as (control, nodes):
+        barred |= {fingerprint_of(key): "" for key, node in nodes.items() if node.revoked}
+        revoke(table.with_name(REVOKED), barred)
+        for key, node in nodes.items():
+            if key and not node.revoked and fingerprint_of(key) in barred:
+                control.unregister(node.id)
         after = {
             name: replace(each, node=nodes[key_bytes(each.key)].id)
             for name, each in before.items()
-            if name not in keys and _holds(nodes, each.key)
+            if name not in keys and _holds(nodes, each.key) and _print(each.key) not in barred
         }
-        for name, key in keys.items():
-            node = nodes.get(key_bytes(key))
-            if node is not None and node.revoked:
+        for name, line in keys.items():
+            if _print(line) in barred:
                 states[name] = "taken back"
                 continue
-            number, states[name] = (node.id, "known") if node is not None else (0, "registered")
-            if node is None:
-                number = control.register(key_bytes(key))
-            if name in before and before[name].key != key and _holds(nodes, before[name].key):
-                control.unregister(nodes[key_bytes(before[name].key)].id)
+            found = nodes.get(key_bytes(line))
+            states[name] = "registered" if found is None else "known"
+            if name in replaced:
                 states[name] = "replaced"
-            after[name] = Registration(key, number, until[name])
+            number = control.register(key_bytes(line)) if found is None else found.id
+            after[name] = Registration(line, number, until[name])
     try:
         write_table(table, after)
     except OSError as error:
@@ -88,26 +122,27 @@ def register(
 
 def not_registered(folder: Path) -> dict[str, str]:
     """Sites whose key `register` would let in, and the key's fingerprint: those that the table does
-    not have with this key.
+    not have with this key, which was not revoked.
 
     Args:
         folder: of `coordinator certs`.
 
     Raises:
         ConfigError: the folder has no keys.
-        RunError: the table cannot be read.
+        RunError: the table or a list of revoked keys cannot be read.
     """
     table = table_file(folder)
     known = read_table(table) if table.is_file() else {}
     return {
-        name: key_fingerprint(key.encode())
+        name: _print(key)
         for name, key in _keys(folder).items()
-        if name not in known or known[name].key != key
+        if (name not in known or known[name].key != key) and _print(key) not in _revoked(folder)
     }
 
 
 def forget(folder: Path, site: str, address: str, authority: Path | None) -> bool:
-    """Revoke a site's key: its holder is disconnected and cannot connect again.
+    """Revoke a site's key, for ever: its holder is disconnected and cannot connect again, also after
+    the SuperLink has lost its database.
 
     This revokes the keys of the site in the folder of `coordinator certs` and in the table of
     registered sites.
@@ -119,11 +154,11 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
         authority: as for `register`.
 
     Returns:
-        False if no key was registered.
+        False if no key was registered; they are revoked nevertheless.
 
     Raises:
         ConfigError: there is neither.
-        RunError: the SuperLink does not respond.
+        RunError: the SuperLink does not respond, or the list of revoked keys cannot be written.
     """
     table, file = table_file(folder), folder / "sites" / site / "site.pub"
     before = read_table(table) if table.is_file() else {}
@@ -132,6 +167,8 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
     keys = {_key(file)} if file.is_file() else set()
     if site in before:
         keys.add(before[site].key)
+    # Without the SuperLink, too: its guard reads the list, and so does the next `register`.
+    revoke(table.with_name(REVOKED), {_print(key): site for key in keys})
     with _control(address, authority) as (control, nodes):
         held = [key for key in keys if _holds(nodes, key)]
         for key in held:
@@ -171,6 +208,10 @@ def _key(file: Path) -> str:
             f"{str(file)!r} is not a site's public key; `coordinator certs` makes it"
         ) from None
     return line
+
+
+def _print(line: str) -> str:
+    return key_fingerprint(line.encode())
 
 
 def _holds(nodes: dict[bytes, FlowerNode], key: str) -> bool:

@@ -107,3 +107,46 @@ def test_the_end_of_its_time_ends_the_site(kit: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.wait(120)
     assert "Traceback" not in log.read_text()
+
+
+COMMAND = 'touch "$PWD/ran"'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"X[$({COMMAND})]=1",
+        f"DATA[$({COMMAND})]=1",
+        f"DATA=$({COMMAND})",
+        f"DATASET=`{COMMAND}`",
+        f"LABEL_COLUMN=a;{COMMAND}",
+        f'WEIGHTS=" ; {COMMAND}; "',
+        f"BASH_ENV=$({COMMAND})",
+        "LD_PRELOAD=./own.so",
+        "PYTHONPATH=./own",
+        "FEDSURROGATE_NODE_CONFIG=policy=no",
+        'DATASET=x" policy="own.toml',
+        f"!SITE=$({COMMAND})",
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_nothing_of_the_settings_runs_or_becomes_another_setting(
+    kit: Path, line: str, end: str
+) -> None:
+    """The coordinator made the file; a subscript of a name was evaluated."""
+    (kit / ".env").write_text((kit / ".env").read_text() + line + end)
+    (commands := kit.parent / "bin").mkdir()
+    (commands / "site").write_text("#!/bin/sh\nenv > seen\n")
+    (commands / "site").chmod(0o755)
+    known = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        ["bash", str(JOB), "ledger"], cwd=kit, capture_output=True, text=True, check=False,
+        env=known | {"PATH": f"{commands}:{known['PATH']}"},
+    )  # fmt: skip
+    assert not (kit / "ran").exists(), done.stderr
+    seen = (kit / "seen").read_text() if (kit / "seen").exists() else ""
+    assert not {"LD_PRELOAD", "BASH_ENV", "PYTHONPATH"} & {
+        each.partition("=")[0] for each in seen.split("\n")
+    }
+    assert 'policy="own' not in seen
+    assert "\nFEDSURROGATE_NODE_CONFIG=policy=no" not in seen

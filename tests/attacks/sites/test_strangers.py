@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common.flower.places import Places
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, guard_fleet
 from tests.attacks.sites.signing import Signer
 from tests.e2e.processes import free_ports, until
@@ -40,13 +42,15 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from fedsurrogate.common.flower.places import Doorkeeper, Places
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
-address, database, key = sys.argv[1:4]
+address, database, key, places = sys.argv[1:5]
 guard_fleet(lambda request: "", True)
-limit_fleet()
+limit_fleet(Doorkeeper(eval(places)), True)
 objects = ObjectStoreFactory()
 links = LinkStateFactory(database, NoOpFederationManager(), objects)
-links.state().create_node("", "", bytes.fromhex(key), 30.0)
+for each in key.split():
+    links.state().create_node("", "", bytes.fromhex(each), 30.0)
 superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
 server = superlink._run_fleet_api_grpc_rere(
     address, links, objects, True, None, [NodeAuthServerInterceptor(links)])
@@ -58,11 +62,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Server:
-    """A Fleet API in another process, and the key of its one registered node."""
+    """A Fleet API in another process, and the keys of its two registered nodes."""
 
     process: subprocess.Popen[str]
     address: str
     secret: ec.EllipticCurvePrivateKey
+    other: ec.EllipticCurvePrivateKey
 
     def status(self, field: str) -> int:
         """Bytes that the kernel reports for the process."""
@@ -80,12 +85,13 @@ class Server:
         return code
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder, secret = tmp_path_factory.mktemp("fleet"), ec.generate_private_key(ec.SECP384R1())
+@contextmanager
+def fleet_api(folder: Path, places: Places) -> Iterator[Server]:
+    """A Fleet API with these limits on connections."""
+    secrets = [ec.generate_private_key(ec.SECP384R1()) for _ in "12"]
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    key = public_key_to_bytes(secret.public_key()).hex()
-    command = [sys.executable, "-c", SERVER, address, str(folder / "state.db"), key]
+    keys = " ".join(public_key_to_bytes(each.public_key()).hex() for each in secrets)
+    command = [sys.executable, "-c", SERVER, address, str(folder / "state.db"), keys, repr(places)]
     with subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -95,12 +101,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield Server(process, address, secret)
+        yield Server(process, address, *secrets)
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with fleet_api(tmp_path_factory.mktemp("fleet"), Places()) as found:
+        yield found
+
+
 def channel_of(server: Server, secret: ec.EllipticCurvePrivateKey | None) -> grpc.Channel:
-    unlimited = [("grpc.max_send_message_length", -1)]
+    """One with a connection of its own, which signs calls with a key if it has one."""
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     channel = grpc.insecure_channel(server.address, unlimited)
     if secret is None:
         return channel

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -193,3 +195,18 @@ def test_a_machine_without_keys_has_no_log(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own" / "log"))
     note(None, "start", {})
     assert len(list(entries(tmp_path / "own" / "log"))) == 1
+
+
+@pytest.mark.parametrize("variable", ["LOGNAME", "USER", "LNAME", "USERNAME"])
+def test_no_variable_of_the_environment_names_the_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for each in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, "somebody-else")
+    note(tmp_path, "start", {})
+    ((entry, _),) = entries(tmp_path / audit_log.NAME)
+    assert entry["account"].rpartition("@")[0] in (
+        pwd.getpwuid(os.getuid()).pw_name,
+        str(os.getuid()),
+    )
