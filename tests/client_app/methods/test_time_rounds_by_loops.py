@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.methods.cox_rounds import effective, round_sums
+from fedsurrogate.client_app.methods.cox_rounds import round_sums
 from fedsurrogate.client_app.methods.local_training import network_of_target
-from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.networks import of_target
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
@@ -60,36 +60,6 @@ def test_the_sums_of_a_round_are_those_of_a_loop_over_the_records(
     for name, wanted in own.items():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(unfold(found["second"], 4), second, rtol=1e-6, atol=1e-6)
-
-
-def test_two_records_are_enough_for_a_policy_of_two_and_must_weigh_alike() -> None:
-    """One record that weighs more than all others together is refused at two, and not at one."""
-    run, (site,) = parse_run(COX), hospitals((30,))
-    x = torch.as_tensor(site[0])
-    far = torch.linalg.solve(torch.cov(x.T), x[3] - x.mean(0)) * 100
-    for beta, refused in ((torch.zeros(4).double(), False), (far, True)):
-        offset = torch.tensor([float((x @ beta).max())]).double()
-        model = {"beta": beta, "offset": offset, "hazard": torch.ones(BINS).double()}
-        parts = {k: t for name, own in model.items() for k, t in in_parts(name, own, 3).items()}
-        # In the first round and in the last.
-        for number in (1, 4):
-            released(task_of(run, site, parts, number, 1))
-        if refused:
-            with pytest.raises(DataError, match="an effective number of 2 records"):
-                released(task_of(run, site, parts, 1, 2))
-        else:
-            released(task_of(run, site, parts, 1, 2))
-
-
-@settings(max_examples=30)
-@given(st.lists(st.just(0.0) | st.floats(1e-6, 1e6), max_size=9))
-def test_an_effective_number_is_the_squared_sum_over_the_sum_of_squares(
-    values: list[float],
-) -> None:
-    total, squares = sum(values), sum(each**2 for each in values)
-    wanted = total**2 / squares if squares else 0.0
-    found = effective(torch.tensor(values, dtype=torch.float64))
-    assert found == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize("number", [0, 5])
