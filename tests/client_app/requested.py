@@ -58,10 +58,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     close_logs()
 
 
-def gate(calls: Calls, exact: bool = True, limits_attacks: bool = False, smallest: int = 2) -> Any:
+def gate(
+    calls: Calls,
+    exact: bool = True,
+    limits_attacks: bool = False,
+    smallest: int = 2,
+    at_models: bool = True,
+) -> Any:
     """A gate that only notes what it is asked, in the place of the site's own."""
     made = SimpleNamespace(
-        policy=SimpleNamespace(cache_mib=CACHE, kept_mib=KEPT, limits_attacks=limits_attacks),
+        policy=SimpleNamespace(
+            cache_mib=CACHE,
+            kept_mib=KEPT,
+            limits_attacks=limits_attacks,
+            exact_sums_at_models=at_models,
+        ),
         check_request=calls.noting("check_request"),
         check_size=calls.noting("check_size"),
         exact_numbers_may_leave=calls.noting("exact_numbers_may_leave", exact),

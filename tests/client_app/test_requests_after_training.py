@@ -46,7 +46,8 @@ __all__ = ["calls"]
 def test_an_evaluation_reads_records_only_where_its_result_may_leave(
     calls: Calls, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    allowed = [(True, False), (False, False), (True, True)]
+    # Whether exact numbers may leave, attacks are limited, and sums at models may leave.
+    allowed = [(True, False, True), (False, False, True), (True, True, True), (True, False, False)]
     for data, rules, simulated in product(["", "digits", "imagefolder"], allowed, [False, True]):
         calls.made.clear()
         evaluate(calls, tmp_path, settings, data, *rules, simulated)
@@ -59,17 +60,18 @@ def evaluate(
     data: str,
     exact: bool,
     limits: bool,
+    at_models: bool,
     simulated: bool,
 ) -> None:
     run, found = parse_run(settings), features(simulated)
-    own = gate(calls, exact, limits)
+    own = gate(calls, exact, limits, at_models=at_models)
     calls.instead("_keep")
     calls.instead("load_site", found)
     calls.instead("without_records", found)
     calls.instead("evaluate", {"correct": 3, "tested": 4})
     asked = request(tmp_path, run, data, payload=b"model")
     node, task = asked.node, Task(run, asked.node, SITE, found, payload=b"model")
-    silent = bool(data) and (limits or not exact)
+    silent = bool(data) and (limits or not exact or not at_models)
     result = WORK["evaluation"](asked)
     loaded: Note = ("load_site", run, node, CACHE)
     wanted: list[Note] = [
