@@ -233,7 +233,7 @@ def unclear(name: str) -> str:
 
     Example:
         >>> unclear("St. Mary's (North)"), unclear("St. M\u0430ry")
-        ("", 'letters of several scripts')
+        ('', 'letters of several scripts')
     """
     letters = [each for each in name if unicodedata.category(each)[0] == "L"]
     scripts = {unicodedata.name(each, "?").split()[0] for each in letters}

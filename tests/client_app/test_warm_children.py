@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.processes import warm
+from fedsurrogate.client_app.processes.own_account import ARGUMENTS
 from tests.children import in_child
 
 PATIENCE = 20.0
@@ -28,8 +29,9 @@ import json, os, socket, sys
 def note(words):
     with open(os.path.dirname(sys.argv[0]) + "/begun", "a") as file:
         file.write(words + "\\n")
-if sys.argv[1] != "{warm.FLAG}":
-    note("new " + sys.argv[1])
+if sys.argv[1:2] != ["{warm.FLAG}"]:
+    (task,) = json.loads(os.environ["{ARGUMENTS}"])
+    note("new " + task)
     sys.exit()
 control = socket.socket(fileno=int(sys.argv[2]))
 while request := control.recv(2**16):

@@ -108,7 +108,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospitals:
             save_file({"x": features, "y": labels}, folder / f"f-{part}.safetensors", metadata)
         (folder / "policy.toml").write_text(
             "require-seal = true\nwithout-dp = true\nsmallest-class = 1\n"
-            "exact-sums-at-models = true\n"
+            "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
         )
         own: NodeConfig = {
             "site": name,

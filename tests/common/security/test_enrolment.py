@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.identity import unclear
 from fedsurrogate.common.security.enrolment import (
     Enrolment,
     new_node_key,
@@ -35,7 +36,7 @@ HONEST = ("north", "St. Mary", "it@mary.example")
 # Made once: the length of a signature varies.
 MADE = new_request(*HONEST, KEY)
 SITES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-HOSPITALS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=64)
+HOSPITALS = st.from_regex(r"\A[A-Za-zÄöü0-9.,'&()-]{1,64}\Z").filter(lambda name: not unclear(name))
 CONTACTS = st.from_regex(r"\A[a-z.+]{1,20}@[a-z.-]{1,40}\Z")
 
 
