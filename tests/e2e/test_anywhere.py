@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, flower_environment, stop_process
 from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
@@ -57,11 +58,14 @@ def test_a_superlink_makes_its_tables_in_a_path_with_a_blank(
     flags = ["--database", "state.db", "--fleet-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
     command = [scripts / "coordinator", "superlink", "--insecure", *flags]
     own = variables(checkout, FLWR_HOME=str(tmp_path), HOME=str(tmp_path))
-    with subprocess.Popen(command, cwd=tmp_path, env=own) as process:
-        try:
-            until(lambda: "objectstore_locks" in tables(tmp_path / "state.db"), 60)
-        finally:
-            stop_process(process.pid)
+    # Below `tmp_path`, the path of a socket may be too long.
+    with own_folder() as sockets:
+        own["FEDSURROGATE_CONTROL"] = f"unix:{sockets}/control:9093"
+        with subprocess.Popen(command, cwd=tmp_path, env=own) as process:
+            try:
+                until(lambda: "objectstore_locks" in tables(tmp_path / "state.db"), 60)
+            finally:
+                stop_process(process.pid)
 
 
 def tables(file: Path) -> set[str]:
