@@ -35,7 +35,7 @@ from tests.grid import Scalar
 SMALLEST = 3
 POLICY = (
     f"without-dp = true\nsmallest-class = {SMALLEST}\nsmallest-cell = {SMALLEST}\n"
-    "smallest-colluding = 0.0\nexact-sums-at-models = true\n"
+    "smallest-colluding = 0.0\nexact-sums-at-models = true\nexact-runs-may-differ = true\n"
 )
 EXACT: dict[str, Scalar] = {
     "secure-sum": True,
