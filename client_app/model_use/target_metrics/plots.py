@@ -12,7 +12,6 @@ from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     PURPOSE,
     THIRDS,
-    Landmark,
     Observed,
     thirds,
 )
@@ -169,29 +168,6 @@ def bland_altman(records: Predictions, unit: str = "") -> Any:
     return figure
 
 
-def residuals_by_site(by_site: Mapping[str, Predictions], unit: str = "") -> Any:
-    """Boxes of predicted minus true numbers, one for each site.
-
-    Args:
-        by_site: records of each site, one or more of each.
-        unit: of the number.
-
-    Returns:
-        The figure.
-    """
-    figure = _figure(6.4, 1.2 + 0.45 * len(by_site))
-    axes = figure.add_subplot()
-    rows = [each.predicted - each.true for each in by_site.values()]
-    axes.boxplot(rows, orientation="horizontal", medianprops={"color": ORANGE}, widths=0.6)
-    names = [f"{name}, n = {len(row)}" for name, row in zip(by_site, rows, strict=True)]
-    axes.set_yticks(range(1, len(rows) + 1), names)
-    axes.axvline(0, color=FAINT, lw=1, ls="--")
-    axes.invert_yaxis()
-    axes.set_xlabel(_with_unit("predicted minus true", unit))
-    _plain(axes)
-    return figure
-
-
 def calibration(truth: Array, chance: Array, names: Sequence[str]) -> Any:
     """Observed share against predicted probability in ten bins, one panel for each label.
 
@@ -321,57 +297,6 @@ def _ticks(horizon: float) -> NDArray[np.float64]:
 
     found = np.asarray(MaxNLocator(6).tick_values(0, horizon))
     return found[(found >= 0) & (found <= horizon)]
-
-
-def landmark(groups: Sequence[Landmark], time: float, unit: str = "") -> Any:
-    """Observed against predicted survival at one time, by groups of like prediction.
-
-    Args:
-        groups: as `landmark_calibration` gives them.
-        time: the landmark.
-        unit: of the time.
-
-    Returns:
-        The figure.
-    """
-    figure = _figure(4.6, 4.4)
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls="--")
-    for each in groups:
-        at = each.observed
-        if at.low is not None and at.high is not None:
-            axes.plot([each.predicted] * 2, [at.low, at.high], color=BLUE, lw=1.2)
-        axes.plot([each.predicted], [at.value], "o", color=BLUE, ms=5)
-    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-    axes.set_xlabel(f"predicted survival at {time:g} {unit}".rstrip())
-    axes.set_ylabel("observed survival (Kaplan-Meier)")
-    _plain(axes)
-    return figure
-
-
-def confusion(matrix: NDArray[np.int64], ranks: Sequence[str]) -> Any:
-    """Records by true rank (rows) and predicted rank (columns).
-
-    Args:
-        matrix: (k, k).
-        ranks: their names, in order.
-
-    Returns:
-        The figure; colours are shares of a row.
-    """
-    side = 1.6 + 0.5 * len(ranks)
-    figure = _figure(side + 0.6, side)
-    axes = figure.add_subplot()
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for row, column in np.ndindex(*matrix.shape):
-        colour = "white" if shares[row, column] > 0.5 else INK
-        place = {"ha": "center", "va": "center", "fontsize": 8}
-        axes.text(column, row, f"{matrix[row, column]}", color=colour, **place)
-    axes.set_xticks(range(len(ranks)), ranks, rotation=45, ha="right")
-    axes.set_yticks(range(len(ranks)), ranks)
-    axes.set(xlabel="predicted", ylabel="true")
-    return figure
 
 
 def _with_unit(name: str, unit: str) -> str:
