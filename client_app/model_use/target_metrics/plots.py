@@ -25,8 +25,6 @@ BY_THIRD = (GREEN, BLUE, ORANGE)
 DRAWING = "the plots of an evaluation"
 # Of lines of reference.
 FAINT = "#8a8f98"
-# Ticks of an axis of ratios.
-RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -40,16 +38,13 @@ def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def forest(
-    groups: Mapping[str, Mapping[str, Measure]], title: str, neutral: float, ratio: bool = False
-) -> Any:
+def forest(groups: Mapping[str, Mapping[str, Measure]], title: str, neutral: float) -> Any:
     """A forest plot: estimates with 95 % intervals, one line each, in groups.
 
     Args:
         groups: by the name of a group, such as a label: the measure of each line, such as a site.
         title: of the measure, such as "AUROC".
-        neutral: value without effect: 0.5 for AUROC, 1 for hazard ratios.
-        ratio: whether the axis is logarithmic, as for hazard ratios.
+        neutral: value without effect: 0.5 for AUROC.
 
     Returns:
         The figure. A measure without a value has a line that says so.
@@ -73,15 +68,6 @@ def forest(
             axes.text(1.02, place, _stated(measure), transform=at, **text)
             place += 1
     axes.axvline(neutral, color=FAINT, lw=1, ls="--")
-    if ratio:
-        with needed_for(DRAWING):
-            from matplotlib.ticker import NullLocator
-
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        shown = [each for each in RATIOS if low <= each <= high]
-        axes.set_xticks(shown, [f"{each:g}" for each in shown])
-        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, names)
     for tick, name in zip(axes.get_yticklabels(), names, strict=True):
         tick.set_fontweight("bold" if name in groups else "normal")
