@@ -24,10 +24,9 @@ from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
 from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
-from fedsurrogate.client_app.model_use.target_metrics.plots import forest
+from fedsurrogate.client_app.model_use.target_metrics.plots import forest, kaplan_meier_thirds
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
-    compare_thirds,
     time_measures,
 )
 from fedsurrogate.common.backbones.backbones import load_backbone
@@ -127,7 +126,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("mlflow", "`coordinator mlflow`", log_to_mlflow),
     ("matplotlib", "the plots of an evaluation", lambda _: forest({}, "AUROC", 0.5)),
     ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
-    ("lifelines", "the evaluation of survival times", lambda _: compare_thirds(OBSERVED, 4.0)),
+    ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(OBSERVED, 4.0)),
     (
         "statsmodels",
         "the calibration of labels",

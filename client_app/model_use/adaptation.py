@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedsurrogate.client_app.model_use.adapted import Adapted, Neighbours
+from fedsurrogate.client_app.model_use.adapted import Neighbours
 from fedsurrogate.client_app.model_use.calibration import fit_temperature
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.common.errors import DataError
@@ -140,11 +140,6 @@ def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int =
     elif chosen == CLOSED and isinstance(shared, Head):
         own = _stepped(shared, _correction(shared, held.features, labels, final[0]), final[1])
     return Adaptation(judged, chosen, own, table[chosen][1], reason)
-
-
-def adapted(shared: Classifier, adaptation: Adaptation) -> Classifier:
-    """The chosen model."""
-    return shared if adaptation.own is None else Adapted(shared, adaptation.own, adaptation.share)
 
 
 def _choice(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.client_app.model_use.adaptation import (
@@ -43,7 +42,6 @@ from fedsurrogate.common.targets.time import TIME, Time
 # seen. They keep both finite where all records of a label are alike.
 OFFSET, SLOPE = 3.0, 1.0
 STEPS = 100
-Vector = NDArray[np.float64]
 # The loss of each record, (n,), from scores (n, o).
 Loss = Callable[[Tensor], Tensor]
 

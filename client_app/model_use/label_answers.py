@@ -8,7 +8,6 @@ from torch import Tensor
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
-from fedsurrogate.common.models.decisions import with_prevalence
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.target import Facts
@@ -74,7 +73,8 @@ def at_prevalence(
     learned = learned_shares(facts_of(target), outputs)
     own = [calibration.prevalence.get(name, learned[name]) for name in outputs]
     shares = torch.tensor([list(learned.values()), own], dtype=torch.float64)
-    return with_prevalence(scores.double(), *shares.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
+    odds = torch.logit(shares.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
+    return scores.double() + odds[1] - odds[0]
 
 
 def learned_shares(facts: Facts, outputs: tuple[str, ...]) -> dict[str, float]:

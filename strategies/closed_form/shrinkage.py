@@ -43,11 +43,6 @@ NUMBERS = 2**18
 MOST_JUDGED = 1000
 
 
-def chosen(statistics: Statistics) -> float:
-    """The shrinkage of `chosen_with_accuracy`."""
-    return chosen_with_accuracy(statistics)[0]
-
-
 def chosen_with_accuracy(statistics: Statistics) -> tuple[float, float]:
     """The shrinkage for which discriminant analysis is expected to be most accurate on new records,
     and that accuracy. Uses no records.

@@ -246,14 +246,15 @@ def least_squares(components: Components, covariance: LowRank) -> Combined:
     return Combined(directions, solved[:count].T, solved[count], trace)
 
 
-def within(
+def observed_within(
     surrogates: Sequence[SumsSurrogate],
     components: Components,
     family: str,
     rank: int,
     rule: str = "none",
-) -> LowRank:
-    """The covariance around the components, with the contribution of noise subtracted.
+) -> Within:
+    """The covariance around the components, with the contribution of noise subtracted, and what was
+    observed of it.
 
     Args:
         surrogates: of the sites, whose second moments are used.
@@ -266,17 +267,6 @@ def within(
         The covariance as factor (d, r) and variances (d,), float64. Where the second moment is lost
         in its noise, as for "spherical".
     """
-    return observed_within(surrogates, components, family, rank, rule).covariance
-
-
-def observed_within(
-    surrogates: Sequence[SumsSurrogate],
-    components: Components,
-    family: str,
-    rank: int,
-    rule: str = "none",
-) -> Within:
-    """As `within`, with what was observed of it."""
     means, d = components.means, components.means.shape[1]
     noise_of_means = components.noise.diagonal()
     tables = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,23 +45,6 @@ class NumberHead:
     strength: Tensor
 
 
-@dataclass(frozen=True)
-class Coefficients:
-    """Least-squares coefficients with intervals, in the unit of the number by that of the feature.
-
-    Attributes:
-        value: (d + 1,), the intercept last.
-        low: lower limits, (d + 1,).
-        high: upper limits, (d + 1,).
-        explained: R^2.
-    """
-
-    value: Tensor
-    low: Tensor
-    high: Tensor
-    explained: float
-
-
 def number_head(
     sums: CodedSums, low: Sequence[float], high: Sequence[float], strength: float | None = None
 ) -> NumberHead:
@@ -89,56 +71,6 @@ def number_head(
     # The variance is itself known with noise only, and too short an interval is worse.
     deviation = half * (fitted.error + _noise_of_variance(sums)).sqrt()
     return NumberHead(weight, bias, deviation, 1 - fitted.error / variance, fitted.strength)
-
-
-def coefficients(
-    sums: CodedSums, low: float, high: float, output: int = 0, level: float = 0.95
-) -> Coefficients:
-    """Ordinary least squares with intervals of its coefficients, as statsmodels' OLS.
-
-    Args:
-        sums: without noise, of more records than coefficients.
-        low: lower end of the number's range.
-        high: upper end.
-        output: which number, from zero.
-        level: of the intervals.
-
-    Raises:
-        RunError: with noise, for too few records, or for features that depend on each other.
-    """
-    from scipy.stats import t
-
-    d, records = len(sums.mean), sums.records
-    freedom = records - d - 1
-    if sums.noise is not None:
-        raise RunError("intervals of coefficients need exact sums; these have noise")
-    if not freedom > 0:
-        raise RunError(
-            f"intervals of {d} coefficients need more than {d + 1} records, not {records:g}"
-        )
-    (middle,), (half,) = _range([low], [high])
-    cross, variance = _moments(sums)
-    inverse, added = solved(sums.covariance.clone(), torch.eye(d, dtype=torch.float64))
-    if added:
-        raise RunError(
-            "intervals of coefficients: a column is constant or follows from others; leave it out"
-        )
-    own = cross[output]
-    weight = inverse @ own
-    unexplained = float(variance[output] - weight @ own)
-    spread = records * unexplained / freedom * inverse.diagonal() / records
-    at_zero = records * unexplained / freedom * (1 + sums.mean @ inverse @ sums.mean) / records
-    mean = sums.code[1 + output] / records
-    value = torch.cat([weight, (mean - weight @ sums.mean)[None]])
-    width = float(t.ppf((1 + level) / 2, freedom)) * torch.cat([spread, at_zero[None]]).sqrt()
-    shift = torch.zeros(d + 1, dtype=torch.float64)
-    shift[-1] = middle
-    return Coefficients(
-        half * value + shift,
-        half * (value - width) + shift,
-        half * (value + width) + shift,
-        1 - unexplained / float(variance[output]),
-    )
 
 
 def _range(low: Sequence[float], high: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -214,18 +146,3 @@ def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float | 
     means = sums.code[1:] / records
     noise = (sums.noise.sums[1:].square() + (means * sums.noise.sums[0]).square()).sqrt() / records
     return expected(directions, Outcomes(cross, variance, each, noise))
-
-
-def interval(head: NumberHead, predictions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Prediction intervals of new records.
-
-    Args:
-        head: that made the predictions.
-        predictions: (n, r).
-        level: share of new records that they hold.
-
-    Returns:
-        Lower and upper limits, (n, r) each.
-    """
-    width = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-    return predictions - width * head.deviation, predictions + width * head.deviation

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.models.risk_sums import HazardSums, RiskSums
+from fedsurrogate.common.models.risk_sums import RiskSums
 from fedsurrogate.strategies.closed_form.solving import solved
 
 # A likelihood that falls by less than this share of itself has only been rounded.
@@ -166,93 +166,6 @@ class CoxSearch:
         )
 
 
-def baseline(events: Tensor, sums: RiskSums) -> Tensor:
-    """The baseline hazard of each bin (Breslow 1974).
-
-    Args:
-        events: events in each bin, (B,).
-        sums: of all sites, at the weights to which the baseline belongs.
-
-    Returns:
-        (B,).
-    """
-    return events / _at_risk(sums.weights).clamp_min(1e-300)
-
-
 def _at_risk(by_bin: Tensor) -> Tensor:
     """Sums over the records at risk in each bin (B, ...), from those of records that leave in it."""
     return by_bin.flip(0).cumsum(0).flip(0)[:-1]
-
-
-@dataclass(frozen=True)
-class HazardSearch:
-    """Discrete hazards in rounds: logistic regression on the bins in which a record is at risk.
-
-    Attributes:
-        events: events in each bin, (B,), float64.
-        event_sums: sum of z over the records with an event, (d,).
-        penalty: of the weights' |beta|^2 / 2.
-        newton: the search for the levels of B bins and the weights, (B + d,).
-    """
-
-    events: Tensor
-    event_sums: Tensor
-    penalty: float
-    newton: Newton
-
-    @classmethod
-    def start(
-        cls, events: Tensor, event_sums: Tensor, at_risk: Tensor, penalty: float = 0.0
-    ) -> HazardSearch:
-        """A search from weights of zero.
-
-        Args:
-            events: events in each bin, (B,), more than none in each: a bin without events has no
-                finite level.
-            event_sums: sum of z over the records with an event, (d,).
-            at_risk: records at risk in each bin, (B,).
-            penalty: of |beta|^2 / 2.
-
-        Raises:
-            ValueError: for a bin in which no record, or every one, has an event.
-        """
-        none = ((events <= 0) | (events >= at_risk)).nonzero().flatten().tolist()
-        if none:
-            raise ValueError(
-                f"bins {none}: no record, or every one, has an event there; use fewer bins"
-            )
-        levels = torch.logit(events / at_risk)
-        start = torch.cat([levels, torch.zeros_like(event_sums)])
-        return cls(events, event_sums, penalty, Newton.at(start))
-
-    @property
-    def levels(self) -> Tensor:
-        """Of the next point, (B,)."""
-        return self.newton.point[: len(self.events)]
-
-    @property
-    def weight(self) -> Tensor:
-        """Of the next point, (d,)."""
-        return self.newton.point[len(self.events) :]
-
-    def after(self, sums: HazardSums) -> HazardSearch:
-        """The search after a round.
-
-        Args:
-            sums: of all sites at `newton.point`.
-        """
-        levels, weight = self.levels, self.weight
-        # An event adds log h - log(1 - h), which is the level and the score of its record.
-        likelihood = sums.log_survival + float(levels @ self.events + weight @ self.event_sums)
-        likelihood -= self.penalty * float(weight @ weight) / 2
-        gradient = torch.cat(
-            [self.events - sums.events, self.event_sums - sums.first - self.penalty * weight]
-        )
-        second = sums.second + self.penalty * torch.eye(len(weight), dtype=torch.float64)
-        information = torch.cat(
-            [
-                torch.cat([sums.spread.diag(), sums.mixed], 1),
-                torch.cat([sums.mixed.T, second], 1),
-            ]
-        )
-        return replace(self, newton=self.newton.after(likelihood, gradient, information))

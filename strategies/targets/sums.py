@@ -244,19 +244,6 @@ class CodedSums:
             each.append(found[tuple(own)])
         return each
 
-    def covariances_with(self, values: Tensor) -> Tensor:
-        """Covariance of functions of the code with the features, over all records.
-
-        Args:
-            values: of each function at each row of the code, (m, q): a record with code t has the
-                values t^T values^T.
-
-        Returns:
-            c = sum of f_q B_q / N - mean(f) mean(z), (m, d).
-        """
-        means = values @ self.code / self.records
-        return values @ self.sums / self.records - torch.outer(means, self.mean)
-
 
 def _without(moment: Statistics, part: Statistics) -> Statistics:
     """The moment of the records that stay, by the update of `sum_of` backwards."""

@@ -122,15 +122,6 @@ class Curve:
     high: Tensor
     at_risk: Tensor
 
-    def mean_time(self, edges: Tensor) -> float:
-        """Restricted mean survival time up to the curve's end, by trapezoids.
-
-        Args:
-            edges: of the bins, (B + 1,).
-        """
-        values = torch.cat([torch.ones(1, dtype=torch.float64), self.survival])
-        return float(torch.trapezoid(values, edges[: len(values)]))
-
 
 def kaplan_meier(cells: Cells, half: bool = True, level: float = 0.95) -> Curve:
     """The Kaplan-Meier curve with intervals of log(-log S), whose variance is that of sampling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +11,11 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.targets.strength import (
     CAUTION,
     Directions,
-    Fitted,
     Outcomes,
     cross_validated,
-    expected,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.strategies.targets.survival import Cells
 
 # Variances of the log hazard between records, among which the prior is chosen.
 SPREADS = torch.linspace(-14, 6, 241, dtype=torch.float64).exp()
@@ -192,46 +189,6 @@ def _marginal_hazard(survival: Tensor, scores: Tensor, masses: Tensor) -> Tensor
         above = (-middle[:, None] * risk).exp() @ masses > survival
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return (low + high) / 2
-
-
-def pseudo_value_head(sums: CodedSums, edges: Tensor) -> Fitted:
-    """The ridge of pseudo-values of the restricted mean survival time: larger values, longer life.
-
-    Args:
-        sums: as for `risk_head`.
-        edges: of the bins, (B + 1,).
-
-    Returns:
-        The ridge, with one row.
-
-    Raises:
-        RunError: as in `risk_head`.
-
-    Source: Andersen, Klein & Rosthøj 2003.
-    """
-    cells = cells_of(sums)
-    _check_events(cells)
-    counts, records = cells.counts, float(cells.counts.sum())
-
-    def time(of: Tensor) -> float:
-        return kaplan_meier(Cells.of(of)).mean_time(edges)
-
-    clean = counts.clamp_min(0) if cells.noise else counts
-    whole, values = time(clean), torch.zeros_like(counts)
-    for cell in (clean >= 1).nonzero().flatten().tolist():
-        without = clean.clone()
-        without[cell] -= 1
-        values[cell] = records * whole - (records - 1) * time(without)
-    mean = float(values @ clean) / records
-    variance = float(values.square() @ clean) / records - mean**2
-    cross = sums.covariances_with((values - mean)[None])
-    noise = 0.0
-    if sums.noise is not None:
-        noise = float(((values - mean) * sums.noise.sums).norm()) / records
-    each = torch.tensor([[variance], [records], [noise]], dtype=torch.float64)
-    outcome = Outcomes(cross, each[0], each[1], each[2])
-    fit: Callable[[Directions, Outcomes], Fitted] = cross_validated
-    return (expected if sums.noise is not None else fit)(_directions(sums), outcome)
 
 
 def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:

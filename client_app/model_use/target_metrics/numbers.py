@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsurrogate.client_app.model_use.target_metrics.resampling import (
     DRAWS,
@@ -146,48 +145,3 @@ def agreement_of_raters(ratings: Array) -> float | None:
     error = np.square(left).sum() / ((subjects - 1) * (raters - 1))
     below = between + (raters - 1) * error + raters * (of_raters - error) / subjects
     return float((between - error) / below) if below > 0 else None
-
-
-def ordinal_measures(
-    true: NDArray[np.int64],
-    predicted: NDArray[np.int64],
-    patients: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> dict[str, Measure]:
-    """Measures of predicted ranks.
-
-    Args:
-        true: ranks from zero, (n,).
-        predicted: ranks, (n,).
-        patients: of each record, if known.
-        draws: number of samples for the intervals.
-        seed: of the samples.
-
-    Returns:
-        "kappa", Cohen's with quadratic weights, "mae" in ranks, and "accuracy".
-    """
-    from sklearn import metrics
-
-    def points(rows: Rows) -> dict[str, float | None]:
-        values, (own, answered) = fast(rows), (true[rows], predicted[rows])
-        if len(rows):
-            values["mae"] = float(metrics.mean_absolute_error(own, answered))
-            values["accuracy"] = float(metrics.accuracy_score(own, answered))
-        if values["kappa"] is not None:
-            values["kappa"] = float(metrics.cohen_kappa_score(own, answered, weights="quadratic"))
-        return values
-
-    def fast(rows: Rows) -> dict[str, float | None]:
-        own, answered = true[rows], predicted[rows]
-        if not len(rows):
-            return {"kappa": None, "mae": None, "accuracy": None}
-        # The mean squared difference that is expected of independent ranks.
-        chance = own.var() + answered.var() + (own.mean() - answered.mean()) ** 2
-        return {
-            "kappa": 1 - float(np.square(own - answered).mean() / chance) if chance else None,
-            "mae": float(np.abs(own - answered).mean()),
-            "accuracy": float((own == answered).mean()),
-        }
-
-    return measured(points, len(true), patients, draws, seed, fast)

@@ -12,7 +12,6 @@ from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     PURPOSE,
     THIRDS,
-    Landmark,
     Observed,
     thirds,
 )
@@ -26,8 +25,6 @@ BY_THIRD = (GREEN, BLUE, ORANGE)
 DRAWING = "the plots of an evaluation"
 # Of lines of reference.
 FAINT = "#8a8f98"
-# Ticks of an axis of ratios.
-RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -41,16 +38,13 @@ def _plain(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def forest(
-    groups: Mapping[str, Mapping[str, Measure]], title: str, neutral: float, ratio: bool = False
-) -> Any:
+def forest(groups: Mapping[str, Mapping[str, Measure]], title: str, neutral: float) -> Any:
     """A forest plot: estimates with 95 % intervals, one line each, in groups.
 
     Args:
         groups: by the name of a group, such as a label: the measure of each line, such as a site.
         title: of the measure, such as "AUROC".
-        neutral: value without effect: 0.5 for AUROC, 1 for hazard ratios.
-        ratio: whether the axis is logarithmic, as for hazard ratios.
+        neutral: value without effect: 0.5 for AUROC.
 
     Returns:
         The figure. A measure without a value has a line that says so.
@@ -74,15 +68,6 @@ def forest(
             axes.text(1.02, place, _stated(measure), transform=at, **text)
             place += 1
     axes.axvline(neutral, color=FAINT, lw=1, ls="--")
-    if ratio:
-        with needed_for(DRAWING):
-            from matplotlib.ticker import NullLocator
-
-        axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        shown = [each for each in RATIOS if low <= each <= high]
-        axes.set_xticks(shown, [f"{each:g}" for each in shown])
-        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, names)
     for tick, name in zip(axes.get_yticklabels(), names, strict=True):
         tick.set_fontweight("bold" if name in groups else "normal")
@@ -165,29 +150,6 @@ def bland_altman(records: Predictions, unit: str = "") -> Any:
         axes.text(1.01, value, f"{name}\n{value:.3g}", color=ORANGE, **place)
     axes.set_xlabel(_with_unit("mean of predicted and true", unit))
     axes.set_ylabel(_with_unit("predicted minus true", unit))
-    _plain(axes)
-    return figure
-
-
-def residuals_by_site(by_site: Mapping[str, Predictions], unit: str = "") -> Any:
-    """Boxes of predicted minus true numbers, one for each site.
-
-    Args:
-        by_site: records of each site, one or more of each.
-        unit: of the number.
-
-    Returns:
-        The figure.
-    """
-    figure = _figure(6.4, 1.2 + 0.45 * len(by_site))
-    axes = figure.add_subplot()
-    rows = [each.predicted - each.true for each in by_site.values()]
-    axes.boxplot(rows, orientation="horizontal", medianprops={"color": ORANGE}, widths=0.6)
-    names = [f"{name}, n = {len(row)}" for name, row in zip(by_site, rows, strict=True)]
-    axes.set_yticks(range(1, len(rows) + 1), names)
-    axes.axvline(0, color=FAINT, lw=1, ls="--")
-    axes.invert_yaxis()
-    axes.set_xlabel(_with_unit("predicted minus true", unit))
     _plain(axes)
     return figure
 
@@ -321,57 +283,6 @@ def _ticks(horizon: float) -> NDArray[np.float64]:
 
     found = np.asarray(MaxNLocator(6).tick_values(0, horizon))
     return found[(found >= 0) & (found <= horizon)]
-
-
-def landmark(groups: Sequence[Landmark], time: float, unit: str = "") -> Any:
-    """Observed against predicted survival at one time, by groups of like prediction.
-
-    Args:
-        groups: as `landmark_calibration` gives them.
-        time: the landmark.
-        unit: of the time.
-
-    Returns:
-        The figure.
-    """
-    figure = _figure(4.6, 4.4)
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls="--")
-    for each in groups:
-        at = each.observed
-        if at.low is not None and at.high is not None:
-            axes.plot([each.predicted] * 2, [at.low, at.high], color=BLUE, lw=1.2)
-        axes.plot([each.predicted], [at.value], "o", color=BLUE, ms=5)
-    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-    axes.set_xlabel(f"predicted survival at {time:g} {unit}".rstrip())
-    axes.set_ylabel("observed survival (Kaplan-Meier)")
-    _plain(axes)
-    return figure
-
-
-def confusion(matrix: NDArray[np.int64], ranks: Sequence[str]) -> Any:
-    """Records by true rank (rows) and predicted rank (columns).
-
-    Args:
-        matrix: (k, k).
-        ranks: their names, in order.
-
-    Returns:
-        The figure; colours are shares of a row.
-    """
-    side = 1.6 + 0.5 * len(ranks)
-    figure = _figure(side + 0.6, side)
-    axes = figure.add_subplot()
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for row, column in np.ndindex(*matrix.shape):
-        colour = "white" if shares[row, column] > 0.5 else INK
-        place = {"ha": "center", "va": "center", "fontsize": 8}
-        axes.text(column, row, f"{matrix[row, column]}", color=colour, **place)
-    axes.set_xticks(range(len(ranks)), ranks, rotation=45, ha="right")
-    axes.set_yticks(range(len(ranks)), ranks)
-    axes.set(xlabel="predicted", ylabel="true")
-    return figure
 
 
 def _with_unit(name: str, unit: str) -> str:

@@ -44,9 +44,9 @@ from fedsurrogate.client_app.model_use.adaptation import (
     _tempered,
     _unseen,
     adapt,
-    adapted,
 )
 from fedsurrogate.client_app.model_use.adapted import (
+    Adapted,
     adapted_classifier,
     adapted_file,
     store_adapted,
@@ -55,7 +55,7 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SealError
 from fedsurrogate.common.models.class_measures import bootstrap_weights
-from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -91,7 +91,11 @@ def held(count: int, seed: int, turned: float = 0.0, patients: bool = False) -> 
     return HeldOut(x, y, tuple(f"p{k // 3}" for k in range(count)) if patients else None, {}, "")
 
 
-def loss(model: Head, x: Tensor, y: Tensor) -> float:
+def adapted(shared: Head, found: Adaptation) -> Classifier:
+    return shared if found.own is None else Adapted(shared, found.own, found.share)
+
+
+def loss(model: Classifier, x: Tensor, y: Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(model.scores(x), y))
 
 
@@ -230,7 +234,7 @@ def test_a_model_with_a_projection_and_a_centre_is_adapted_in_its_own_dimensions
     shared = Head(HEADER, weight, bias, base.clip, base.centre, base.projection)
     found = adapt(shared, held(300, 8, turned=1.0), SETTINGS)
     x, y = records(500, 9, turned=1.0)
-    assert loss(adapted(shared, found), x, y) < loss(shared, x, y)  # type: ignore[arg-type]
+    assert loss(adapted(shared, found), x, y) < loss(shared, x, y)
 
 
 @settings(max_examples=30)

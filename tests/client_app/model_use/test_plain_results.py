@@ -29,14 +29,10 @@ from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     agreement,
     agreement_of_raters,
     number_measures,
-    ordinal_measures,
 )
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
     Survival,
-    compare_thirds,
-    landmark_calibration,
-    mean_time,
     time_measures,
 )
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
@@ -49,7 +45,6 @@ DRAWN = np.random.default_rng(0)
 TRUE = DRAWN.normal(size=RECORDS)
 PREDICTED = TRUE + DRAWN.normal(size=RECORDS)
 NUMBERS = Predictions(TRUE, PREDICTED, PREDICTED - 1, PREDICTED + 1)
-RANKS = DRAWN.integers(0, 4, (2, RECORDS))
 CHANCE = DRAWN.random((RECORDS, 2))
 TRUTH = (DRAWN.random((RECORDS, 2)) < CHANCE).astype(float)
 TIMES = Observed(DRAWN.integers(1, 9, RECORDS).astype(float), DRAWN.random(RECORDS) < 0.6, TRUE)
@@ -78,9 +73,7 @@ def promise() -> Any:
 # By name: what takes a seed, and other results.
 SEEDED: dict[str, Callable[..., Any]] = {
     "numbers": partial(number_measures, NUMBERS, draws=20),
-    "ranks": partial(ordinal_measures, RANKS[0], RANKS[1], draws=20),
     "times": partial(time_measures, TIMES, 8.0, SURVIVAL, draws=20),
-    "thirds": partial(compare_thirds, TIMES, 8.0, draws=20),
     "samples": partial(
         resampling.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
     ),
@@ -105,8 +98,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     ),
     "agreement": lambda: agreement(TRUE, PREDICTED),
     "raters": lambda: agreement_of_raters(np.stack([TRUE, PREDICTED], 1)),
-    "landmark": lambda: landmark_calibration(TIMES, CHANCE[:, 0], 4.0),
-    "mean time": lambda: mean_time(np.minimum(TIMES.times, 8.0), TIMES.events, 8.0),
     "promise": promise,
     "limits": lambda: clopper_pearson(3, 9),
     "temperature": lambda: fit_temperature(torch.tensor(CHANCE), torch.tensor(TRUTH[:, 0]).long()),
@@ -131,7 +122,3 @@ def test_a_result_is_plain(name: str) -> None:
     found = OTHERS[name]()
     assert found is not None
     assert plain(found)
-
-
-def test_five_groups_are_compared_at_a_landmark_if_nobody_chooses() -> None:
-    assert len(landmark_calibration(TIMES, CHANCE[:, 0], 4.0)) == 5

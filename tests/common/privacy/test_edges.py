@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._gaussian_bound import best_count, gaussian_bound
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.privacy import accounting, one_run, privacy_filter, secret_numbers, shares
 from fedsurrogate.common.privacy.accounting import (
@@ -35,7 +36,7 @@ from fedsurrogate.common.privacy.mechanism import (
     check_stated,
     relation_of,
 )
-from fedsurrogate.common.privacy.one_run import Guesses, best_count, gaussian_bound, guess, p_value
+from fedsurrogate.common.privacy.one_run import Guesses, guess, p_value
 from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter, best_order, renyi_budget
 from fedsurrogate.common.privacy.shares import budget_shares
 

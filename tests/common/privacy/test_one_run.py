@@ -9,13 +9,12 @@ import pytest
 import torch
 from scipy.stats import beta
 
+from benchmarks._gaussian_bound import best_count, gaussian_bound
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
 from fedsurrogate.common.privacy.one_run import (
     Guesses,
-    best_count,
     epsilon_bound,
-    gaussian_bound,
     guess,
     p_value,
 )

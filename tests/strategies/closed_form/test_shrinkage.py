@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form import shrinkage
-from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen
+from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen_with_accuracy
 from fedsurrogate.strategies.closed_form.solvers import lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.closed_form.tridiagonal import Tridiagonal
@@ -71,9 +71,9 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
     case, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
-    fast = chosen(found)
+    fast = chosen_with_accuracy(found)[0]
     monkeypatch.setattr("fedsurrogate.strategies.closed_form.tridiagonal.MOST_PROJECTED", 0)
-    assert fast == pytest.approx(chosen(found), abs=1e-6)
+    assert fast == pytest.approx(chosen_with_accuracy(found)[0], abs=1e-6)
 
 
 def test_sums_over_all_eigenvalues_are_kept_by_a_projection() -> None:
@@ -152,7 +152,7 @@ def test_a_matrix_with_a_negative_eigenvalue_counts_it_as_zero() -> None:
     reduced = Tridiagonal.of(indefinite.covariance, found.means.T)
     assert float(reduced.values.min()) == 0
     assert reduced.solved(0.995, 1e-3).isfinite().all()
-    assert 0 < chosen(indefinite) <= 1
+    assert 0 < chosen_with_accuracy(indefinite)[0] <= 1
 
 
 @pytest.mark.parametrize("case", [(400, 200, 2), (2000, 60, 3), (150, 140, 3), (6000, 12, 20)])
@@ -184,7 +184,7 @@ def test_the_estimated_accuracies_are_those_on_new_records(
         return shares
 
     monkeypatch.setattr(shrinkage, "_right", noted)
-    assert chosen(found) > 0
+    assert chosen_with_accuracy(found)[0] > 0
     x, labels = drawn(10_000)
     for value, estimate in zip(SHRINKAGES, estimated, strict=True):
         head = lda(found, value)

@@ -29,8 +29,8 @@ from fedsurrogate.strategies.fedpft.private_head import (
     _times_inverse,
     learn_from_sums,
     least_squares,
+    observed_within,
     unused,
-    within,
 )
 from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
 
@@ -310,7 +310,9 @@ def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(f
             3, d, generator=generator, dtype=torch.float64
         )
         seen = Components(CLASSES, torch.arange(3), means, noise.diag(), records, shares)
-        covariance = within([replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d)
+        covariance = observed_within(
+            [replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d
+        ).covariance
         found.append(covariance.factor.square().sum(1) + covariance.variances)
     average = torch.stack(found).mean(0)
     assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.015)
@@ -557,8 +559,10 @@ def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> No
     assert isinstance(cut, SumsSurrogate)
     assert cut.sums.squares is None
     assert cut.sums.sigmas.keys() == {"counts", "sums"}
-    expected = within([cut], pool(by_site([cut])), "spherical", 1)
-    assert within([cut], pool(by_site([cut])), family, 1).variances.equal(expected.variances)
+    expected = observed_within([cut], pool(by_site([cut])), "spherical", 1).covariance
+    assert observed_within([cut], pool(by_site([cut])), family, 1).covariance.variances.equal(
+        expected.variances
+    )
     whole = without_classes(sent, CLASSES)
     assert isinstance(whole, SumsSurrogate)
     assert whole.sums.squares is sent.sums.squares

@@ -23,7 +23,7 @@ from fedsurrogate.strategies.fedpft.private_head import (
     _spiked,
     discriminant,
     least_squares,
-    within,
+    observed_within,
 )
 from fedsurrogate.strategies.pooling.class_means import Components
 from fedsurrogate.strategies.pooling.robust_centres import robust_mean
@@ -217,7 +217,7 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
     if width == D:
         between = sum(share * mean**2 for share, mean in zip(shares, means, strict=True))
         wanted = _diagonal(torch.from_numpy(second - between + excess), noise)
-        got = within(surrogates, found, "diag", rank, rule)
+        got = observed_within(surrogates, found, "diag", rank, rule).covariance
     else:
         between = sum(
             share * np.outer(mean, mean) for share, mean in zip(shares, means, strict=True)
@@ -227,8 +227,8 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
             matrix[i, j] = matrix[j, i] = value / (1.0 if i == j else math.sqrt(2))
         exact = torch.from_numpy(matrix - between + excess * np.eye(D))
         wanted = _spiked(exact, noise, rank)
-        got = within(surrogates, found, "lowrank", rank, rule)
-        full = within(surrogates, found, "full", rank, rule)
+        got = observed_within(surrogates, found, "lowrank", rank, rule).covariance
+        full = observed_within(surrogates, found, "full", rank, rule).covariance
         np.testing.assert_allclose(dense_of(full), dense_of(_spiked(exact, noise, None)), atol=1e-5)
     np.testing.assert_allclose(dense_of(got), dense_of(wanted), rtol=1e-4, atol=1e-5)
     # Without a second moment, or with one variance: what the lengths of the means leave of one.
@@ -236,7 +236,7 @@ def test_the_covariance_within_is_the_second_moment_less_means_and_noise(
         share * (float(mean @ mean) - D * float(found.noise[c, c]))
         for c, (share, mean) in enumerate(zip(shares, means, strict=True))
     )
-    plain = within(surrogates, found, "spherical", rank, rule)
+    plain = observed_within(surrogates, found, "spherical", rank, rule).covariance
     assert plain.variances.tolist() == pytest.approx([max(1 - explained, 1e-3) / D] * D)
 
 

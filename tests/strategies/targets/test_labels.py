@@ -112,8 +112,6 @@ def test_both_moments_rank_alike_where_sites_are_alike() -> None:
 def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
     import statsmodels.api as sm
 
-    from fedsurrogate.common.models.decisions import with_prevalence
-
     draw = torch.Generator().manual_seed(0)
     labels = (torch.rand(20_000, 1, generator=draw) < 0.3).double()
     x = torch.randn(20_000, 3, generator=draw, dtype=torch.float64) + labels
@@ -125,7 +123,7 @@ def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
     for records, true, shift in ((x, labels[:, 0], False), (few, truth, True)):
         odds = records @ heads.weight.T + heads.bias
         if shift:
-            odds = with_prevalence(odds, heads.prevalence, own)
+            odds = odds + own.logit() - heads.prevalence.logit()
         fit = sm.Logit(true.numpy(), sm.add_constant(odds.numpy())).fit(disp=0)
         assert np.abs(fit.params - [0, 1]).max() < 0.1
 

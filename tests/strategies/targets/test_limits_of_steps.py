@@ -20,7 +20,6 @@ from fedsurrogate.common.wire.parts import in_parts
 from fedsurrogate.strategies.targets.cox_steps import CoxSteps
 from fedsurrogate.strategies.targets.learning import column_factors
 from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
-from fedsurrogate.strategies.targets.rounds import HazardSearch
 from tests.coded import coded
 
 TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
@@ -210,50 +209,3 @@ def test_what_rounding_has_changed_adds_in_squares_and_leaves_again(
     deviations = x.std(0, correction=0)
     torch.testing.assert_close(factors[:2], 1 / deviations[:2])
     assert float(factors[2]) == 1
-
-
-@few
-@given(st.integers(0, 9999), st.sampled_from([0.0, 0.7, 5.0]))
-def test_a_step_of_discrete_hazards_has_the_gradient_of_the_penalised_likelihood(
-    seed: int, penalty: float
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    bins = 3
-    events = torch.rand(bins, generator=draw).double() + 1
-    event_sums = torch.randn(D, generator=draw).double()
-    search = HazardSearch.start(events, event_sums, 4 + events, penalty)
-    asked: list[Any] = []
-
-    class Recorded:
-        point = torch.randn(bins + D, generator=draw).double()
-
-        def after(self, *given_: Any) -> str:
-            asked.append(given_)
-            return "next"
-
-    sums: Any = type("Sums", (), {
-        "log_survival": -3.5, "events": torch.rand(bins, generator=draw).double(),
-        "first": torch.randn(D, generator=draw).double(), "second": torch.eye(D).double() * 2,
-        "spread": torch.rand(bins, generator=draw).double(),
-        "mixed": torch.randn(bins, D, generator=draw).double(),
-    })  # fmt: skip
-    newton: Any = Recorded()
-    found = HazardSearch(events, event_sums, penalty, newton).after(sums)
-    assert found.newton == "next"
-    ((likelihood, gradient, information),) = asked
-    levels, weight = newton.point[:bins].numpy(), newton.point[bins:].numpy()
-    value = -3.5 + levels @ events.numpy() + weight @ event_sums.numpy()
-    assert likelihood == pytest.approx(value - penalty * weight @ weight / 2)
-    slope = np.concatenate(
-        [events - sums.events, event_sums.numpy() - sums.first.numpy() - penalty * weight]
-    )
-    np.testing.assert_allclose(gradient, slope)
-    table = np.block(
-        [
-            [np.diag(sums.spread), sums.mixed.numpy()],
-            [sums.mixed.numpy().T, (2 + penalty) * np.eye(D)],
-        ]
-    )
-    np.testing.assert_allclose(information, table)
-    np.testing.assert_allclose(search.levels, np.log(events / 4))
-    assert not search.weight.any()

@@ -4,7 +4,6 @@ with rounding, and for a given strength.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.targets.number import NumberHead, coefficients, interval, number_head
+from fedsurrogate.strategies.targets.number import NumberHead, number_head
 from fedsurrogate.strategies.targets.strength import (
     Directions,
     Fitted,
@@ -120,48 +118,3 @@ def test_as_few_records_as_dimensions_leave_a_hundredth_of_freedom() -> None:
     weight = np.linalg.solve(covariance + 1e-9 * np.eye(4), cross.T).T
     left = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
     np.testing.assert_allclose(head.deviation, np.sqrt(np.maximum(left, 0)) / 0.01, atol=1e-4)
-
-
-@few
-@given(st.integers(0, 9999), st.floats(0.5, 0.999))
-def test_intervals_are_those_of_a_normal_distribution(seed: int, level: float) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    head = number_head(cohort(seed, 50), *ENDS)
-    predictions = torch.randn(5, 2, generator=draw).double()
-    low, high = interval(head, predictions, level)
-    width = norm.ppf((1 + level) / 2) * head.deviation
-    torch.testing.assert_close(high, predictions + width, rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(low, predictions - width, rtol=1e-5, atol=1e-9)
-    usual = interval(head, predictions)[1] - predictions
-    np.testing.assert_allclose(usual, np.tile(1.959964 * head.deviation, (5, 1)), rtol=1e-5)
-
-
-@pytest.mark.parametrize("output", [0, 1])
-@pytest.mark.parametrize("n", [5, 6, 40])
-def test_coefficients_of_either_number_need_more_records_than_coefficients(
-    output: int, n: int
-) -> None:
-    sums = cohort(7, n)
-    if n < 6:
-        with pytest.raises(RunError, match=r"of 4 coefficients need more than 5 records, not 5$"):
-            coefficients(sums, 10, 20, output)
-        return
-    found = coefficients(sums, 10, 20, output)
-    other = coefficients(
-        CodedSums(
-            sums.code[[0, 1 + output]],
-            sums.sums[[0, 1 + output]],
-            sums.moment,
-            sums.products[output : output + 1, output : output + 1] if sums.products is not None else None,
-        ),
-        10,
-        20,
-    )  # fmt: skip
-    usual, wider = (coefficients(sums, 10, 20, output, level) for level in (0.95, 0.99))
-    torch.testing.assert_close(found.low, usual.low)
-    assert bool((wider.low < found.low).all())
-    torch.testing.assert_close(found.value, other.value)
-    torch.testing.assert_close(found.low, other.low)
-    torch.testing.assert_close(found.high, other.high)
-    assert found.explained == pytest.approx(other.explained)
-    assert math.isfinite(float(found.high.sum()))

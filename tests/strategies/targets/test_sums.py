@@ -94,15 +94,6 @@ def test_a_moment_around_zero_is_that_around_the_mean() -> None:
     assert close(exact, moved, 1e-9)
 
 
-def test_covariances_with_functions_of_the_code_are_those_of_the_records() -> None:
-    x, y = records(4)
-    sums = number_sums(y, x, -5, 5)
-    values = torch.tensor([[0.7, 5.0], [2.0, -1.0]], dtype=torch.float64)
-    targets = torch.cat([torch.ones(60, 1).double(), y / 5], 1) @ values.T
-    expected = (targets - targets.mean(0)).T @ (x - x.mean(0)) / 60
-    assert torch.allclose(sums.covariances_with(values), expected, atol=1e-12)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     x, y = records(5)
     sums = number_sums(y, x, -5, 5)

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks._pseudo_values import mean_time, pseudo_value_head
 from benchmarks.targets_survival import coverage
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.risk_sums import hazard_sums, risk_sums, survival_probabilities
+from fedsurrogate.common.models.risk_sums import risk_sums
 from fedsurrogate.common.targets.time import widening_edges
-from fedsurrogate.strategies.targets.rounds import CoxSearch, HazardSearch, Newton, baseline
+from fedsurrogate.strategies.targets.rounds import CoxSearch, Newton
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
     cells_of,
-    pseudo_value_head,
     risk_head,
     risk_of_rounds,
     second_code,
@@ -165,11 +165,6 @@ def test_a_noisy_curve_ends_where_noise_rules_and_never_leaves_its_range() -> No
     assert len(whole.survival) == 8
 
 
-def test_the_mean_time_is_the_area_under_the_curve() -> None:
-    curve = kaplan_meier(Cells.of(torch.tensor([0.0, 50.0, 0.0, 0.0, 50.0])))
-    assert curve.mean_time(torch.tensor([0.0, 1.0, 2.0]).double()) == pytest.approx(1.75)
-
-
 @given(
     survival=st.lists(st.floats(0, 1), max_size=6).map(lambda steps: sorted(steps, reverse=True)),
     widths=st.lists(st.floats(0.1, 9), min_size=6, max_size=9),
@@ -185,7 +180,7 @@ def test_the_mean_time_of_a_curve_that_ends_early_is_the_area_up_to_its_end(
         width * (before + after) / 2
         for width, before, after in zip(widths, heights, heights[1:], strict=False)
     )
-    assert curve.mean_time(edges) == pytest.approx(area)
+    assert mean_time(curve, edges) == pytest.approx(area)
 
 
 def test_edges_widen_by_a_constant_ratio() -> None:
@@ -252,7 +247,7 @@ def test_pseudo_values_are_those_of_leaving_out_each_record() -> None:
     of, edges = cohort(6, 120, 5), torch.arange(6).double()
 
     def time(rows: Tensor) -> float:
-        return kaplan_meier(Cells.of(of.code[rows].sum(0))).mean_time(edges)
+        return mean_time(kaplan_meier(Cells.of(of.code[rows].sum(0))), edges)
 
     everyone = torch.arange(120)
     whole = time(everyone)
@@ -271,7 +266,7 @@ def test_calibrated_risks_have_the_slope_and_baseline_of_a_cox_model() -> None:
     search = fitted(Cohort(scores, of.bins, of.events, of.count), 8)
     assert float(search.newton.point) == pytest.approx(1.0, abs=0.1)
     observed = kaplan_meier(cells_of(of.sums)).survival
-    predicted = survival_probabilities(head.hazard, scores[:, 0]).mean(0)
+    predicted = (-scores.exp() * head.hazard.cumsum(0)).exp().mean(0)
     assert float((observed - predicted).abs().max()) < 0.03
 
 
@@ -314,7 +309,7 @@ def test_rounds_converge_to_the_cox_model_of_scikit_survival(seed: int, penalty:
     assert np.linalg.norm(three - theirs) < 0.02 * np.linalg.norm(theirs)
     at_end = risk_sums(of.features, of.bins, search.newton.point, search.hazard)
     cumulative = model.cum_baseline_hazard_
-    own = baseline(search.events, at_end).cumsum(0).numpy()
+    own = search.after(at_end).accepted_hazard.cumsum(0).numpy()
     assert np.abs(own - cumulative(np.minimum(np.arange(8), cumulative.x[-1]))).max() < 1e-9
 
 
@@ -367,31 +362,6 @@ def test_a_point_that_is_not_finite_spends_the_round_on_halving() -> None:
     halved = one.after(float("nan"), torch.ones(1).double(), torch.ones(1, 1).double())
     assert (halved.steps, halved.halvings) == (1, 1)
     assert float(halved.point) == pytest.approx(1.0)
-
-
-def test_discrete_hazards_are_the_logistic_regression_of_statsmodels() -> None:
-    import statsmodels.api as sm
-
-    of = cohort(8, 300, 5)
-    cells = cells_of(of.sums)
-    search = HazardSearch.start(cells.events, of.features[of.events].sum(0), cells.at_risk)
-    half = torch.arange(300) % 3 == 0
-    for _ in range(8):
-        parts = [
-            hazard_sums(of.features[at], of.bins[at], search.weight, search.levels)
-            for at in (half, ~half)
-        ]
-        search = search.after(parts[0] + parts[1])
-    rows, events = [], []
-    for x, last, event in zip(of.features, of.bins.tolist(), of.events.tolist(), strict=True):
-        for bin_ in range(min(last + 1, 5)):
-            rows.append(np.concatenate([np.eye(5)[bin_], x.numpy()]))
-            events.append(float(event and bin_ == last))
-    fit = sm.Logit(np.array(events), np.array(rows)).fit(disp=0, tol=1e-13, maxiter=100)
-    assert np.abs(fit.params - search.newton.point.numpy()).max() < 1e-9
-    assert search.newton.likelihood == pytest.approx(fit.llf, abs=1e-9)
-    with pytest.raises(ValueError, match=r"bins \[0\]"):
-        HazardSearch.start(cells.events * 0 + torch.tensor([0, 1, 1, 1, 1]), BETA, cells.at_risk)
 
 
 def test_noise_that_vanishes_gives_the_exact_risk() -> None:

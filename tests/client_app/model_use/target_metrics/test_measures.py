@@ -14,17 +14,11 @@ from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     _points,
     agreement_of_raters,
     number_measures,
-    ordinal_measures,
 )
 from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
     Survival,
-    _mean_time,
-    compare_thirds,
-    landmark_calibration,
-    mean_time,
-    thirds,
     time_measures,
 )
 from fedsurrogate.common.models.class_measures import Measure
@@ -74,20 +68,6 @@ def test_agreement_of_raters_counts_a_shift_as_disagreement() -> None:
     assert agreement_of_raters(np.ones((5, 2))) is None
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000))
-def test_ordinal_measures_are_those_of_scikit_learn_and_samples_agree(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    true, predicted = random.integers(0, 4, 30), random.integers(0, 4, 30)
-    found = ordinal_measures(true, predicted, draws=40)
-    kappa = metrics.cohen_kappa_score(true, predicted, weights="quadratic")
-    assert found["kappa"].value == pytest.approx(kappa)
-    low, high = found["kappa"].low, found["kappa"].high
-    assert low is not None
-    assert high is not None
-    assert low <= kappa <= high, "samples are of the same measure"
-
-
 def test_intervals_draw_whole_patients() -> None:
     """Ten copies of each record of a patient say no more than one."""
     true, predicted = (
@@ -110,8 +90,6 @@ def test_intervals_draw_whole_patients() -> None:
 def test_without_records_nothing_is_defined() -> None:
     nothing = np.zeros(0)
     assert {m.value for m in number_measures(Predictions(nothing, nothing)).values()} == {None}
-    none = ordinal_measures(nothing.astype(int), nothing.astype(int))
-    assert {m.value for m in none.values()} == {None}
     one = number_measures(Predictions(np.ones(1), np.ones(1)), draws=5)
     assert (one["r2"].value, one["icc"].value, one["agreement_low"].value) == (None, None, None)
     assert one["mae"] == Measure(0.0, None, None, 1)
@@ -120,7 +98,6 @@ def test_without_records_nothing_is_defined() -> None:
     assert {m.value for m in report.labels[0].measures.values()} == {None}
     observed = Observed(np.ones(3), np.zeros(3, dtype=bool), np.arange(3.0))
     assert {m.value for m in time_measures(observed, 2.0, draws=3).values()} == {None}
-    assert compare_thirds(observed, 2.0, draws=3).chance is None
     assert measured(lambda rows: {"x": None}, 0)["x"].value is None
 
 
@@ -212,40 +189,6 @@ def test_measures_of_times_are_those_of_scikit_survival() -> None:
         assert 0 < measure.low <= measure.value <= measure.high < 1
     opposite = time_measures(Observed(of.times, of.events, -of.risks), horizon, draws=3)
     assert opposite["concordance"].value == pytest.approx(1 - cut)
-
-
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), n=st.integers(1, 50))
-def test_the_mean_time_of_samples_is_that_of_lifelines(seed: int, n: int) -> None:
-    of = observed(seed, n)
-    times, events = np.minimum(of.times, 3.0).round(1), of.events & (of.times < 3.0)
-    assert mean_time(times, events, 3.0) == pytest.approx(_mean_time(times, events, 3.0))
-
-
-def test_thirds_by_risk_differ_in_survival() -> None:
-    from lifelines.statistics import multivariate_logrank_test
-
-    of = observed(1)
-    found = compare_thirds(of, 4.0, draws=20)
-    cut = (np.minimum(of.times, 4.0), thirds(of.risks), of.events & (of.times < 4.0))
-    assert found.chance == multivariate_logrank_test(*cut).p_value
-    assert found.records == (50, 50, 50)
-    assert sum(found.events) == cut[2].sum()
-    first, second, third = (each.value for each in found.mean_times)
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    assert first > second > third
-
-
-def test_calibration_at_a_landmark_is_near_for_the_true_survival() -> None:
-    of = observed(2, 2000)
-    found = landmark_calibration(of, np.exp(-np.exp(of.risks) / 2), 1.0)
-    assert len(found) == 5
-    assert [each.predicted for each in found] == sorted(each.predicted for each in found)
-    for each in found:
-        assert each.observed.support == 400
-        assert each.observed.value == pytest.approx(each.predicted, abs=0.08)
 
 
 @pytest.mark.parametrize(("spread", "known"), [(0.001, False), (1.0, True)])

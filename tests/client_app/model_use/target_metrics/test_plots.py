@@ -9,7 +9,7 @@ import pytest
 
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
-from fedsurrogate.client_app.model_use.target_metrics.times import Landmark, Observed
+from fedsurrogate.client_app.model_use.target_metrics.times import Observed
 from fedsurrogate.common.models.class_measures import Measure
 
 TRUE = np.linspace(40.0, 60.0, 30)
@@ -40,11 +40,6 @@ def test_a_forest_plot_states_every_estimate() -> None:
     for text in ("0.81 (0.70 to 0.90)", "0.75", "not defined", "north, n = 120", "fracture"):
         assert text in shown
     assert "AUROC with 95 % interval" in shown
-    ratios = plots.forest(
-        {"age": {"ten years": Measure(1.4, 1.1, 1.9, 50)}}, "hazard ratio", 1, True
-    )
-    assert ratios.axes[0].get_xscale() == "log"
-    assert "1.5" in words(ratios)
 
 
 def test_plots_of_numbers_name_the_unit_bias_and_limits() -> None:
@@ -56,7 +51,6 @@ def test_plots_of_numbers_name_the_unit_bias_and_limits() -> None:
     one = Predictions(TRUE[:1], PREDICTED[:1])
     assert "lower limit" not in words(plots.bland_altman(one))
     assert "predicted" in words(plots.predicted_against_true(one))
-    assert "south, n = 30" in words(plots.residuals_by_site({"north": one, "south": NUMBERS}))
 
 
 def test_curves_have_the_numbers_at_risk_of_every_third() -> None:
@@ -79,11 +73,3 @@ def test_every_label_has_a_panel(draw: Any) -> None:
     assert "fracture" in words(figure)
     nothing = draw(np.full((3, 1), np.nan), np.full((3, 1), 0.5), ["edema"])
     assert "edema" in words(nothing)
-
-
-def test_landmarks_and_ranks_are_drawn() -> None:
-    groups = [Landmark(0.4, Measure(0.5, 0.3, 0.7, 20)), Landmark(0.8, Measure(0.7, None, None, 2))]
-    assert "predicted survival at 2 years" in words(plots.landmark(groups, 2.0, "years"))
-    shown = words(plots.confusion(np.array([[17, 1], [2, 23]]), ["mild", "severe"]))
-    assert "17" in shown
-    assert "severe" in shown
