@@ -257,7 +257,7 @@ def _site(
         "cache-dir": f"{folder}/cache",
     }
     if canaries.bags:
-        node["bag-column"] = "bag"
+        node |= {"bag-column": "bag", "unit": "bag"}
     elif canaries.copies > 1:
         node["patient-column"] = "patient"
     open_ledger(parse_node_config(node))

@@ -239,7 +239,8 @@ class Run:
             "kind": plan.kind,
             "sends": (sends.first, sends.sends),
             "receives": sends.receives,
-            "sums": (sums.first_sums, sums.sums),
+            # A solver that only the coordinator runs may need other sums, which sites then never add.
+            "sums": (sums.first_sums, sums.sums) if own.secure_sum else (),
             "noise": plan.privacy,
             "training": plan.training,
             "rounds": self.planned_rounds if plan.kind == "rounds" else 1,

@@ -58,7 +58,9 @@ def app(
     runtime: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The SuperLink's API for its apps.")
     ] = "",
-    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+    parent_pid: Annotated[
+        int | None, typer.Option(help="Process with which it ends; a SuperLink names itself.")
+    ] = None,
 ) -> None:
     """Run the coordinator's app for every run of a SuperLink with `--isolation process`: the
     installed one, whatever a run brings.
