@@ -82,7 +82,8 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
             own_bag = OF_CLASS.get(case.kind, "label")
             node["bag-column"] = own_bag if unit == "patient" else BAGS.get(case.kind, "who")
         own = {"state-dir": str(home / "state"), "cache-dir": str(home / "cache"), "unit": unit}
-        if pooled and unit == "record":
+        # A folder of images names no patients.
+        if pooled and (unit == "record" or case.kind == "folder"):
             own["unit"] = "bag"
         try:
             used, _, failure = with_records(run, parse_node_config(node | own), _used)
