@@ -182,7 +182,7 @@ def with_noise(settings: dict[str, Scalar]) -> dict[str, Scalar]:
     run = parse_run(PRIVATE | settings)
     if run.plan.counts:
         return settings | MUCH
-    return settings | (USUAL if "dpcvae" in run.method.digest else LITTLE)
+    return settings | (USUAL if "dpcvae" in run.method.reads else LITTLE)
 
 
 @pytest.mark.parametrize("name", RUNS)

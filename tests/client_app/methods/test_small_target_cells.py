@@ -25,6 +25,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.counted import ABOVE
 
 QUESTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
@@ -33,7 +34,10 @@ def counted(sizes: list[int]) -> Any:
     """A target that is counted with so many cells in each question; a value is its cell."""
     questions = [SimpleNamespace(cells=range(size)) for size in sizes]
     rows = [(at, cell) for at, size in enumerate(sizes) for cell in range(size)]
-    return SimpleNamespace(questions=questions, rows=rows, cells=lambda values: values.long())
+    bound = math.sqrt(len(sizes)) * ABOVE
+    return SimpleNamespace(
+        questions=questions, rows=rows, bound=bound, cells=lambda values: values.long()
+    )
 
 
 @given(sizes=QUESTIONS, data=st.data(), least=st.integers(0, 4))
@@ -103,7 +107,9 @@ def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_
         size = (scores[:, 0] - 2 * values[:, 0]) / 16
         return units[None] * size.reshape(-1, *(1,) * len(shape)) / math.prod(shape)
 
-    how: Any = SimpleNamespace(table=SimpleNamespace(shape=shape, most=1.0), judged=judged)
+    # A record changes each number by less than one.
+    table = SimpleNamespace(shape=shape, most=1.0, bound=math.sqrt(math.prod(shape)))
+    how: Any = SimpleNamespace(table=table, judged=judged)
     scores = torch.tensor([[n + 0.25] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
     values = torch.tensor([[9.0 - n] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
     weights = torch.tensor([w for _, w in numbers], dtype=torch.float64)
