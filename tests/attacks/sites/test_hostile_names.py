@@ -42,6 +42,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.command_line import SafeConsole
 from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text, for_terminal
+from fedsurrogate.common.identity import normal
 from fedsurrogate.common.logs.output import TextLines, in_one_line
 from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import Head
@@ -82,7 +83,15 @@ def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(count: int, printable: bool = False) -> st.SearchStrategy[list[str]]:
-    return st.lists(hostile_texts(printable), min_size=count, max_size=count, unique=True)
+    if printable:
+        # Of classes in a message no two are one name.
+        return st.lists(
+            hostile_texts(printable).filter(normal),
+            min_size=count,
+            max_size=count,
+            unique_by=normal,
+        )
+    return st.lists(hostile_texts(), min_size=count, max_size=count, unique=True)
 
 
 def shown_by(console: SafeConsole) -> str:
