@@ -34,6 +34,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/model_use/calibration.py:own_gaussians",
         "client_app/model_use/calibration.py:read_calibration",
         "client_app/model_use/prediction.py:_begin",
+        "client_app/processes/own_account.py:take_arguments",
         "client_app/secure_sum/masked.py:_random",
         "common/escapes.py:csv_rows",
         "client_app/model_use/store.py:read_index",

@@ -94,9 +94,11 @@ def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> No
 
 
 def _facts(release: Release) -> dict[str, Any]:
-    """The ledger's entry without `facts`: clip fractions and similar numbers are exact."""
+    """The ledger's entry without `facts`, whose clip fractions and similar numbers are exact, and
+    without `selection`, which has the site's own names.
+    """
     return {
         key: value
         for key, value in asdict(release).items()
-        if key not in ("facts", "flower_run", "rounds")
+        if key not in ("facts", "flower_run", "rounds", "selection")
     }

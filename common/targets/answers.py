@@ -34,6 +34,14 @@ def facts_of(target: str) -> Facts:
     return found
 
 
+def answers_together(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
+    """`answers_of` for all records in one step, whose last digits may depend on each other: for a
+    graph that is exported.
+    """
+    facts = facts_of(target)
+    return TARGETS[facts["name"]].answers(facts, outputs, scores.double())
+
+
 def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
     """What a model says of each record. The answers for a record depend on the scores of no other
     one, to the last digit: one of them may be a threshold.
@@ -46,9 +54,7 @@ def answers_of(target: str, outputs: tuple[str, ...], scores: Tensor) -> dict[st
     Returns:
         Columns by name, (n,) each, float64.
     """
-    facts = facts_of(target)
-    answers = TARGETS[facts["name"]].answers
-    rows = [answers(facts, outputs, row) for row in alone(scores.double())]
+    rows = [answers_together(target, outputs, row) for row in alone(scores)]
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 

@@ -22,7 +22,7 @@ from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.extras.packages import EXTRAS, check_installed, needed_for
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.answers import answer_columns, answers_of
+from fedsurrogate.common.targets.answers import answer_columns, answers_together
 from fedsurrogate.server_app.export.classifier_modules import module_of
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as
@@ -80,7 +80,9 @@ class InferenceModel(nn.Module):
         scores: Tensor = self.head(raised(features.float(), self.power))
         if not self.target:
             return scores.softmax(1)
-        return torch.stack(list(answers_of(self.target, self.outputs, scores).values()), 1).float()
+        return torch.stack(
+            list(answers_together(self.target, self.outputs, scores).values()), 1
+        ).float()
 
 
 class _Pixels(nn.Module):

@@ -15,7 +15,11 @@ from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import RunFolder
 
 # Settings that decide which records a run trains and tests on.
-RECORDS = (*OF_RECORDS, "data-dir", "seed", "classes")
+RECORDS = (
+    *OF_RECORDS,
+    *("partition", "alpha", "classes-per-site", "site-column", "test-fraction"),
+    *("data-dir", "seed", "classes"),
+)
 
 
 def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[AccuracyStep]]:

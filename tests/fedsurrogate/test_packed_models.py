@@ -19,7 +19,13 @@ from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.prediction import Predictor, predict
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    Ensemble,
+    Head,
+    Quadratic,
+    scores_alone,
+)
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import save_signed_model
@@ -67,9 +73,8 @@ def test_a_saved_model_is_the_model_to_the_last_bit(classifier: Classifier) -> N
         assert torch.equal(arrays[name], tensor), name
     if not isinstance(classifier, Ensemble):
         assert (loaded.predict_proba(x) == model.predict_proba(x)).all()
-    with torch.no_grad():
-        wanted = classifier.scores(torch.tensor(x, dtype=torch.float32)).softmax(1).numpy()
-    assert (model.predict_proba(x) == wanted).all()
+    scores = scores_alone(classifier, torch.tensor(x, dtype=torch.float32))
+    assert (model.predict_proba(x) == scores.softmax(1).float().numpy()).all()
 
 
 def images(seed: int, folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.interface import FleetRequest, FlowerNode
 from fedsurrogate.common.security.enrolment import new_request, read_node_key, read_request
@@ -226,19 +227,31 @@ def test_a_superlink_that_lost_its_database_hears_no_revoked_key(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the documentation says to do after the loss; Helm does it every five minutes."""
-    fleet, control, runtime = free_ports(3)
-    link = ["--control", f"127.0.0.1:{control}", "--root-certificates", str(folder / "ca.crt")]
+    (fleet,) = free_ports(1)
+    with own_folder() as sockets:
+        _loses_its_database(folder, fleet, sockets, monkeypatch, capsys)
+
+
+def _loses_its_database(
+    folder: Path,
+    fleet: int,
+    sockets: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = ["--control", f"unix:{sockets}/control:9093"]
+    link += ["--root-certificates", str(folder / "ca.crt")]
 
     def run(*words: str) -> str:
         assert coordinator(monkeypatch, *words, str(folder), *link) == 0
         return capsys.readouterr().out
 
-    with superlink(folder, fleet, control, runtime):
+    with superlink(folder, fleet, sockets):
         run("register", "--wait", "60")
         assert coordinator(monkeypatch, "unregister", str(folder), "east", *link) == 0
         assert "stays barred" in capsys.readouterr().err
     (folder / "state.db").unlink()
-    with superlink(folder, fleet, control, runtime):
+    with superlink(folder, fleet, sockets):
         printed = run("register", "--wait", "60")
         assert "registered west" in printed
         assert "taken back east" in printed
@@ -247,10 +260,14 @@ def test_a_superlink_that_lost_its_database_hears_no_revoked_key(
 
 
 @contextmanager
-def superlink(folder: Path, fleet: int, control: int, runtime: int) -> Iterator[None]:
+def superlink(folder: Path, fleet: int, sockets: str) -> Iterator[None]:
     """`coordinator superlink` with its database in the folder."""
-    addresses = {"fleet": fleet, "control": control, "serverappio": runtime}
-    flags = [f"--{name}-api-address=127.0.0.1:{port}" for name, port in addresses.items()]
+    addresses = {
+        "fleet": f"127.0.0.1:{fleet}",
+        "control": f"unix:{sockets}/control:9093",
+        "serverappio": f"unix:{sockets}/app:9091",
+    }
+    flags = [f"--{name}-api-address={address}" for name, address in addresses.items()]
     papers = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
     flags += [f"--ssl-{name}={folder / file}" for name, file in papers.items()]
     flags += ["--enable-supernode-auth", "--isolation=process", f"--database={folder / 'state.db'}"]

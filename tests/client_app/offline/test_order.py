@@ -81,6 +81,7 @@ class Site:
             policy=SimpleNamespace(epsilon_total=8.0),
             spent=lambda: 0.5,
             runs_left=lambda events: len(events) + 40,
+            unit_of=lambda sent: sent.unit,
             check=lambda sent: self.step("check", sent, answer=2.0),
         )
         answers: dict[str, Callable[..., Any]] = {

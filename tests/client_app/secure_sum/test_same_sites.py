@@ -17,6 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import PolicyError, StateError
 from fedsurrogate.common.run import parse_run
+from tests.grid import NodeConfig, open_new
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,15 @@ def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
     tmp_path_factory: pytest.TempPathFactory, course: list[Step]
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
-    node = parse_node_config(
-        {
-            "site": "n",
-            "state-dir": str(folder / "new" / "state"),
-            "data": "parquet",
-            "data-dir": "d",
-        }
-    )
+    own: NodeConfig = {
+        "site": "n",
+        "state-dir": str(folder / "new" / "state"),
+        "data": "parquet",
+        "data-dir": str(folder),
+        "witness-dir": str(folder / "witness"),
+    }
+    node = parse_node_config(own)
+    open_new(own)
     memory = Memory()
     for step in course:
         given_ = (node, step.name, sorted(step.sites))

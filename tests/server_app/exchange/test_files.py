@@ -524,7 +524,11 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
             ConfigError,
             "no request",
         ),  # type: ignore[dict-item]
-        (content + content[content.rindex(b"\x1a@") :], ConfigError, "another order or form"),
+        (
+            content + content[content.rindex(b"\x1a@") :],
+            ConfigError,
+            "no signed file in canonical form",
+        ),
         (content[:-1], FedSurrogateError, ""),
         (b"\x0a", FedSurrogateError, ""),
     ]

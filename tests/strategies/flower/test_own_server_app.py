@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from fedsurrogate.server_app.deployment.simulate import superlink
-from fedsurrogate.server_app.deployment.submit import DONE, flower_environment
-from tests.e2e.processes import submit, wait
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
+from fedsurrogate.server_app.deployment.addresses import connect
+from fedsurrogate.server_app.deployment.submit import DONE, flower_environment, stop_process
+from tests.e2e.processes import BIN, free_ports, submit, until, wait
 from tests.grid import FAST, ROOT, InProcessGrid, sites
 
 EXAMPLE = ROOT / "examples" / "own_server_app"
@@ -70,7 +75,7 @@ def test_flower_runs_the_example_in_a_simulation(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     environment = flower_environment(tmp_path)
-    with superlink(tmp_path, environment) as name:
+    with any_superlink(tmp_path, environment) as name:
         flags = (
             "--federation-config",
             "num-supernodes=2 client-resources-num-cpus=1",
@@ -80,3 +85,31 @@ def test_flower_runs_the_example_in_a_simulation(
         run = submit(tmp_path, name, EXAMPLE, tmp_path, *flags)
         status = wait(tmp_path, name, run)
     assert status == DONE, (tmp_path / "superlink.log").read_text()[-3000:]
+
+
+@contextmanager
+def any_superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """Flower's own SuperLink with simulation: ours runs the installed app only."""
+    control, runtime = (f"127.0.0.1:{port}" for port in free_ports(2))
+    (home / "config.toml").write_text(
+        f'[superlink.simulation]\naddress = "{control}"\ninsecure = true\n'
+    )
+    flags = [CONTROL_OPTION, control, RUNTIME_OPTION, runtime]
+    command = [str(BIN / "flower-superlink"), *flower().simulation_flags(), *flags]
+    with (home / "superlink.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        until(lambda: _listens(control))
+        yield "simulation"
+    finally:
+        stop_process(process.pid)
+
+
+def _listens(address: str) -> bool:
+    try:
+        connect(address, seconds=1)
+    except OSError:
+        return False
+    return True
