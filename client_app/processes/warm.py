@@ -108,7 +108,7 @@ class WarmStarter:
         """Start the warm process again if it has ended, and its tasks that have not begun."""
         if self._link is not None:
             try:
-                while self._link.recv(LONGEST, socket.MSG_DONTWAIT):
+                while _received(self._link):
                     self._pending.popleft()
                 self._retire()
             except BlockingIOError:
@@ -142,6 +142,16 @@ class WarmStarter:
 
     def _start_new(self, arguments: Sequence[str]) -> None:
         self._former.append(subprocess.Popen([self._command], env=os.environ | unseen(arguments)))
+
+
+def _received(link: socket.socket) -> bytes:
+    """What has arrived; empty after the end. Of an end with unread requests the kernel tells before it
+    gives what had arrived: without a second look, a task that has begun would begin again.
+    """
+    try:
+        return link.recv(LONGEST, socket.MSG_DONTWAIT)
+    except ConnectionResetError:
+        return link.recv(LONGEST, socket.MSG_DONTWAIT)
 
 
 def serve_children(descriptor: int, parent: int) -> list[str]:
