@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 # A spreadsheet computes a cell that begins with one of these. The last four are their wide forms.
 FORMULA = "=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20"
-# A spreadsheet may divide a line at these, too; what follows then begins a cell.
 # Characters that are seen as blanks, or not at all, and count as letters or signs.
 BLANK_LETTERS = dict.fromkeys(map(ord, "\u115f\u1160\u3164\uffa0\u17b4\u17b5\u034f\u2800"), " ")
+# A spreadsheet may divide a line at these, too; what follows then begins a cell.
 _BEGIN = r"(^|[;\t\r\n])"
 _RISKY = re.compile(rf"{_BEGIN}(?=['{FORMULA}])")
 _ESCAPED = re.compile(rf"{_BEGIN}'")
@@ -40,6 +40,11 @@ def for_terminal(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
+def in_one_row(text: str) -> str:
+    """A text of others on a terminal, where several blanks, and what looks like them, are one."""
+    return " ".join(for_terminal(text).translate(BLANK_LETTERS).split())
+
+
 def for_rows(label: str, text: str, width: int) -> str:
     """A text of others below a label: only its first row begins like one of ours.
 
@@ -53,7 +58,7 @@ def for_rows(label: str, text: str, width: int) -> str:
         purpose   a test digest
                 | 0f
     """
-    plain = " ".join(for_terminal(text).translate(BLANK_LETTERS).split())
+    plain = in_one_row(text)
     begin, room = " " * max(0, len(label) - 2) + "| ", width if plain.isascii() else width // 2
     rows = textwrap.wrap(
         plain, max(room, len(label) + 10), initial_indent=label, subsequent_indent=begin

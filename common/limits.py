@@ -1,5 +1,6 @@
 """Upper limits of received values."""
 
+import math
 import re
 
 # Largest number of records of one class at a site. A larger count could only serve to get more
@@ -24,3 +25,12 @@ LARGEST_PRIVATE = 1e4
 def largest_parameter(private: bool) -> float:
     """The limit of every parameter of a model that is sent to sites."""
     return LARGEST_PRIVATE if private else LARGEST_NUMBER
+
+
+# A little above a root, so that its rounding does not make a bound too small.
+ABOVE = 1 + 1e-12
+
+
+def norm_of_ones(count: int) -> float:
+    """Largest norm of what a record adds that counts once in each of so many histograms."""
+    return 1.0 if count == 1 else math.sqrt(count) * ABOVE

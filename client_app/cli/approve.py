@@ -28,7 +28,7 @@ def approve(
 
     from fedsurrogate.client_app.governance.approvals import Decision, decide
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.escapes import for_terminal
+    from fedsurrogate.common.escapes import for_terminal, in_one_row
     from fedsurrogate.common.security.proposals import read_proposal
 
     node = node_of(node_config)
@@ -45,8 +45,7 @@ def approve(
     privacy = f"epsilon {own.epsilon:g}, delta {own.delta:g}" if own.epsilon else "no privacy"
     console.print(
         f"{decision.answer} by {for_terminal(officer)}: {own.method}, {privacy}, until "
-        f"{proposal.expires}, purpose: "
-        f"{' '.join(for_terminal(proposal.purpose).split())}",
+        f"{proposal.expires}, purpose: {in_one_row(proposal.purpose)}",
         soft_wrap=True,
         markup=False,
     )

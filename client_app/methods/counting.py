@@ -29,8 +29,8 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.limits import LARGEST_PRIVATE
-from fedsurrogate.common.methods.counting import bound_of_scores, scored_classes, tables_in
+from fedsurrogate.common.limits import LARGEST_PRIVATE, norm_of_ones
+from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import (
     Classifier,
     Ensemble,
@@ -187,7 +187,7 @@ def count_decisions(
     decisions = ExactSum((classes * classes,), 1.0)
     decisions.add_at(labels * classes + scores.argmax(1), weights, weights)
     scored = scored_classes(classes)
-    histograms = ExactSum((scored * 2 * bins,), bound_of_scores(scored), most=1.0)
+    histograms = ExactSum((scored * 2 * bins,), norm_of_ones(scored), most=1.0)
     columns = torch.arange(classes - scored, classes)
     for some, own, weight in zip(
         *(torch.split(each, ROWS) for each in (scores, labels, weights)), strict=True

@@ -45,8 +45,7 @@ class Link134(FlowerLink):
 
         stub: Callable[..., Any] = ControlStub
         version = RuntimeVersionClientInterceptor(component_name="flwr CLI")
-        plain = authority is None or address.startswith(UNIX)
-        pem = None if plain else authority.read_bytes()  # type: ignore[union-attr]
+        pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
         with _channel(address, pem, no_proxy_option(address)) as channel:
             try:
                 yield Control134(stub(grpc.intercept_channel(channel, version)))

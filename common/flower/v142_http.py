@@ -23,13 +23,11 @@ from fedsurrogate.common.flower.interface import (
     RUNTIME_OPTION,
     FleetRequest,
 )
-from fedsurrogate.common.flower.places import Doorkeeper
+from fedsurrogate.common.flower.places import Doorkeeper, Places
 from fedsurrogate.common.flower.v142_fleet import Call, FleetGuard
 
 HEADERS = 2**14
 """Bytes of the headers of a request, which come before any check."""
-OPEN = 800
-"""Connections at a time, below the 1024 open files that a process may usually have."""
 IDLE = 60
 """Seconds for which a connection stays open between two requests."""
 
@@ -166,7 +164,7 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
         ws="none",
         http="h11",
         h11_max_incomplete_event_size=HEADERS,
-        limit_concurrency=OPEN,
+        limit_concurrency=Places().most,
         timeout_keep_alive=IDLE,
     )
     server = uvicorn.Server(config)

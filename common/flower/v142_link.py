@@ -38,11 +38,11 @@ class Link142(Link134):
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         reach_unix_sockets()
-        plain = authority is None or address.startswith(UNIX)
+        pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
         client = ControlHttpClient.from_server_address(
             address,
-            plain,
-            None if plain else authority.read_bytes(),  # type: ignore[union-attr]
+            pem is None,
+            pem,
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
         bypass_proxy(client, address)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.limits import LARGEST_COUNT, norm_of_ones
 from fedsurrogate.common.methods.method import (
     Combination,
     Defences,
@@ -55,13 +55,6 @@ def scored_classes(classes: int) -> int:
     return 1 if classes == 2 else classes
 
 
-def bound_of_scores(scored: int) -> float:
-    """Norm of what a record adds to this many histograms. A little above the root, so that its
-    rounding does not make it too small.
-    """
-    return 1.0 if scored == 1 else math.sqrt(scored) * (1 + 1e-12)
-
-
 def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
@@ -76,12 +69,12 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
         return (Counted("records", (classes,), 1.0, 1.0),)
     if own.kind == "values":
         cells = 1 + own.models
-        return (Counted("right", (cells,), math.sqrt(cells) * (1 + 1e-12), 1.0),)
+        return (Counted("right", (cells,), norm_of_ones(cells), 1.0),)
     scored = scored_classes(classes)
     share = 1 / (1 + math.sqrt(scored))
     return (
         Counted("decisions", (classes, classes), 1.0, share),
-        Counted("scores", (scored, 2, own.bins), bound_of_scores(scored), 1 - share),
+        Counted("scores", (scored, 2, own.bins), norm_of_ones(scored), 1 - share),
     )
 
 

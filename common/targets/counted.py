@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.limits import ABOVE, norm_of_ones
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import WITHIN, Number
 from fedsurrogate.common.targets.target import Facts, Target
 from fedsurrogate.common.targets.time import Time
 
-# A little above a root, so that its rounding does not make a bound too small.
-ABOVE = 1 + 1e-12
 # Log-odds of labels are counted in bins from -EDGE to EDGE; the outer ones hold all beyond.
 EDGE = 8.0
 # What is summed for a number, all from 0 to 1: errors e as shares of the largest one, as |e|, e^2 and
@@ -116,7 +115,7 @@ class CountedTarget(ABC):
     @property
     def bound(self) -> float:
         """Largest norm of what a record adds to a survey."""
-        return 1.0 if len(self.questions) == 1 else math.sqrt(len(self.questions)) * ABOVE
+        return norm_of_ones(len(self.questions))
 
 
 @dataclass(frozen=True)

@@ -358,13 +358,14 @@ def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         time.sleep(0.2)
 
 
+def listens(address: str) -> bool:
+    """Whether a program listens at host:port or unix:/path."""
+    try:
+        connect(address, seconds=1)
+    except OSError:
+        return False
+    return True
+
+
 def _wait_for(address: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        try:
-            connect(address, seconds=1)
-        except OSError:
-            time.sleep(0.3)
-        else:
-            return
-    raise TimeoutError(f"nothing listens on {address}")
+    until(lambda: listens(address))

@@ -16,13 +16,21 @@ import psutil
 import pytest
 
 from fedsurrogate.common.flower.interface import HTTP_OPTION
-from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import FLWR, stop_process
 from tests import newest_flower
 from tests.attacks.coordinator.test_foreign_app import PATIENTS, Theft
 from tests.attacks.coordinator.test_sent_code import doors
-from tests.e2e.processes import BIN, PATIENCE, environment, free_ports, heed_signals, newest, until
+from tests.e2e.processes import (
+    BIN,
+    PATIENCE,
+    environment,
+    free_ports,
+    heed_signals,
+    listens,
+    newest,
+    until,
+)
 from tests.newest_flower import NEW, OLD
 
 pytestmark = [pytest.mark.slow, newest_flower.needed]
@@ -131,7 +139,7 @@ class Two:
 
     def register(self, flower: Mapping[str, str]) -> None:
         """Register the sites' keys once the SuperLink listens."""
-        until(lambda: _listens(self.control[1]))
+        until(lambda: listens(self.control[1]))
         done = self.command("coordinator", "register", "papers", *self.control, flower=flower)
         assert done.returncode == 0, done.stderr
         word = "registered" if flower is OLD else "known"
@@ -241,14 +249,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         found.stop()
 
 
-def _listens(address: str) -> bool:
-    try:
-        connect(address, seconds=1)
-    except OSError:
-        return False
-    return True
-
-
 def test_both_take_part_in_one_private_run_with_a_secure_sum(two: Two) -> None:
     metrics = two.run(PRIVATE)
     assert metrics["status"] == "ok"
@@ -313,7 +313,7 @@ def test_no_site_runs_code_that_arrives_with_a_run(two: Two, tmp_path: Path) -> 
     stop_process(two.superlink.pid)
     runtime = ["--serverappio-api-address", f"127.0.0.1:{free_ports(1)[0]}"]
     two.start("rogue", NEW, "python", "-c", ROGUE, *two.flags, *runtime)
-    until(lambda: _listens(two.control[1]))
+    until(lambda: listens(two.control[1]))
     bare = [*two.link("bare", NEW), "--port", str(free_ports(1)[0])]
     node = two.start("bare", NEW, "flower-supernode", *bare)
     until(lambda: "SuperNode ID" in two.log("bare"))

@@ -22,7 +22,6 @@ import psutil
 from PIL import Image
 
 from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
-from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
@@ -32,6 +31,7 @@ from tests.e2e.processes import (
     environment,
     free_ports,
     heed_signals,
+    listens,
     newest,
     submit,
     until,
@@ -167,7 +167,7 @@ class Deployment:
                 )
             if line.startswith(SUPERLINK):
                 until(
-                    lambda: _listens(self.control) and _listens(f"127.0.0.1:{self.replace['9092']}")
+                    lambda: listens(self.control) and listens(f"127.0.0.1:{self.replace['9092']}")
                 )
         else:
             done = self.shell(line, 200, cwd)
@@ -311,14 +311,6 @@ def _works(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _listens(address: str) -> bool:
-    try:
-        connect(address, seconds=1)
-    except OSError:
-        return False
-    return True
 
 
 def test_the_documentation_shows_both_ways_to_deploy_and_no_third() -> None:

@@ -22,10 +22,10 @@ from fedsurrogate.client_app.methods.target_counts import (
 )
 from fedsurrogate.client_app.methods.target_evaluation import NOT_ITS_MEANING, of_target
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.limits import norm_of_ones
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.counted import ABOVE
 
 QUESTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
@@ -34,7 +34,7 @@ def counted(sizes: list[int]) -> Any:
     """A target that is counted with so many cells in each question; a value is its cell."""
     questions = [SimpleNamespace(cells=range(size)) for size in sizes]
     rows = [(at, cell) for at, size in enumerate(sizes) for cell in range(size)]
-    bound = math.sqrt(len(sizes)) * ABOVE
+    bound = norm_of_ones(len(sizes))
     return SimpleNamespace(
         questions=questions, rows=rows, bound=bound, cells=lambda values: values.long()
     )

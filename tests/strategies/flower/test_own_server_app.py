@@ -15,9 +15,8 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
-from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import DONE, flower_environment, stop_process
-from tests.e2e.processes import BIN, free_ports, submit, until, wait
+from tests.e2e.processes import BIN, free_ports, listens, submit, until, wait
 from tests.grid import FAST, ROOT, InProcessGrid, sites
 
 EXAMPLE = ROOT / "examples" / "own_server_app"
@@ -101,15 +100,7 @@ def any_superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
     try:
-        until(lambda: _listens(control))
+        until(lambda: listens(control))
         yield "simulation"
     finally:
         stop_process(process.pid)
-
-
-def _listens(address: str) -> bool:
-    try:
-        connect(address, seconds=1)
-    except OSError:
-        return False
-    return True
