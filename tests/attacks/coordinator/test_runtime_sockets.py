@@ -15,11 +15,10 @@ import pytest
 from fedsurrogate.client_app.processes.joining import ready
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import environment, free_ports, site_command, until
+from tests.other_account import as_other_account
 
 pytestmark = pytest.mark.slow
-CONNECT = (
-    "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-)
+CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 
 
 def start(home: Path, program: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -73,7 +72,7 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
         if os.getuid() == 0:
             tmp_path.chmod(0o755)
             foreign = subprocess.run(
-                [sys.executable, "-c", CONNECT, str(socket)],
+                as_other_account(CONNECT, str(socket)),
                 capture_output=True,
                 text=True,
                 check=False,

@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,12 +44,12 @@ from tests.e2e.processes import (
     until,
     wait,
 )
+from tests.other_account import as_other_account
 
 pytestmark = pytest.mark.slow
-NOBODY = 65534
 # Does all that an account of the machine can try at each door of a SuperLink, which it finds in /proc,
-# and prints what succeeded. Imports first: a Python of the first account may be closed to it.
-INTRUDER = f"""
+# and prints what succeeded.
+INTRUDER = """
 import hashlib, json, os, sys
 import grpc
 from flwr.proto import control_pb2 as c, runtime_pb2 as r
@@ -58,7 +57,6 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2_grpc import RuntimeStub
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor as Version
-os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 folder, *doors = sys.argv[1:]
 trust = open(folder + "/ca.crt", "rb").read() if os.path.exists(folder + "/ca.crt") else None
 bundle = open(folder + "/bundle", "rb").read()
@@ -136,7 +134,7 @@ def doors(process: psutil.Process, fleet: int) -> list[str]:
 def tried_by_another_account(folder: Path, places: list[str]) -> list[str]:
     """What another account could do at these doors, with the files in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", INTRUDER, str(folder), *places],
+        as_other_account(INTRUDER, str(folder), *places),
         capture_output=True, text=True, timeout=300, check=False, cwd="/",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,13 +21,13 @@ from fedsurrogate.server_app.deployment.submit import stop_process
 from fedsurrogate.server_app.lifecycle.settling import await_end
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import PATIENCE, Federation, environment, federation, newest, until
+from tests.other_account import as_other_account
 
 pytestmark = pytest.mark.slow
 EXACT = (
     f'classes="{CLASSES}" fedpft.covariance="spherical" head.min-steps=50 head.epochs=1 '
     "sites=1 quorum=0.5 deadline=60.0"
 )
-NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 # Reads all arguments of the processes below this one until a line comes in, and prints them. If they name
 # a port, it takes a task there before the site's app does, and gives it back as failed, with other settings.
@@ -147,7 +147,7 @@ def test_another_account_finds_no_way_to_a_site_that_has_joined(
     # Without the warm process each task has a command line of its own.
     joined = start(tmp_path, "join", *site("join", *link), FEDSURROGATE_WARM="0")
     thief = subprocess.Popen(
-        [*NOBODY, sys.executable, "-c", THIEF, str(joined.pid), forger.policy, forger.state],
+        as_other_account(THIEF, str(joined.pid), str(forger.policy), str(forger.state)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd="/",
@@ -165,7 +165,7 @@ def test_another_account_finds_no_way_to_a_site_that_has_joined(
         assert sockets
         for path in sockets:
             done = subprocess.run(
-                [*NOBODY, sys.executable, "-c", CONNECT, path],
+                as_other_account(CONNECT, path),
                 capture_output=True,
                 text=True,
                 check=False,
