@@ -125,11 +125,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "survey": {"classes": NAMED},
     "survey, private": BUDGET,
     "survey, private secure sum": SUM | BUDGET,
-    **{f"{kind}, private": BUDGET for kind in ("evaluation", "values")},
-    **{f"{kind}, private secure sum": SUM | BUDGET for kind in ("evaluation", "values")},
+    "evaluation, private": BUDGET,
+    "evaluation, private secure sum": SUM | BUDGET,
 }
 # By kind of a run that counts: the run before it whose model is evaluated.
-EVALUATED = {"evaluation": "fedpft", "values": "ensemble"}
+EVALUATED = {"evaluation": "fedpft"}
 COLUMNS = ("digest", "planned bytes", "requests", "replies", "model")
 Found = dict[str, dict[str, Any]]
 
@@ -212,7 +212,6 @@ def _counting(kind: str, models: dict[str, bytes], home: Path) -> dict[str, Any]
         "counting.kind": kind,
         "counting.model": str(file),
         "counting.digest": digest,
-        "counting.models": SITES,
     }
 
 

@@ -188,7 +188,7 @@ def stored_source(run: Path) -> PointSource | None:
 def _strategy(run: Path, config: Run) -> OneShot[Any]:
     """What learns again from what a run stored. Raises RunError for a method that stores nothing."""
     device = pick_device(config.settings.device)
-    return stored_strategy(config)(config, Unrecorded(), device, stored_centre(run))
+    return stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
 
 
 def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
         )
 
 
-def stored_centre(run: Path) -> Tensor | None:
+def _stored_centre(run: Path) -> Tensor | None:
     """The public centre of the features of a stored run, as the sites had it.
 
     Args:

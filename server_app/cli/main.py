@@ -29,7 +29,7 @@ from fedsurrogate.server_app.cli.control import app as run_app
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
 from fedsurrogate.server_app.cli.enrol import enrol
 from fedsurrogate.server_app.cli.kit import kit
-from fedsurrogate.server_app.cli.model import evaluate, export, survey, value
+from fedsurrogate.server_app.cli.model import evaluate, export, survey
 from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, tensorboard, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
@@ -293,7 +293,6 @@ app.command()(public_map)
 app.command()(export)
 app.command()(evaluate)
 app.command()(survey)
-app.command()(value)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
 
 

@@ -1,7 +1,6 @@
-"""Commands about the model of a run: `coordinator evaluate`, `value`, `export`, and before it
-`survey`.
+"""Commands about the model of a run: `coordinator evaluate`, `export`, and before it `survey`.
 
-The first two and the last ask the sites for counts, with noise that their ledgers charge.
+The first and the last ask the sites for counts, with noise that their ledgers charge.
 """
 
 from __future__ import annotations
@@ -111,84 +110,6 @@ def evaluate(
     for site, each in result.get("per_site", {}).items():
         console.print(f"at site {site}: accuracy {_shown(each)}", soft_wrap=True)
     console.print(str(folder), soft_wrap=True)
-
-
-def value(
-    run: RunArgument,
-    epsilon: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Ask the sites for noisy counts with this budget; 0: test records of a "
-            "simulation.",
-        ),
-    ] = 0.0,
-    delta: Delta = 1e-5,
-    secure_sum: Summed = False,
-    control: Control = "",
-    root_certificates: Authority = None,
-    proposal: ProposalFile = None,
-    propose: ProposeFile = None,
-    purpose: Purpose = "",
-    as_json: Json = False,
-) -> None:
-    """The value of each hospital of a run: by how much the model is better with it. From stored
-    surrogates.
-
-    In a simulation on its test records: leave-one-out and Shapley values, by accuracy, or by the
-    score of another target. Values of a hospital with
-    swapped labels or broken images are low or negative. `coordinator report RUN` shows them.
-    """
-    from fedsurrogate.server_app.site_values import (
-        noisy_values,
-        stored,
-        value_of_sites,
-        value_settings,
-    )
-
-    if epsilon or proposal is not None:
-        from fedsurrogate.common.signed_models.run_folders import settings_of_run
-        from fedsurrogate.server_app.counting import CountingBudget
-
-        settings, _ = value_settings(run, CountingBudget(epsilon or 1.0, delta, secure_sum))
-        settings = as_proposed(settings, proposal)
-        if propose is not None:
-            write_proposal(propose, "run", settings, purpose)
-            return
-        folder = _run(settings, 0, control, root_certificates)
-        sites = list(stored(settings_of_run(run), run)[1])
-        result = noisy_values(
-            run, sites, _result(folder, "values"), str(settings["classes"]).count(",") + 1
-        )
-    elif secure_sum or propose is not None:
-        raise ConfigError(
-            f"{'--secure-sum' if secure_sum else '--propose'} is for the counts of --epsilon; "
-            "without it, nothing is asked of the sites"
-        )
-    else:
-        result = value_of_sites(run)
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    from rich.table import Table
-
-    table = Table(
-        "site",
-        "leave-one-out",
-        "Shapley value",
-        title=f"{result['measure']}: {result['all']:.1%}; a guess {result['none']:.1%}",
-    )
-    for each in sorted(
-        result["sites"], key=lambda each: -(each["shapley"] or each["leave_one_out"])
-    ):
-        error = f" ± {each['error']:.1%}" if each["error"] else ""
-        shares = (
-            ("", f"{each['shapley']:+.1%}{error}")
-            if each["shapley"] is not None
-            else (error, "not measured")
-        )
-        table.add_row(each["site"], f"{each['leave_one_out']:+.1%}{shares[0]}", shares[1])
-    console.print(table)
 
 
 def survey(

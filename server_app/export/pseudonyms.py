@@ -13,7 +13,7 @@ from fedsurrogate.server_app.runs.json_values import as_list, as_table, at
 
 EVENTS, REPORT = "events.jsonl", "report.html"
 # JSON files of a run folder; the first two always exist.
-CONTENT = ("manifest.json", "metrics.json", "projection.json", "evaluation.json", "values.json")
+CONTENT = ("manifest.json", "metrics.json", "projection.json", "evaluation.json")
 # Settings that hold paths, which can be relative.
 PATH_SETTINGS = frozenset(
     {

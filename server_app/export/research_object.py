@@ -25,7 +25,6 @@ FILES = {
     "metrics.json": ("application/json", "Results, bytes, privacy"),
     "events.jsonl": ("application/jsonl", "What happened, in order"),
     "evaluation.json": ("application/json", "Evaluation on held-out records of the sites"),
-    "values.json": ("application/json", "What each site adds to the model"),
     "report.html": ("text/html", "Report for readers"),
 }
 MODEL, CARD = "model.fedsurrogate", "README.md"

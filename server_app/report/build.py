@@ -26,7 +26,6 @@ from fedsurrogate.server_app.report.plots import accuracy as plots
 from fedsurrogate.server_app.report.plots.downstream import downstream
 from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, sheets
 from fedsurrogate.server_app.report.plots.progress import curves, progress, steps
-from fedsurrogate.server_app.report.plots.site_values import values_view
 from fedsurrogate.server_app.report.privacy_view import privacy_picture, privacy_view
 from fedsurrogate.server_app.report.quality_view import quality_view
 from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
@@ -129,8 +128,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
     if (site_map := site_map_of(run, folder)) is not None:
         pictures["map"] = (drawn_map(site_map),)
-    if (values := values_view(folder)) is not None:
-        pictures["values"] = (values.picture,)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     ratios = ratios_view(run)
@@ -155,7 +152,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "head": trusted(page_head(for_html(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
         "map_words": words_of(site_map) if site_map else [],
-        "value_words": values.words if values else [],
         "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
@@ -196,11 +192,7 @@ def _counting(run: RunFolder, counts: Sequence[CountsView]) -> str:
     if kind == "none" or run.failure is not None:
         return ""
     titles = [each.title for each in counts if each.kind == kind]
-    return (
-        titles[0]
-        if titles
-        else "Counts for the values of the hospitals, which the report of the model's run shows"
-    )
+    return titles[0] if titles else "Counts of records at the sites"
 
 
 def _card(run: RunFolder) -> Json:

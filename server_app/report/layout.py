@@ -14,7 +14,6 @@ TITLES = {
     "evaluation": "How good the model is at the sites",
     "survey": "What records the sites have",
     "map": "Map of the hospitals",
-    "values": "Value of each hospital",
     "downstream": "How well the synthetic embeddings work at each site",
     "radii": "How far the landscapes were trusted",
     "epsilons": "Privacy spent, round by round",

@@ -55,7 +55,6 @@ RUN_BY = {
     "coordinator queue": "e2e/test_hospitals_decide.py",
     "coordinator evaluate": "server_app/cli/test_model.py",
     "coordinator survey": "server_app/cli/test_model.py",
-    "coordinator value": "server_app/cli/test_model.py",
     "coordinator export": "server_app/export/test_export.py",
     "coordinator key": "attacks/coordinator/test_offline_exchange.py",
     "coordinator request": "server_app/test_offline.py",

@@ -23,9 +23,8 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.site_values import stored
+from fedsurrogate.server_app.relearn import relearn
 from tests.replies import as_received
 
 DIGITS = load_digits()
@@ -201,7 +200,7 @@ def test_type_checkers_read_the_types_of_the_package() -> None:
     assert (Path(fs.__file__).parent / "py.typed").is_file()
 
 
-def test_a_public_centre_is_used_as_in_a_run_and_values_need_its_file_no_longer(
+def test_a_public_centre_is_used_as_in_a_run_and_relearning_needs_its_file_no_longer(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "public.safetensors"
@@ -224,4 +223,7 @@ def test_a_public_centre_is_used_as_in_a_run_and_values_need_its_file_no_longer(
         PARTS, test=TEST, output_dir=tmp_path / "runs", **QUICK, **private, public=str(file)
     )
     file.unlink()
-    assert set(stored(settings_of_run(run.folder), run.folder)[1]) == {"0", "1", "2"}
+    again = relearn(run.folder, without=["2"])[1]
+    assert isinstance(again, Head)
+    assert again.centre is not None
+    assert torch.allclose(again.centre.float(), centre, atol=1e-3)

@@ -1,4 +1,4 @@
-"""The commands `coordinator evaluate`, `value` and `survey`, on a simulated run."""
+"""The commands `coordinator evaluate` and `survey`, on a simulated run."""
 
 from __future__ import annotations
 
@@ -61,14 +61,6 @@ def test_secure_sums_show_no_site(
     assert "site 0" not in shown
 
 
-def test_value_prints_and_writes_values(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert coordinator(monkeypatch, "value", run) == 0
-    assert "Shapley" in capsys.readouterr().out
-    assert len(json.loads((run / "values.json").read_text())["sites"]) == 3
-
-
 def test_survey_prints_counts_and_an_estimate(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,24 +94,22 @@ def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-COUNTING: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
-    "evaluate": lambda _, model: ("evaluate", model),
-    "survey": lambda *_: ("survey", "--classes", "0,1,2"),
-    "value": lambda run, _: ("value", run, "--epsilon", "0.5"),
+COUNTING: dict[str, Callable[[Path], tuple[object, ...]]] = {
+    "evaluate": lambda model: ("evaluate", model),
+    "survey": lambda _: ("survey", "--classes", "0,1,2"),
 }
 
 
 @pytest.mark.parametrize("command", COUNTING)
 def test_what_counts_at_sites_needs_the_signatures_of_a_run(
     command: str,
-    run: Path,
     model: Path,
     federation: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words, proposal = COUNTING[command](run, model), tmp_path / "counts.json"
+    words, proposal = COUNTING[command](model), tmp_path / "counts.json"
     link = ("--root-certificates", federation / "ca.crt", "--control", "127.0.0.1:1")
 
     def refused(*more: object) -> str:
@@ -134,8 +124,6 @@ def test_what_counts_at_sites_needs_the_signatures_of_a_run(
     assert (
         f"counting.kind = {read_proposal(proposal).proposal.run().settings.counting.kind}" in shown
     )
-    if command == "value":
-        words = words[:2]
     assert "has 0 signatures of the 1 people" in refused("--proposal", proposal)
     assert (
         coordinator(monkeypatch, "approve", proposal, "--key", tmp_path / "ada.key", "--yes") == 0
@@ -145,11 +133,7 @@ def test_what_counts_at_sites_needs_the_signatures_of_a_run(
     # The budget is the proposal's: another one is not passed over in silence.
     other = refused("--proposal", proposal, "--epsilon", "2")
     assert "has the budget that people have signed" in other
-    changed = refused("--proposal", proposal, *OTHER.get(command, ()))
-    assert ("allows something else" in changed) == (command in OTHER)
-
-
-OTHER = {"evaluate": ("-c", "epsilon=2.0"), "survey": ("-c", "epsilon=2.0")}
+    assert "allows something else" in refused("--proposal", proposal, "-c", "epsilon=2.0")
 
 
 def test_a_proposal_is_of_one_model(
@@ -172,8 +156,6 @@ def test_a_proposal_is_of_one_model(
     [
         (("evaluate", "nowhere"), "neither a run folder nor a model file"),
         (("survey", "--classes", ","), "--classes"),
-        (("value", ".", "--secure-sum"), "--secure-sum is for the counts of --epsilon"),
-        (("value", ".", "--propose", "x"), "--propose is for the counts of --epsilon"),
         (("survey", "--classes", "0,1", "--like", "nowhere", "--simulate", "2"), "nowhere"),
     ],
 )

@@ -19,28 +19,22 @@ from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.export.measured import evaluated as measured
 from fedsurrogate.server_app.export.pseudonyms import write_pseudonymous
 from fedsurrogate.server_app.export.source import signed_model_of
-from fedsurrogate.server_app.site_values import noisy_values, value_settings
 from tests import commands
 from tests.client_app.model_use.hospitals import PRIVATE, hospital, rows_of_classes, site, text
 from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation
-from tests.strategies.counting.hospitals import counted, evaluated, learned
+from tests.strategies.counting.hospitals import evaluated, learned
 
 NAMES = ("clinic-0", "clinic-1", "clinic-2")
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[NodeConfig], Path]:
-    """A folder, three hospitals, and the folder of their run with an evaluation and the values of
-    the hospitals.
-    """
+    """A folder, three hospitals, and the folder of their run with an evaluation."""
     home = tmp_path_factory.mktemp("deployment")
     nodes, run = learned(home)
     _, result = evaluated(home, nodes, run, epsilon=8.0)
     # As `coordinator evaluate RUN` does.
     (run / "evaluation.json").write_text(json.dumps(result))
-    settings, _ = value_settings(run, CountingBudget(8.0, 1e-5))
-    counts = json.loads((counted(home, nodes, settings) / "values.json").read_text())
-    noisy_values(run, NAMES, counts, 3)
     return home, nodes, run
 
 
@@ -107,7 +101,7 @@ def test_no_file_of_a_crate_has_a_name_of_a_site_or_a_path(
     home, _, run = deployment
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     files = contents(exported(monkeypatch, run, "rocrate", tmp_path / "run.zip"))
-    assert {"report.html", "metrics.json", "evaluation.json", "values.json"} <= set(files)
+    assert {"report.html", "metrics.json", "evaluation.json"} <= set(files)
     for name, content in files.items():
         for secret in (*NAMES, "clinic", str(home), str(Path.home()), str(tmp_path), "/tmp/"):
             assert secret.encode() not in content, f"{secret} in {name}"

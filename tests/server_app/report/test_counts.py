@@ -113,7 +113,7 @@ def test_a_survey_is_shown_with_each_site_and_what_a_run_could_reach(tmp_path: P
     [
         ("evaluation", "The model is right for 84.0%"),
         ("survey", "2 sites have 300"),
-        ("values", "Counts for the values of the hospitals"),
+        ("values", "Counts of records at the sites"),
     ],
 )
 def test_the_page_of_a_run_that_counted_begins_with_what_it_found(

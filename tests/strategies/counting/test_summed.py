@@ -25,7 +25,6 @@ from fedsurrogate.common.wire.sum_proto import unpack_total
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.site_values import noisy_values, value_settings
 from fedsurrogate.server_app.survey_estimate import estimate_of, features_with
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
@@ -42,8 +41,8 @@ Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]
 SUMMED: dict[str, Any] = {"secure-sum": True}
 NOISY = 'mechanisms = ["secure-sums"]\n'
-EXACT = 'exact-counts = ["evaluation", "survey", "values"]\nsmallest-cell = 1\n'
-RUN = {"counting.digest": "0" * 64, "counting.models": 7, "classes": "a,b,c,d"} | SUMMED
+EXACT = 'exact-counts = ["evaluation", "survey"]\nsmallest-cell = 1\n'
+RUN = {"counting.digest": "0" * 64, "classes": "a,b,c,d"} | SUMMED
 
 
 @pytest.fixture(scope="module")
@@ -163,18 +162,6 @@ def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
     assert (card["mechanism"], card["epsilon"]) == ("secure-sums", 4.0)
     assert "decisions and scores" in card["covers"]
     assert metrics_of(folder)["learning"]["secure-sum-of"] == 3
-
-
-def test_values_of_hospitals_from_a_secure_sum(home: Path, hospitals: Hospitals) -> None:
-    nodes, run = hospitals
-    permit(home, EXACT)
-    found = []
-    for secure_sum in (False, True):
-        settings, _ = value_settings(run, CountingBudget(0.0, 1e-5, secure_sum))
-        folder = run_federation(home, InProcessGrid(nodes, run_id=next(NUMBERS)), **settings)
-        counted = json.loads((folder / "values.json").read_text())
-        found.append(noisy_values(run, ["clinic-0", "clinic-1", "clinic-2"], counted, 3))
-    assert found[0] == found[1]
 
 
 def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(
@@ -310,7 +297,7 @@ def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path
     assert joint["sites"] == 4
 
 
-@pytest.mark.parametrize("kind", ["evaluation", "survey", "values"])
+@pytest.mark.parametrize("kind", ["evaluation", "survey"])
 @pytest.mark.parametrize(
     "fault", ["", "one record is in one cell only", "all sites count as honest"]
 )
