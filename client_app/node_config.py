@@ -20,7 +20,6 @@ from fedsurrogate.common.machine.user_folders import (
     user_folder,
     why_not_writable,
 )
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, DataKind, Device, Names, Section
@@ -276,7 +275,7 @@ def is_protected(private: bool, node: NodeConfig) -> bool:
 
 def judges(counting: CountingSettings, node: NodeConfig) -> bool:
     """Whether a run evaluates a model on a hospital's own held-out records."""
-    return counting.kind in JUDGING and node.data not in ("", "digits")
+    return counting.kind == "evaluation" and node.data not in ("", "digits")
 
 
 def packages_of(run: Run, node: NodeConfig) -> list[tuple[str, str]]:

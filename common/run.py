@@ -15,7 +15,6 @@ from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import METHODS, method_of, plan_of
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
@@ -47,6 +46,8 @@ REASONS = {
     "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
 }
 UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
+# What run folders of earlier versions name: a setting that with this value asked for nothing.
+GONE: dict[str, Scalar] = {"counting.models": 0}
 
 
 @dataclass(frozen=True)
@@ -467,7 +468,7 @@ def _rows_of(counting: CountingSettings, target: Target) -> tuple[str, ...]:
     """
     if counting.kind == "none":
         return target.rows
-    if counting.kind in JUDGING:
+    if counting.kind == "evaluation":
         return target.outputs
     from fedsurrogate.common.targets.counted import counted
 
@@ -479,7 +480,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
     Args:
         flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
-            have their defaults.
+            have their defaults. Those of `GONE` may be there too.
 
     Returns:
         The run.
@@ -487,7 +488,8 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     Raises:
         ConfigError: one line that names key, value and the allowed values.
     """
-    return Run.resolve(parse_settings(Settings, flat))
+    known = {key: value for key, value in flat.items() if (key, value) not in GONE.items()}
+    return Run.resolve(parse_settings(Settings, known))
 
 
 def _with_records(settings: Settings) -> Settings:

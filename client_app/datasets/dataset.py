@@ -31,7 +31,6 @@ from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Bag, DataKind, DataSettings
 from fedsurrogate.common.targets.target import Target
@@ -103,7 +102,7 @@ class DataSource:
             )
         check_columns(run.target, node.target_columns)
         protected = is_protected(run.private, node)
-        judged = run.settings.counting.kind in JUDGING and bool(node.held_out_dir)
+        judged = run.settings.counting.kind == "evaluation" and bool(node.held_out_dir)
         apart = judged and node.held_out_apart
         names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset
         column = (

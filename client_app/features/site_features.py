@@ -32,7 +32,6 @@ from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
@@ -196,7 +195,7 @@ def load_site(
             f"{part.dataset.name!r} has no patient IDs, but this site protects patients; set "
             "patient-column"
         )
-    if not (len(train.labels) or hidden or run.settings.counting.kind in JUDGING):
+    if not (len(train.labels) or hidden or run.settings.counting.kind == "evaluation"):
         raise DataError(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
@@ -213,7 +212,7 @@ def load_site(
     dataset = part.dataset
     # Places among the records of all classes: places among those of the run's classes name other
     # records with other classes.
-    rows = (test if run.settings.counting.kind in JUDGING else train).rows
+    rows = (test if run.settings.counting.kind == "evaluation" else train).rows
     assert rows is not None
     places = rows if dataset.rows is None else dataset.rows[rows]
     selected = hashlib.sha256(places.numpy().tobytes()).hexdigest()

@@ -78,8 +78,8 @@ class Policy(WorkLimits):
     exact_counts: Names = Field(
         (),
         description="runs whose counts may leave without noise although without-dp = false: "
-        "evaluation, values, survey; the total does not cover them, and differences "
-        "of counts show single records to a coordinator that chooses the models",
+        "evaluation, survey; the total does not cover them, and differences of counts show single "
+        "records to a coordinator that chooses the models",
     )
     smallest_cell: int = Field(
         10,

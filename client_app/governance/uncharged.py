@@ -63,7 +63,6 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.needed import check_packages
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.run import Run
 
 T = TypeVar("T")
@@ -169,7 +168,7 @@ def with_records(
             )
         if not len(
             site_features.test.labels
-            if run.settings.counting.kind in JUDGING
+            if run.settings.counting.kind == "evaluation"
             else site_features.train.labels
         ):
             log.error(

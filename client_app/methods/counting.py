@@ -31,12 +31,7 @@ from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE, norm_of_ones
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
-from fedsurrogate.common.models.classifiers import (
-    Classifier,
-    Ensemble,
-    class_indices,
-    scores_alone,
-)
+from fedsurrogate.common.models.classifiers import Classifier, class_indices, scores_alone
 from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -76,7 +71,7 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
 def _tables(task: Task) -> dict[str, IntegerSum]:
     if task.run.target is not None:
         return _of_target(task, task.run.target)
-    made = {"survey": _surveyed, "evaluation": _evaluated, "values": _valued}
+    made = {"survey": _surveyed, "evaluation": _evaluated}
     return made[task.run.settings.counting.kind](task)
 
 
@@ -110,34 +105,6 @@ def _evaluated(task: Task) -> dict[str, IntegerSum]:
         len(settings.classes),
         settings.counting.bins,
     )
-
-
-def _valued(task: Task) -> dict[str, IntegerSum]:
-    """The number of held-out records, and of right decisions of each received head, whose heads
-    come as an ensemble.
-    """
-    model, test, settings = _received(task), task.found.test, task.run.settings
-    heads = model.heads if isinstance(model, Ensemble) else (model,)
-    if len(heads) != settings.counting.models:
-        raise SurrogateError(
-            f"{len(heads)} models, but counting.models = {settings.counting.models}"
-        )
-    labels = class_indices(settings.classes, task.found.classes)[test.labels]
-    # In a secure sum the same records as in an evaluation: the difference of both would show the
-    # small classes.
-    good = labels >= 0
-    if settings.secure_sum:
-        good = _in_large_classes(labels, good, len(settings.classes), task.smallest_cell)
-    weights = _weights(test, task.protects_patients) * good
-    kept = weights > 0
-    (table,) = tables_in(settings.counting, len(settings.classes), None)
-    right = ExactSum(table.shape, table.bound, most=1.0)
-    chosen = [scores_alone(head, test.features[kept]).argmax(1) for head in heads]
-    rows = torch.stack(
-        [torch.ones_like(labels[kept]), *(each == labels[kept] for each in chosen)], 1
-    )
-    right.add(rows * weights[kept, None], weights[kept])
-    return {"right": right.total}
 
 
 def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
@@ -272,13 +239,9 @@ def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
     if claim is None:
         whole = _large_enough(exact, task.smallest_cell, run.target, run.settings.counting)
         if not any(bool(table.any()) for table in whole.values()):
-            what = (
-                "there are fewer held-out records"
-                if "right" in whole
-                else "no class has so many records"
-            )
             raise DataError(
-                f"smallest-cell = {task.limits.smallest_cell}: {what}, so no count leaves"
+                f"smallest-cell = {task.limits.smallest_cell}: no class has so many records, so no "
+                "count leaves"
             )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))
     released = tables_in(run.settings.counting, len(run.settings.classes), run.target)
@@ -298,8 +261,6 @@ def _large_enough(
     Such a class looks like one without records. An evaluation has left their records out already.
     """
     whole = {name: table.round().long() for name, table in exact.items()}
-    if "right" in whole:
-        return {"right": whole["right"] * (whole["right"][0] >= least)}
     if "records" in whole and target is not None:
         return {"records": large_cells(counted(target, own), whole["records"], least)}
     if "records" in whole:

@@ -36,7 +36,6 @@ from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PolicyError, StateError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings
@@ -301,7 +300,7 @@ def _differ(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
 
 
 def _kind(counting: CountingSettings) -> str:
-    return HELD_OUT if counting.kind in JUDGING else TRAINING
+    return HELD_OUT if counting.kind == "evaluation" else TRAINING
 
 
 def _least(counting: CountingSettings, limits: SiteLimits) -> int:

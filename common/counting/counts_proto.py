@@ -109,10 +109,6 @@ def check_tables(tables: Mapping[str, Tensor], variances: Mapping[str, float]) -
         room = DEVIATIONS * (2 * variances["errors"]) ** 0.5 + ROUNDED * float(records.max())
         if float((others - records).max()) > room + 1:
             raise SurrogateError("errors: a sum beyond its number of records")
-    if "right" in tables:
-        tested, *right = tables["right"].tolist()
-        if max(right) - tested > DEVIATIONS * (2 * variances["right"]) ** 0.5:
-            raise SurrogateError(f"{max(right):.0f} right decisions on only {tested:.0f} records")
     if "scores" not in tables:
         return
     decisions, scores = tables["decisions"], tables["scores"]

@@ -66,11 +66,6 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
         plan = method.coded(settings, target)
     elif method.trains is not None:
         plan = method.trains(method.plan(settings), settings.fedavg, target)
-    elif settings.counting.kind != "none":
-        raise ConfigError(
-            f"counting.kind = {settings.counting.kind!r} is for target = 'class', not "
-            f"{target.name!r}; use 'survey' or 'evaluation'"
-        )
     else:
         *names, last = (repr(each.name) for each in METHODS.values() if each.coded or each.trains)
         raise ConfigError(

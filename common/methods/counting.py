@@ -24,8 +24,6 @@ from fedsurrogate.common.settings import CountingSettings, Settings
 from fedsurrogate.common.targets.target import Target
 
 DIGITS = 32
-# Kinds that judge models on held-out records.
-JUDGING = ("evaluation", "values")
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,13 @@ def scored_classes(classes: int) -> int:
 def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
-    survey: records (C,). values: tested records, and right decisions of each of M models, right (1
-    + M,); a record is in up to 1 + M cells. evaluation: decisions (C, C) by true and decided class,
-    and for each scored class a histogram of its probability, for records of other classes and of
-    this class: scores (S, 2, B). A record is in one cell of the decisions and in S cells of the
-    scores, so it adds vectors of norm 1 and sqrt(S). The shares minimise the sum of the two
-    variances of the noise.
+    survey: records (C,). evaluation: decisions (C, C) by true and decided class, and for each scored
+    class a histogram of its probability, for records of other classes and of this class: scores (S,
+    2, B). A record is in one cell of the decisions and in S cells of the scores, so it adds vectors
+    of norm 1 and sqrt(S). The shares minimise the sum of the two variances of the noise.
     """
     if own.kind == "survey":
         return (Counted("records", (classes,), 1.0, 1.0),)
-    if own.kind == "values":
-        cells = 1 + own.models
-        return (Counted("right", (cells,), norm_of_ones(cells), 1.0),)
     scored = scored_classes(classes)
     share = 1 / (1 + math.sqrt(scored))
     return (
@@ -104,22 +97,15 @@ def tables_in(own: CountingSettings, classes: int, target: Target | None) -> tup
 
 
 def _symbols(own: CountingSettings, classes: int, dimension: int, records: int) -> Sizes:
-    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; M: tested
-    records, and each model.
-    """
-    return {"S": scored_classes(classes), "2": 2, "B": own.bins, "M": 1 + own.models}
+    """S: classes with a histogram; 2: of other classes, and of the class; B: bins."""
+    return {"S": scored_classes(classes), "2": 2, "B": own.bins}
 
 
 def _refusal(own: CountingSettings, classes: tuple[str, ...]) -> str:
     if not classes:
         return f"counting.kind = {own.kind!r} needs classes, so that all sites count the same ones"
-    if own.kind in JUDGING and not own.digest:
-        return (
-            f"counting.kind = {own.kind!r} needs counting.digest; `coordinator evaluate` and "
-            "`coordinator value` set it"
-        )
-    if own.kind == "values" and not own.models:
-        return "counting.kind = 'values' needs counting.models; `coordinator value` sets it"
+    if own.kind == "evaluation" and not own.digest:
+        return "counting.kind = 'evaluation' needs counting.digest; `coordinator evaluate` sets it"
     return ""
 
 
@@ -250,11 +236,10 @@ def _kind(
     )
 
 
-_DECISIONS = "counts of decisions and scores with Gaussian noise"
 EVALUATION = _kind(
     "evaluation",
     "Evaluation",
-    _DECISIONS,
+    "counts of decisions and scores with Gaussian noise",
     partial(_plan, {"decisions": "C C", "scores": "S 2 B"}, _judging, True),
     partial(_coded_plan, _judging, True),
 )
@@ -265,8 +250,5 @@ SURVEY = _kind(
     partial(_plan, {"records": "C"}, _surveying, False),
     partial(_coded_plan, _surveying, False),
 )
-VALUES = _kind(
-    "values", "Values of sites", _DECISIONS, partial(_plan, {"right": "M"}, _judging, True)
-)
 # By the value of counting.kind.
-KINDS_OF_COUNTS = {method.name: method for method in (EVALUATION, VALUES, SURVEY)}
+KINDS_OF_COUNTS = {method.name: method for method in (EVALUATION, SURVEY)}

@@ -12,11 +12,10 @@ from fedsurrogate.common.settings.base import Section, Unit
 class CountingSettings(Section):
     """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
 
-    kind: Literal["none", "evaluation", "values", "survey"] = Field(
+    kind: Literal["none", "evaluation", "survey"] = Field(
         "none",
         description="What the sites count instead of learning: decisions of a model on held-out "
-        "records (evaluation), right decisions of models of some sites (values), or "
-        "records of each class (survey); none for a run that learns.",
+        "records (evaluation), or records of each class (survey); none for a run that learns.",
     )
     model: str = Field(
         "",
@@ -26,9 +25,6 @@ class CountingSettings(Section):
         "",
         pattern=r"^([0-9a-f]{64})?$",
         description="SHA-256 of that model, so that all sites evaluate the same one.",
-    )
-    models: Annotated[int, Unit("models")] = Field(
-        0, ge=0, le=1000, description="Number of models that are compared for the values of sites."
     )
     bins: Annotated[int, Unit("bins")] = Field(
         16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation."

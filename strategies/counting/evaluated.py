@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_PRIVATE
-from fedsurrogate.common.methods.counting import JUDGING
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
@@ -33,7 +32,7 @@ def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes |
     Raises:
         RunError: unless the file holds the model that the settings name.
     """
-    if counting.kind not in JUDGING:
+    if counting.kind != "evaluation":
         return None
     payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
     if digest != counting.digest:

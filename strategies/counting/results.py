@@ -113,8 +113,6 @@ def result_of(
         return _result_of_target(counts, counting, target)
     if counting.kind == "survey":
         return _survey_result(counts, classes)
-    if counting.kind == "values":
-        return {"right": _whole(counts.tables["right"]), "noise": counts.variances["right"] ** 0.5}
     return evaluation_result(counts, classes) | {"model": counting.digest}
 
 

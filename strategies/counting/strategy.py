@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import check_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import JUDGING, tables_in
+from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
@@ -50,8 +50,6 @@ class Counting(OneShot[Counts]):
 
     def records(self, sent: Counts) -> int:
         """Number of counted records, noisy under privacy."""
-        if self.config.settings.counting.kind == "values":
-            return max(0, int(sent.tables["right"][0]))
         if self.config.target is not None:
             return records_counted(sent.tables, self.config.settings.counting, self.config.target)
         first = tables_in(self.config.settings.counting, len(self.config.settings.classes), None)[0]
@@ -114,7 +112,7 @@ class Counting(OneShot[Counts]):
             return
         info = dict(reply.content.config_records["info"])
         site = self.outcome.sites[node]
-        if self.config.settings.counting.kind in JUDGING and info.get("show") is not True:
+        if self.config.settings.counting.kind == "evaluation" and info.get("show") is not True:
             # Its noisy counts are in the sum; nothing in the run folder shows them alone.
             self.recorder.discard(site.name)
             site.records = 0
@@ -149,8 +147,6 @@ class Counting(OneShot[Counts]):
         result = self._result_of(counted)
         if self.config.settings.counting.kind == "survey":
             return result | survey_of_sites(counts)
-        if self.config.settings.counting.kind == "values":
-            return result
         shown = [each for each in counts if each.header.site in self._shown]
         of_target = self.config.target is not None
         part = "outputs" if of_target else "accuracy"

@@ -15,8 +15,7 @@ from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class SecureCounting(SecureSum):
-    """The sum of all sites' counts. The result is the file `evaluation.json`, `survey.json` or
-    `values.json`.
+    """The sum of all sites' counts. The result is the file `evaluation.json` or `survey.json`.
 
     What needs a single site's counts is not in it.
     """

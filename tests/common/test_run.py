@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import GONE, Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
 
@@ -56,6 +56,13 @@ def test_known_keys_are_the_published_ones() -> None:
 
 def test_the_published_configuration_is_valid_and_the_default() -> None:
     assert parse_run(published()) == Run.resolve(Settings()) == parse_run({})
+
+
+def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing() -> None:
+    assert parse_run({"counting.models": 0, "seed": 3}) == parse_run({"seed": 3})
+    assert GONE.keys().isdisjoint(known_keys(Settings))
+    with pytest.raises(ConfigError, match=r"unknown key 'counting\.models'"):
+        parse_run({"counting.models": 7})
 
 
 def test_dotted_keys_reach_their_section() -> None:

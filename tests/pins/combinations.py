@@ -184,7 +184,6 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "ghofl.head": ("nb-diag",),
     "counting.model": ("model.fedsurrogate",),
     "counting.digest": ("ab" * 32,),
-    "counting.models": (4,),
     "counting.bins": (8,),
     "counting.largest-error": (0.5,),
 }
@@ -317,9 +316,8 @@ WRONG: tuple[Flat, ...] = (
     {"target": "number", "target-range": "0,1", "fedpft.covariance": "diag"},
     {"target": "number", "target-range": "0,1", "value-columns": "age,sex", "bins": 3},
     {"target": "number", "target-range": "0,1;0,1;0,1", "value-columns": "age,sex"},
-    *({"counting.kind": kind} for kind in ("evaluation", "values", "survey")),
+    *({"counting.kind": kind} for kind in ("evaluation", "survey")),
     {"counting.kind": "evaluation", "classes": CLASSES},
-    {"counting.kind": "values", "classes": CLASSES, "counting.digest": SHA},
     {
         "counting.kind": "survey",
         "classes": CLASSES,
@@ -328,7 +326,7 @@ WRONG: tuple[Flat, ...] = (
         "defence": "median",
     },
 )
-COUNTING: Flat = {"classes": CLASSES, "counting.digest": SHA, "counting.models": 2}
+COUNTING: Flat = {"classes": CLASSES, "counting.digest": SHA}
 # Keys that a run which counts can depend on.
 OF_COUNTS = (
     *(
@@ -346,7 +344,6 @@ OF_COUNTS = (
     *(
         "secure-sum-records",
         "counting.digest",
-        "counting.models",
         "counting.bins",
         "fedpft.topology",
         "features.power",

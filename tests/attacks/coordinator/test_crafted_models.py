@@ -137,7 +137,6 @@ OF_MODELS: dict[str, dict[str, Any]] = {
     "dpcvae": {"method": "dpcvae"},
     "dpcgan": {"method": "dpcgan"},
     "evaluation": {"counting.kind": "evaluation", **MODEL},
-    "values": {"counting.kind": "values", "counting.models": 1, **MODEL},
 }
 OF_RECORDS: dict[str, dict[str, Any]] = {
     "gram": {},
@@ -166,9 +165,11 @@ def test_the_word_for_exact_counts_is_enough_for_counts(hospitals: Hospitals) ->
     """It says itself what they show."""
     allow(hospitals, False)
     policy = hospitals.folder / "north" / "policy.toml"
-    policy.write_text(policy.read_text() + 'exact-counts = "evaluation"\n')
+    without = policy.read_text()
     held_out = {"held-out-dir": hospitals.nodes["north"]["data-dir"]}
     hospitals.nodes["north"] = hospitals.nodes["north"] | held_out
-    for name, expected in (("evaluation", "ok"), ("values", "policy")):
-        hospitals.settings, hospitals.name = PLAIN | OF_MODELS[name], f"{len(name):032x}"
+    hospitals.settings = PLAIN | OF_MODELS["evaluation"]
+    for named, expected in (("survey", "policy"), ("evaluation", "ok")):
+        policy.write_text(without + f'exact-counts = "{named}"\n')
+        hospitals.name = f"{len(named):032x}"
         assert hospitals.status("north", "query.hello") == expected

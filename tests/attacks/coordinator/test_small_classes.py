@@ -84,18 +84,16 @@ def test_the_same_limits_allow_a_survey_after_training(hospitals: Hospitals) -> 
     assert released(hospitals, SURVEY) == "ok", hospitals.log("north")[-1500:]
 
 
-def held_out(kind: str, weight: torch.Tensor) -> torch.Tensor:
-    """The counts (records, right decisions) that a site with 12 and 3 held-out records of two
-    classes adds.
-    """
+def held_out(weight: torch.Tensor) -> torch.Tensor:
+    """The decisions that a site with 12 and 3 held-out records of two classes adds."""
     header = Header("fedavg", "r", "coordinator", "f", ("benign", "malign"))
     model = pack_classifier(Head(header, weight, torch.zeros(2)))
     settings = {
-        "counting.kind": kind,
+        "counting.kind": "evaluation",
         "counting.digest": hashlib.sha256(model).hexdigest(),
         "secure-sum": True,
+        "classes": CLASSES,
     }
-    settings |= {"classes": CLASSES} | ({"counting.models": 1} if kind == "values" else {})
     labels = torch.tensor([0] * 12 + [1] * 3)
     features = torch.eye(2)[labels]
     features[0] *= 3e38
@@ -105,19 +103,15 @@ def held_out(kind: str, weight: torch.Tensor) -> torch.Tensor:
     tables, _ = summed_counts(
         Task(parse_run(settings), NodeConfig(), "north", found, limits, model)
     )
-    return tables["right"] if kind == "values" else tables["decisions"]
+    return tables["decisions"]
 
 
-def test_an_evaluation_and_values_leave_out_the_same_classes() -> None:
-    """Their difference was the records, and the right decisions, of classes that only one site has
-    too few of.
-    """
-    assert held_out("values", torch.eye(2)).tolist() == [12, 12]
-    assert held_out("evaluation", torch.eye(2)).tolist() == [[12, 0], [0, 0]]
+def test_an_evaluation_leaves_out_a_class_with_too_few_records() -> None:
+    assert held_out(torch.eye(2)).tolist() == [[12, 0], [0, 0]]
 
 
 def test_the_model_does_not_decide_which_sites_leave_out_a_class() -> None:
     """It made one record's scores infinite, so that a site with just enough left out all 12: the
     sum showed its number.
     """
-    assert held_out("evaluation", 100 * torch.eye(2)).tolist() == [[11, 0], [0, 0]]
+    assert held_out(100 * torch.eye(2)).tolist() == [[11, 0], [0, 0]]

@@ -59,7 +59,6 @@ SUMS: dict[str, dict[str, Scalar]] = {
     "fedsgd": {"method": "fedsgd", "fedavg.model": "mlp", "fedavg.width": 2, **TRAINED},
     "dpcvae": {"method": "dpcvae", "dpcvae.rounds": 2, "dpcvae.latent": 2},
     "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, **JUDGED},
-    "values": {"counting.kind": "values", "counting.models": 1, **JUDGED},
 }
 # Of a reply: random numbers, and the ledger's receipts, which have a random name.
 RANDOM = ("key", "receipt")

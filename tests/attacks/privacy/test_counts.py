@@ -4,7 +4,6 @@ and lying hospitals.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from fedsurrogate.common.wire.records import INFO, to_record
 from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, NodeConfig, default_run_config, events_of
-from tests.strategies.counting.hospitals import POLICY, allow, counted, entries, evaluated, learned
+from tests.strategies.counting.hospitals import POLICY, allow, entries, evaluated, learned
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +134,10 @@ def test_a_model_with_huge_weights_is_refused_in_a_private_evaluation(
     assert len(entries(nodes[2])) == before
 
 
-def difference(
-    home: Path, node: NodeConfig, run: Path, image: Path, epsilon: float
-) -> tuple[int, float]:
-    """An attack of a coordinator that has the image of a person: the difference of two counts, and
-    the noise in each.
-
-    It asks for the values of hospitals, and chooses two heads. The first decides always for "1".
-    The second decides for "7" where features have a cosine above 0.9985 to those of the image. So
-    the counts differ by that record alone.
+def heads_of(run: Path, image: Path) -> tuple[Head, Head]:
+    """The two models of a coordinator that has the image of a person. The first decides always for
+    "1". The second decides for "7" where features have a cosine above 0.9985 to those of the image.
+    So their decisions differ for that record alone.
     """
     honest, backbone = read_model(run / "model.safetensors"), load_backbone("pixels", "", 8, "cpu")
     with Image.open(image) as opened:
@@ -153,26 +147,19 @@ def difference(
         honest.header, torch.zeros(3, len(direction)), torch.tensor([0.0, -1e3, -1e3]), clip=0.0
     )
     near = torch.stack([0 * direction, 0 * direction, 1000 * direction])
-    chosen = Head(honest.header, near, torch.tensor([0.0, -1e3, -998.5]), clip=0.0)
-    file = home / "heads.pb"
-    payload, digest = payload_of(Ensemble((constant, chosen)))
-    file.write_bytes(payload)
-    counting: dict[str, Any] = {
-        "counting.kind": "values",
-        "counting.models": 2,
+    return constant, Head(honest.header, near, torch.tensor([0.0, -1e3, -998.5]), clip=0.0)
+
+
+def judged(home: Path, node: NodeConfig, run: Path, head: Head, epsilon: float) -> dict[str, Any]:
+    """The result of an evaluation of a head at one hospital."""
+    payload, digest = payload_of(head)
+    (home / "head.pb").write_bytes(payload)
+    more = {
+        "counting.model": str(home / "head.pb"),
         "counting.digest": digest,
-    }
-    counting |= {
-        "counting.model": str(file),
-        "classes": ",".join(CLASSES),
-        "image-size": 8,
         "features.power": 1.0,
     }
-    folder = counted(
-        home, [node], counting | {"epsilon": epsilon, "delta": 1e-5 if epsilon else 0.0}
-    )
-    result = json.loads((folder / "values.json").read_text())
-    return result["right"][2] - result["right"][1], result["noise"]
+    return evaluated(home, [node], run, epsilon=epsilon, **more)[1]
 
 
 def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
@@ -182,29 +169,22 @@ def test_exact_counts_show_one_record_to_a_coordinator_that_chooses_the_models(
     noise does.
     """
     home, nodes, run = hospitals
-    allow(home, 0, 'exact-counts = ["values", "evaluation"]\n')
+    allow(home, 0, 'exact-counts = ["evaluation"]\n')
     image = sorted((Path(str(nodes[0]["held-out-dir"])) / "7").iterdir())[3]
     without = tmp_path / "held"
     shutil.copytree(str(nodes[0]["held-out-dir"]), without)
     (without / "7" / image.name).unlink()
+    constant, chosen = heads_of(run, image)
     for folder, present in ((nodes[0]["held-out-dir"], 1), (without, 0)):
         node = nodes[0] | {"held-out-dir": str(folder)}
-        assert difference(home, node, run, image, 0.0) == (present, 0.0)
-        # The noise in the difference has at least five times the deviation of what it must hide.
-        assert difference(home, node, run, image, 1.0)[1] > 5
-    # In an evaluation too, one model is enough: the class has ten records or more, one cell of its
-    # decisions has one.
-    heads = read_model(home / "heads.pb")
-    assert isinstance(heads, Ensemble)
-    (head := home / "head.pb").write_bytes(payload_of(heads.heads[1])[0])
-    model = {
-        "counting.model": str(head),
-        "counting.digest": payload_of(read_model(head))[1],
-        "features.power": 1.0,
-    }
-    _, result = evaluated(home, [nodes[0]], run, epsilon=0.0, **model)
-    assert result["decisions"][2][2] == 1
-    assert sum(result["decisions"][2]) >= 10
+        first, second = (judged(home, node, run, head, 0.0) for head in (constant, chosen))
+        apart = torch.tensor(second["decisions"]) - torch.tensor(first["decisions"])
+        assert apart.tolist() == [[0, 0, 0], [0, 0, 0], [-present, 0, present]]
+        # One model is enough: the class has ten records or more, one cell of its decisions has one.
+        assert second["decisions"][2][2] == present
+        assert sum(second["decisions"][2]) >= 10
+        # The noise has at least five times the deviation of what it must hide.
+        assert judged(home, node, run, chosen, 1.0)["noise"]["decisions"] > 5
 
 
 def lying(change: Any) -> Any:

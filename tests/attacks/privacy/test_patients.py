@@ -96,11 +96,7 @@ def _private_runs() -> Iterator[tuple[str, Run]]:
     """
     methods: dict[str, dict[str, Scalar]] = {name: {"method": name} for name in METHODS}
     kinds = get_args(CountingSettings.model_fields["kind"].annotation)
-    methods |= {
-        kind: {"counting.kind": kind, "counting.models": 2 * (kind == "values"), **JUDGED}
-        for kind in kinds
-        if kind != "none"
-    }
+    methods |= {kind: {"counting.kind": kind, **JUDGED} for kind in kinds if kind != "none"}
     cases = methods | VARIANTS
     for target, own in TARGETED.items():
         cases |= {f"{name}, {target}": each | own for name, each in methods.items()}
@@ -240,7 +236,7 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
 
 def _request(run: Run, classes: tuple[str, ...], number: int, hostile: Hostile) -> bytes:
     """A request's payload; empty for none."""
-    if run.settings.counting.kind in ("evaluation", "values"):
+    if run.settings.counting.kind == "evaluation":
         return _judged(run, hostile)
     if run.plan.kind == "rounds":
         training = Training.begin(run, classes, "f", DIMENSION)

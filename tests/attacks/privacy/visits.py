@@ -73,7 +73,6 @@ METHODS: dict[str, dict[str, Scalar]] = {
     "dpcvae": {"method": "dpcvae", **GENERATED},
     "dpcgan": {"method": "dpcgan", **GENERATED},
     "survey": {"counting.kind": "survey"},
-    "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
     "evaluation": {"counting.kind": "evaluation", "counting.bins": 4, "counting.digest": "0" * 64},
 }
 # The same for every other target than classes.

@@ -40,7 +40,7 @@ RUNS = [
         COUNTS | PRIVATE | {"secure-sum": True, "sites": 9},
         # At a model of the coordinator, with noise and without, in a secure sum and not.
         {"method": "fedavg"}, {"method": "scaffold"}, {"fedpft.topology": "chain"},
-        {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64, "classes": "a,b"},
+        {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "a,b"},
         {"target": "time", "horizon": 3.0, "time-head": "cox"},
         SUMMED | {"method": "fedavg"}, SUMMED | {"method": "dp-fedavg"} | PRIVATE,
     )
@@ -53,7 +53,7 @@ POLICIES = st.builds(
     without_dp=st.booleans(),
     epsilon_per_run=st.sampled_from([0.5, 1.0, 2.0]),
     delta=st.sampled_from([1e-6, 1e-5, 1e-3]),
-    exact_counts=st.sampled_from([(), ("survey",), ("values",)]),
+    exact_counts=st.sampled_from([(), ("survey",), ("evaluation",)]),
     exact_sums_at_models=st.booleans(),
     require_seal=st.sampled_from([False, False, False, True]),
     require_secure_sum=st.sampled_from([False, False, False, True]),
@@ -159,7 +159,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "residuals": {"target": "time", "horizon": 3.0, "time-head": "residuals"},
     "cox": {"target": "time", "horizon": 3.0, "time-head": "cox"},
     "evaluation": {"counting.kind": "evaluation", "counting.digest": "0" * 64},
-    "values": {"counting.kind": "values", "counting.models": 1, "counting.digest": "0" * 64},
     "survey": {"counting.kind": "survey"},
 }
 

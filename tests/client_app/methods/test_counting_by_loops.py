@@ -134,8 +134,6 @@ def test_counts_of_few_records_look_like_none(counts: list[int], least: int) -> 
         return found[name].tolist()
 
     assert left("records") == [each if each >= least else 0 for each in counts]
-    # Of right decisions, the first number is that of all records.
-    assert left("right") == (counts if counts[0] >= least else [0, 0, 0])
     assert left("scores") == counts, "their records are left out already"
 
 

@@ -29,7 +29,7 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.models.classifiers import Ensemble, Head, Quadratic
+from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.measures import MEASURES, measured, packed
@@ -134,45 +134,6 @@ def test_an_evaluation_counts_records_of_large_classes_with_finite_scores(
     assert made.answer == ({"exact": json.dumps(wanted)} if simulated else {})
     shown = replace(asked, limits=replace(asked.limits, show_evaluation=True))
     assert counts(shown).answer["show"] is True
-
-
-@settings(max_examples=20, deadline=None)
-@given(rows=ROWS, least=st.integers(1, 4), summed=st.booleans(), models=st.integers(1, 3))
-def test_values_are_the_right_decisions_of_each_head(
-    rows: list[tuple[int, bool]], least: int, summed: bool, models: int
-) -> None:
-    heads = tuple(head(seed) for seed in range(models))
-    payload = pack_classifier(Ensemble(heads) if models > 1 else heads[0])
-    more = {"secure-sum": True, "sites": 9} if summed else {}
-    run = counting("values", payload, **{"counting.models": models} | more)
-    asked = task(run, [(label, True) for label, _ in rows], payload, least)
-    received = received_classifier(payload, "")
-    own = received.heads if isinstance(received, Ensemble) else (received,)
-    labels = [OWN[label] for label, _ in rows]
-    kept = [
-        row
-        for row, name in enumerate(labels)
-        if name in NAMES and (not summed or labels.count(name) >= least)
-    ]
-    right = [len(kept)]
-    for each in own:
-        decided = [
-            NAMES[int(each.scores(asked.found.test.features[row][None]).argmax())] for row in kept
-        ]
-        right.append(sum(name == labels[row] for name, row in zip(decided, kept, strict=True)))
-    if summed:
-        found, _ = summed_counts(asked)
-        assert found["right"].tolist() == (right if right[0] >= least else [0] * len(right))
-    elif right[0] < least:
-        with pytest.raises(DataError, match="there are fewer held-out records"):
-            counts(asked)
-    else:
-        assert unpack_counts(counts(asked).payload).tables["right"].tolist() == right
-    wrong = counting("values", payload, **{"counting.models": models + 1} | more)
-    with pytest.raises(
-        SurrogateError, match=f"{models} models, but counting.models = {models + 1}"
-    ):
-        summed_counts(replace(asked, run=wrong))
 
 
 def test_only_the_named_model_for_the_runs_classes_is_evaluated() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from fedsurrogate.client_app.methods.task import SiteLimits, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.counting.counts_proto import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
@@ -50,37 +49,6 @@ def test_a_model_whose_classes_are_in_another_order_is_refused(order: list[str])
         return
     with pytest.raises(SurrogateError, match="in another order"):
         counts(task)
-
-
-@settings(max_examples=30, deadline=None)
-@given(sent=st.integers(1, 4), planned=st.integers(1, 4), private=st.booleans(), data=st.data())
-def test_right_decisions_are_counted_of_as_many_models_as_the_noise_is_for(
-    sent: int, planned: int, private: bool, data: st.DataObject
-) -> None:
-    """A record adds one to the count of each model, so more models than planned would need more noise."""
-    answers = data.draw(st.lists(st.permutations(range(3)), min_size=sent, max_size=sent))
-    header = Header("fedavg", "r", "coordinator", "f", CLASSES)
-    heads = tuple(Head(header, torch.eye(3)[list(each)], torch.zeros(3)) for each in answers)
-    model = pack_classifier(Ensemble(heads) if sent > 1 else heads[0])
-    budget = {"epsilon": 1.0, "delta": 1e-5} if private else {}
-    run = parse_run(
-        {
-            "counting.kind": "values",
-            "counting.digest": hashlib.sha256(model).hexdigest(),
-            "counting.models": planned,
-            "classes": ",".join(CLASSES),
-        }
-        | budget
-    )
-    own = LabelledFeatures(torch.eye(3), torch.arange(3))
-    site = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=True)
-    task = Task(run, NodeConfig(), "north", site, SiteLimits(), model)
-    if sent != planned:
-        with pytest.raises(SurrogateError, match=f"{sent} models, but counting.models = {planned}"):
-            counts(task)
-        return
-    exact = json.loads(str(counts(task).answer["exact"]))["right"]
-    assert exact == [3] + [sum(at == label for label, at in enumerate(each)) for each in answers]
 
 
 @settings(max_examples=60, deadline=None)

@@ -125,9 +125,6 @@ def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
         "noise": {f"s{at}": pytest.approx(math.sqrt(each)) for at, each in enumerate(variances)},
         "per_site": {f"s{at}": table.tolist() for at, table in enumerate(tables)},
     }
-    right = PooledCounts({"right": cells + 0.4}, {"right": 9.0})
-    values = result_of(right, run_of("values").settings.counting, NAMES)
-    assert values == {"right": cells.int().tolist(), "noise": 3.0}
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 2.0])
@@ -184,17 +181,16 @@ def test_records_with_a_target_are_the_most_of_any_label_or_number(seed: int, sc
     assert records_counted({"errors": many}, errors, number) == 12
 
 
-@pytest.mark.parametrize("kind", ["survey", "evaluation", "values"])
+@pytest.mark.parametrize("kind", ["survey", "evaluation"])
 def test_records_are_those_of_the_first_table(kind: str) -> None:
     tables = {
         "survey": {"records": [2, 3, -1]},
         "evaluation": {"decisions": [[4, 0, 0], [0, 3, 0], [0, 0, -2]], "scores": [[[9]]]},
-        "values": {"right": [7, 5, 6]},
     }[kind]
     strategy = Counting(run_of(kind), Kept())
     for sign in (1, -1):
         sent = {name: sign * torch.tensor(table) for name, table in tables.items()}
-        wanted = {"survey": 4, "evaluation": 5, "values": 7}[kind]
+        wanted = {"survey": 4, "evaluation": 5}[kind]
         assert strategy.records(Counts(header("s"), sent)) == (wanted if sign > 0 else 0)
 
 
@@ -214,7 +210,7 @@ def test_exact_counts_that_cannot_be_read_are_refused(text: str) -> None:
 DECISIONS = [[30, 2, 1], [4, 40, 2], [3, 1, 50]]
 
 
-@pytest.mark.parametrize("kind", ["survey", "evaluation", "values"])
+@pytest.mark.parametrize("kind", ["survey", "evaluation"])
 @pytest.mark.parametrize("shown", ["both", "one", "none", "untrue"])
 @pytest.mark.parametrize("simulated", [False, True])
 def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
@@ -229,8 +225,6 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
     noisy = {"decisions": torch.tensor(DECISIONS), "scores": torch.ones(3, 2, 4).long()}
     if kind == "survey":
         noisy = {"records": torch.tensor([2, 3, 4])}
-    elif kind == "values":
-        noisy = {"right": torch.tensor([9, 8])}
     exact = {name: (2 * table).tolist() for name, table in noisy.items()}
     for at in (0, 1):
         sent = Counts(header(f"s{at}"), noisy, claim(**dict.fromkeys(noisy, 1.0)))
@@ -250,7 +244,7 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
     assert strategy.aggregate_train(1, []) == (None, None)
     assert all(strategy.outcome.sites[at].claim is strategy._received[at].claim for at in (0, 1))
     (event,) = recorder.events
-    records = {"survey": 9, "evaluation": 133, "values": 9}[kind]
+    records = {"survey": 9, "evaluation": 133}[kind]
     assert event == {"event": "counted", "sites": 2, "records": 2 * records}
     result = json.loads(recorder.surrogates[f"file {kind}.json"])
     assert result["sites"] == 2
@@ -335,7 +329,7 @@ def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(
     assert evaluated_payload(own, kept) == payload
     assert kept.surrogates == {"file evaluated.pb": payload}
     (tmp_path / "evaluated.pb").write_bytes(payload)
-    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb"), "kind": "values"})
+    again = own.model_copy(update={"model": str(tmp_path / "evaluated.pb")})
     assert evaluated_payload(again, Kept()) == payload
     assert evaluated_payload(own.model_copy(update={"kind": "survey"}), Kept()) is None
     other = own.model_copy(update={"digest": "e" * 64})

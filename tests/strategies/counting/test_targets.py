@@ -317,7 +317,6 @@ def test_a_small_cell_leaves_no_trace_in_exact_counts(
     ("settings", "words"),
     [
         ({"counting.kind": "survey", "counting.bins": 5} | KINDS["labels"], "even; set 6"),
-        ({"counting.kind": "values"} | KINDS["number"], "use 'survey' or 'evaluation'"),
         ({"counting.kind": "survey", "classes": "a,b"} | KINDS["time"], "(?i)remove it"),
         ({"compare": True} | KINDS["time"], "(?i)remove it"),
         ({"counting.kind": "evaluation"} | KINDS["time"], "counting.digest"),
