@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.harness.federation import Federation, joined, site
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
-from benchmarks.searched_attacks import DIRECTIONS, Lie, with_lie
+from benchmarks.searched_attacks import DIRECTIONS, ways
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
@@ -46,7 +46,6 @@ from fedsurrogate.strategies import stored_strategy, strategy_of
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg.strategy import with_memory
-from fedsurrogate.strategies.robustness.closed_form_sums import gaussians, with_gaussians
 from tests.hostile_sites import shifted, uneven_digits
 
 COLUMNS = (
@@ -358,8 +357,13 @@ def with_lie_about_means(sent: Parameters, attack: Attacked) -> Parameters:
     """Statistics with moved class means, and more records."""
     grouped = "means" in sent.tensors
     given = sent if not grouped else replace(sent, tensors=_sums_of_groups(sent))
-    own = gaussians(given)
-    moved = with_gaussians(given, own, with_lie(own, Lie(attack.name, attack.strength, 1)))
+    known, sums = given.tensors["counts"].double(), given.tensors["sums"].double()
+    means = sums / known.clamp_min(1e-30)[:, None]
+    moves = torch.zeros_like(means)
+    there = known > 0
+    moves[there] = attack.strength * ways(means[there].float(), attack.name).double()
+    lied = (sums + known[:, None] * moves).to(given.tensors["sums"])
+    moved = replace(given, tensors={**given.tensors, "sums": lied})
     if grouped:
         change = moved.tensors["sums"] - given.tensors["sums"]
         shift = (change / given.tensors["counts"].clamp_min(1)[:, None])[:, None]

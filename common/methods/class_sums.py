@@ -10,7 +10,7 @@ from typing import Any
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.heads import HEAD
 from fedsurrogate.common.methods.method import (
-    NO_MEDIAN,
+    BY_HARM,
     Combination,
     Defences,
     Field,
@@ -110,8 +110,8 @@ def class_sums_plan(
         ),
         work=work,
         privacy=privacy,
-        defences=Defences(reason=f", whose {what} nothing here screens; max-share limits a site")
-        if privacy
-        else NO_MEDIAN,
+        defences=BY_HARM
+        if squares and not privacy
+        else Defences(reason=f", whose {what} show no harm; max-share limits a site"),
         ranges=True,
     )

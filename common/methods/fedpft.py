@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
@@ -20,7 +20,7 @@ from fedsurrogate.common.methods.logistic_rounds import (
     with_solver,
 )
 from fedsurrogate.common.methods.method import (
-    ALL_DEFENCES,
+    BY_HARM,
     Combination,
     Defences,
     Field,
@@ -374,20 +374,20 @@ def _work_of(settings: Settings, mechanism: str, chain: bool) -> Callable[[int, 
 
 
 def _defences(mechanism: str, chain: bool) -> Defences:
-    """No "screen" for DP-EM and theorem 4.1: it needs the noise on each mean, which depends on the
-    size of a component in DP-EM and of a class in theorem 4.1.
+    """No "harm" for DP-EM and theorem 4.1: it needs the noise on each mean, which depends on the size of
+    a component in DP-EM and of a class in theorem 4.1.
     """
     if chain:
         reason = " in a chain, where each site builds on the previous one"
         if mechanism in NOISY:
             # A relay holds the sums of each site, and no site can change the others'.
-            return Defences(("none", "screen"), "screen", reason, fewest=4)
+            return replace(BY_HARM, reason=reason)
         return Defences(reason=reason, gap=heads.CHAIN_GAP)
     if mechanism in (EM, THEOREM):
         of = "component" if mechanism == EM else "class"
         reason = f" under {mechanism}, whose noise on a mean differs with the size of its {of}"
-        return Defences(("none", "median", "trimmed"), "screen", reason)
-    return ALL_DEFENCES
+        return Defences(("none", "median", "trimmed"), reason)
+    return replace(BY_HARM, available=("none", "harm", "median", "trimmed"))
 
 
 def _refusal(settings: Settings, chosen: Choices) -> str:
@@ -411,7 +411,7 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
             "'diag' or 'full'"
         )
     if solver == "qda" and (settings.defence in ("median", "trimmed") or own.topology == "chain"):
-        return "head.solver = 'qda' works with defence 'none' or 'screen', and topology 'star'"
+        return "head.solver = 'qda' works with defence 'none' or 'harm', and topology 'star'"
     if own.covariance == "gram" and own.components > 1:
         return (
             "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, "

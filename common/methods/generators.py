@@ -7,8 +7,8 @@ from functools import partial
 
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.method import (
-    ALL_DEFENCES,
     GRADIENTS,
+    UPDATE_DEFENCES,
     Combination,
     Field,
     Messages,
@@ -108,7 +108,7 @@ def plan(settings: Settings) -> Plan:
         ),
         work=work,
         privacy=_privacy(settings) if private else None,
-        defences=ALL_DEFENCES,
+        defences=UPDATE_DEFENCES,
         training=ModelTraining("dpcvae", frames=False),
         judging_packages=("ot",),
     )

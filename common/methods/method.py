@@ -217,24 +217,22 @@ class Defences:
 
     Attributes:
         available: the values of `defence` that are defined, without "auto".
-        default: what "auto" means, where it is available.
         reason: why the others are not defined, as the end of a sentence.
-        fewest: number of sites from which "screen" can tell who is wrong.
+        fewest: number of sites from which a defence can tell who is wrong.
         gap: what one hostile site can do whatever the defence, as a sentence; empty for nothing that
             is worth a warning before the start.
     """
 
     available: tuple[str, ...] = ("none",)
-    default: str = "none"
     reason: str = ""
     fewest: int = 0
     gap: str = ""
 
     def chosen(self, given: str) -> str:
-        """The defence of a run. "auto" becomes the default if it is available, otherwise "none"."""
+        """The defence of a run. "auto" becomes "harm" if it is available, otherwise "none"."""
         if given != "auto":
             return given
-        return self.default if self.default in self.available else "none"
+        return "harm" if "harm" in self.available else "none"
 
     def gaps(self, chosen: str, sites: int) -> list[str]:
         """Warnings before a run: what its defence does not limit, a sentence each.
@@ -244,7 +242,7 @@ class Defences:
             sites: their number; 0 if it is not known.
 
         Example:
-            >>> Defences(("none", "screen"), fewest=4, gap="a chain").gaps("screen", 10)
+            >>> Defences(("none", "harm"), fewest=4, gap="a chain").gaps("harm", 10)
             ['a chain']
         """
         few = {
@@ -253,22 +251,24 @@ class Defences:
             3: "3 sites: one hostile site cannot be distinguished from an odd one; what it changes is "
             "bounded, and it can still spoil the model; four or more sites are safer",
         }
-        warn = chosen == "screen" and sites < self.fewest and sites in few
+        warn = sites < self.fewest and sites in few
         return [*([few[sites]] if warn else []), *([self.gap] if self.gap else [])]
 
 
-# Of methods whose parameters have a median, and of those whose have none.
-ALL_DEFENCES = Defences(("none", "median", "trimmed", "screen"), "screen", fewest=4)
-# Of updates and heads the coordinator knows only that honest ones resemble each other.
-DIRECTION_GAP = (
-    "updates and heads are bounded in length and weight, not in direction: where sites hold different "
-    "classes, one hostile site of four can cost half of the accuracy"
+# Of methods whose sites send statistics of their records by class.
+BY_HARM = Defences(("none", "harm"), fewest=4)
+# Of updates and heads the coordinator knows only that honest ones resemble each other. Those of hospitals
+# that differ do not, so nothing is left out unless a person asks for "screen".
+UPDATE_DEFENCES = Defences(
+    ("none", "median", "trimmed", "screen"),
+    fewest=4,
+    gap="updates and heads are bounded in length and weight, not in direction: one hostile site of four "
+    "can cost more than half of the accuracy; defence = 'screen' leaves out those that are far from or "
+    "opposed to the others, which honest sites of another kind may be, too",
 )
-UPDATE_DEFENCES = replace(ALL_DEFENCES, gap=DIRECTION_GAP)
 # Probabilities and votes have no median, and that of sparse updates would be zero almost
 # everywhere.
-NO_MEDIAN = Defences(("none", "screen"), "screen", fewest=4)
-VOTE_DEFENCES = replace(NO_MEDIAN, gap=DIRECTION_GAP)
+VOTE_DEFENCES = replace(UPDATE_DEFENCES, available=("none", "screen"))
 
 
 @dataclass(frozen=True)

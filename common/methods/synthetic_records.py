@@ -34,11 +34,11 @@ LABELLED = (Field("images", "N d"), Field("labels", "N", 0))
 # The screen examines the gradients of synthetic images; a median of images means nothing.
 SCREENED = Defences(
     ("none", "screen"),
-    "screen",
     ": synthetic images of several sites have no median",
     fewest=4,
     gap="synthetic images are bounded in length and weight, not in what they show: one hostile site "
-    "of ten can cost more than half of the accuracy, and honest ones may be left out in its place",
+    "of ten can cost more than half of the accuracy; defence = 'screen' leaves out some, and honest ones in "
+    "their place",
 )
 # FedLAP's ConvNet halves an image three times; images of this many pixels or fewer end as one
 # pixel, and it does not learn.

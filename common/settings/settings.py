@@ -218,8 +218,8 @@ class Limits(Section):
     )
     defence: Defence = Field(
         "auto",
-        description="Defence against hostile sites; auto is screen where the method has it, "
-        "otherwise none.",
+        description="Defence against hostile sites; auto is harm where sites send statistics of their "
+        "records, otherwise none.",
     )
 
 

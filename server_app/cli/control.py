@@ -258,7 +258,7 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
         secured: whether the SuperLink uses TLS.
     """
     from fedsurrogate.server_app.deployment.submit import DONE
-    from fedsurrogate.server_app.runs.card import missing_line
+    from fedsurrogate.server_app.runs.card import effect_lines, missing_line
 
     if folder is None:
         console.print(
@@ -274,6 +274,8 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
     card, sites = metrics["card"], metrics["sites"]
     if card["state"] != "green":
         console.print(f"{card['state']}: {missing_line(card)}", soft_wrap=True)
+    for line in effect_lines(card):
+        console.print(line, soft_wrap=True)
     if secured and card["names"] == "claimed":
         console.print(
             "the coordinator's app had no table of registered sites, so the sites chose their "

@@ -24,6 +24,7 @@ from fedsurrogate.server_app.report.layout import layout
 from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
 from fedsurrogate.server_app.report.plots.downstream import downstream
+from fedsurrogate.server_app.report.plots.effects import effects
 from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, sheets
 from fedsurrogate.server_app.report.plots.progress import curves, progress, steps
 from fedsurrogate.server_app.report.privacy_view import privacy_picture, privacy_view
@@ -124,6 +125,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     }
     if (worth := downstream(run)) is not None:
         pictures["downstream"] = (worth,)
+    if (cost_and_gain := effects(run)) is not None:
+        pictures["effects"] = (cost_and_gain,)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
     if (site_map := site_map_of(run, folder)) is not None:

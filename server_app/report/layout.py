@@ -15,6 +15,7 @@ TITLES = {
     "survey": "What records the sites have",
     "map": "Map of the hospitals",
     "downstream": "How well the synthetic embeddings work at each site",
+    "effects": "What each site changes",
     "radii": "How far the landscapes were trusted",
     "epsilons": "Privacy spent, round by round",
     "time": "Where the time went",

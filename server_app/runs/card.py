@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 MUCH = 0.1
 UNKNOWN = MissingClasses()
 
+# Harm of a site, a share of records, from which a line says it.
+WORTH_A_LINE = 0.01
+
 
 def run_card(
     sites: Collection[Site],
@@ -37,9 +40,11 @@ def run_card(
     Returns:
         The content of "card" in metrics.json. missing_share: of all records. A site that has not
         reported its number of records, or never connected, is counted like the largest site that
-        has. capped: the share of its weight that a site keeps. suspects: why these sites do not
-        agree with the others. without_records: classes of which no site has a record;
-        records_by_class: whether that is known from "exact" or "noisy" counts, or "unknown". state:
+        has. capped: the share of its weight that a site keeps. suspects: why these sites are
+        left out. effects: by site, the share of their records that a fifth of the others lose by it,
+        the share of its own that it gains by being there, and the share of its weight that is kept.
+        without_records: classes of which no site has a record; records_by_class: whether that is known
+        from "exact" or "noisy" counts, or "unknown". state:
         "green" when no record and no class is missing, "red" when a tenth of the records or more is
         missing, else "amber".
     """
@@ -67,6 +72,15 @@ def run_card(
         "records": {site.name: site.records for site in sites if site.records},
         "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
         "suspects": {site.name: site.suspect for site in sites if site.suspect},
+        "effects": {
+            site.name: {
+                "harm": round(site.effect.harm, 4),
+                "gain": round(site.effect.gain, 4),
+                "kept": site.effect.kept,
+            }
+            for site in sites
+            if site.effect is not None
+        },
         "without_records": list(missing.names),
         "records_by_class": missing.known,
     }
@@ -103,3 +117,33 @@ def missing_line(card: Mapping[str, Any]) -> str:
         perhaps = "perhaps " if card["records_by_class"] == "noisy" else ""
         parts.append(f"{perhaps}no site has a record of {', '.join(without)}")
     return "; ".join(parts)
+
+
+def effect_lines(card: Mapping[str, Any]) -> list[str]:
+    """What the defence did to whom, and what each site changes, a line for each site that harms others
+    by a point or more, or that keeps less than its weight.
+
+    Args:
+        card: the run card of `run_card`.
+
+    Example:
+        >>> card = {"effects": {"photo": {"harm": 0.019, "gain": 0.23, "kept": 1.0}}, "suspects": {}}
+        >>> effect_lines(card)
+        ['photo: kept; costs the others 1.9 points, gains 23.0 on its own records']
+    """
+    lines = []
+    for name, effect in card.get("effects", {}).items():
+        if effect["harm"] < WORTH_A_LINE and effect["kept"] == 1:
+            continue
+        if name in card["suspects"]:
+            lines.append(
+                f"{name}: left out, costs the others {100 * effect['harm']:.1f} points; "
+                "`coordinator relearn` with defence = 'none' puts it back"
+            )
+            continue
+        kept = "kept" if effect["kept"] == 1 else f"kept with {effect['kept']:.0%} of its weight"
+        lines.append(
+            f"{name}: {kept}; costs the others {100 * effect['harm']:.1f} points, gains "
+            f"{100 * effect['gain']:.1f} on its own records"
+        )
+    return lines

@@ -7,17 +7,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-Kind = Literal["far", "moved", "label", "unrelated", "opposed"]
+Kind = Literal["harm", "far", "opposed"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A site that disagrees with the other sites.
+    """A site that is left out.
 
     Attributes:
         site: its name.
-        kind: of disagreement.
+        kind: "harm" to the others; "far" from them, or "opposed" to them.
         score: 1 is the threshold.
         reason: as text.
     """
@@ -29,6 +29,21 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What a site changes, as far as the statistics of all sites show it.
+
+    Attributes:
+        harm: the share of their records that one in five of the others, and at least two, lose by it.
+        gain: the share of its own records that it gains by being there.
+        kept: the share of its weight that is kept because of its harm.
+    """
+
+    harm: float
+    gain: float
+    kept: float
+
+
+@dataclass(frozen=True)
 class Defended(Generic[T]):
     """The result of a defence.
 
@@ -37,9 +52,13 @@ class Defended(Generic[T]):
         capped: the share of weight that each capped site keeps, by site.
         suspects: that are excluded.
         bounded: the share that is kept of what each bounded site changes, by site.
+        effects: of each site, by its name, where it is measured.
+        alike: whether the sites' class means agree without the few that differ most.
     """
 
     kept: list[T]
     capped: dict[str, float] = field(default_factory=dict)
     suspects: list[Suspect] = field(default_factory=list)
     bounded: dict[str, float] = field(default_factory=dict)
+    effects: dict[str, Effect] = field(default_factory=dict)
+    alike: bool = False

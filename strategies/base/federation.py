@@ -345,8 +345,8 @@ class Federation(FlowerStrategy):
         )
 
     def _apply_defence(self, defended: Defended[Any], number: int | None = None) -> None:
-        """Record the sites with a capped weight or a bounded change, and the excluded suspects. A
-        suspect's surrogate stays stored.
+        """Record the sites with a capped weight or a bounded change, what each site changes, and the
+        sites that are left out, whose surrogates stay stored.
         """
         nodes = {site.name: node for node, site in self.outcome.sites.items()}
         for name, share in defended.capped.items():
@@ -356,6 +356,14 @@ class Federation(FlowerStrategy):
         if defended.bounded:
             kept = {name: float(f"{share:.3g}") for name, share in defended.bounded.items()}
             self.recorder.event("bounded", kept=kept, round=number)
+        for name, effect in defended.effects.items():
+            self.outcome.sites[nodes[name]].effect = effect
+        if defended.effects:
+            rounded = {
+                name: {"harm": round(each.harm, 4), "gain": round(each.gain, 4), "kept": each.kept}
+                for name, each in defended.effects.items()
+            }
+            self.recorder.event("effects", sites=rounded, round=number)
         for suspect in defended.suspects:
             self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason
             facts = {

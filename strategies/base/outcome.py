@@ -12,6 +12,7 @@ from fedsurrogate.common.models.model_quality import ModelQuality
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.strategies.base.defended import Effect
 
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"
@@ -35,7 +36,8 @@ class Site:
         late: it replied after the deadline.
         barred: it is excluded and not asked again.
         kept_share: share of its weight that is kept, below 1 if capped.
-        suspect: why the screen excluded it.
+        suspect: why the defence left it out.
+        effect: what it changes for the others and for itself, where that is measured.
         claim: the privacy claim of its rounds.
         downstream: quality scores of a generator at this site.
         measured: sums over its test records that measure a model of another target than classes.
@@ -58,6 +60,7 @@ class Site:
     barred: bool = False
     kept_share: float = 1.0
     suspect: str = ""
+    effect: Effect | None = None
     claim: Mechanism | None = None
     downstream: dict[str, float] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)

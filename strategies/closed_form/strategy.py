@@ -26,8 +26,8 @@ from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING, 
 from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 from fedsurrogate.strategies.pooling.total import Total
-from fedsurrogate.strategies.robustness.closed_form_sums import defend_sums
-from fedsurrogate.strategies.robustness.defence import cap_sums
+from fedsurrogate.strategies.robustness.defence import by_harm, cap_sums, caps_of, without
+from fedsurrogate.strategies.robustness.evidence import sites_of
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.
@@ -112,7 +112,7 @@ class FromStatistics(Heads):
         """Cap weights: by records, and by the spread of all records. One record of large numbers
         would outweigh the rest. Noisy sums are of features of norm at most one.
 
-        With "screen", exclude suspects and bound what the other sites change.
+        With "harm", lower the weight of sites that harm the others.
 
         Args:
             sent: checked sums, one for each site.
@@ -121,7 +121,21 @@ class FromStatistics(Heads):
         most = self.config.settings.max_share
         if self.config.mechanism is not None:
             return replace(cap_sums(sent, most, private=True), kept=list(sent))
-        defended = defend_sums(sent, self.config.defence, most, classes)
+        capped = caps_of(sent, [each.tensors["counts"].tolist() for each in sent], most)
+        defended = Defended(list(sent), capped)
+        if self.config.defence == "harm":
+            names = [each.header.site for each in sent]
+            found = by_harm(
+                names,
+                sites_of(
+                    lambda: (
+                        of_sums(each, classes).scaled(capped.get(each.header.site, 1.0))
+                        for each in sent
+                    )
+                ),
+                capped,
+            )
+            defended = replace(found, kept=without(sent, found.suspects))
         kept = defended.kept
         if most and len(kept) >= FEWEST_SITES:
             means = torch.stack(

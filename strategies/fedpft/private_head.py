@@ -49,6 +49,8 @@ SMALLEST_SHARE = 1e-3
 # Lower bound of a dimension's variance, as a share of the mean: small variances give large weights
 # and are least certain.
 SMALLEST_DIAGONAL = 0.1
+# Numbers of sites of which the few that differ most are left out before it is decided whether sites differ.
+FEWEST_SITES, MOST_SITES = 3, 64
 # Keeps a linear system with nearly parallel directions solvable.
 RIDGE = 1e-6
 
@@ -68,7 +70,8 @@ def learn_from_sums(
             classes that stands out from the noise, shared by all classes and sites; "joint" cleans
             it for one joint noise, and shrinks the means.
         rank: most directions of a "lowrank" covariance.
-        rule: "median" and "trimmed" pool class means and second moments robustly; others do not.
+        rule: "median" and "trimmed" pool class means and second moments robustly; "harm" takes sites to
+            differ only if they do without the few that differ most, so that one cannot choose the solver.
 
     Returns:
         The head and the mixtures. Classes lost in noise are left out of both.
@@ -88,7 +91,7 @@ def learn_from_sums(
     if rule in POOLED:
         components, differ = robust(by_site(surrogates), rule), 0.0
     else:
-        components, differ = _pooled(surrogates, family)
+        components, differ = _pooled(surrogates, family, rule)
     found = observed_within(surrogates, components, family, rank, rule)
     if family == "joint":
         components, covariance = expected(components, found.covariance)
@@ -109,20 +112,37 @@ def learn_from_sums(
     return head, _gaussians(components, found.covariance)
 
 
-def _pooled(surrogates: Sequence[SumsSurrogate], family: str) -> tuple[Components, float]:
+def _pooled(
+    surrogates: Sequence[SumsSurrogate], family: str, rule: str
+) -> tuple[Components, float]:
     """Class means of all sites, or of each where they differ; and by how much they do."""
     own = by_site(surrogates)
-    shrunk, share = shrink(own)
     of_count, of_sum = noise_of_counts_and_sums(surrogates)
-    enough = own.means.shape[1] >= ENOUGH_COLUMNS
-    differ = min(share, differ_across(own, of_sum)) if enough else 0.0
+    differ = _differ(surrogates) if own.means.shape[1] >= ENOUGH_COLUMNS else 0.0
+    if differ > SITES_DIFFER and rule == "harm" and FEWEST_SITES <= len(surrogates) <= MOST_SITES:
+        left = list(surrogates)
+        for _ in range(max(1, len(surrogates) // 5)):
+            without = [_differ(left[:at] + left[at + 1 :]) for at in range(len(left))]
+            differ = min(without)
+            if differ <= SITES_DIFFER:
+                break
+            left.pop(without.index(differ))
     if differ > SITES_DIFFER:
-        return shrunk, differ
+        return shrink(own)[0], differ
     pooled = pool(own)
     # One joint noise is small, and `expected` shrinks its means.
     if family == "joint":
         return pooled, differ
     return even_lengths(pooled, own, of_count, of_sum), differ
+
+
+def _differ(surrogates: Sequence[SumsSurrogate]) -> float:
+    """By how much sites differ beyond chance, from 0 to 1; 1 where no class stands out from noise."""
+    try:
+        own = by_site(surrogates)
+    except RunError:
+        return 1.0
+    return min(shrink(own)[1], differ_across(own, noise_of_counts_and_sums(surrogates)[1]))
 
 
 def unused(surrogates: Sequence[SumsSurrogate], gaussians: Mixtures) -> str:

@@ -1,30 +1,30 @@
 """Defences against hostile sites, applied before learning. No Flower types.
 
 Weights are always capped, and what one update, head or set of synthetic records changes is always
-bounded. The setting `defence` selects more: "screen" excludes sites that disagree with the others;
-"median" and "trimmed" pool so that a minority cannot move the result far.
+bounded. The setting `defence` selects more: "harm" lowers the weight of a site whose statistics make the
+head of the others worse; "screen" excludes updates that disagree with the others; "median" and "trimmed"
+pool so that a minority cannot move the result far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedsurrogate.common.models.generators import COUNTS
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.surrogates.synthetic import Synthetic
-from fedsurrogate.strategies.base.defended import Defended, Suspect
+from fedsurrogate.strategies.base.defended import Defended, Effect, Suspect
 from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
-from fedsurrogate.strategies.robustness.bounded_surrogates import bounded, can_bound, harmful
-from fedsurrogate.strategies.robustness.class_points import class_points
+from fedsurrogate.strategies.robustness.evidence import of_surrogates
+from fedsurrogate.strategies.robustness.harm import OUT, Sites, judged
 from fedsurrogate.strategies.robustness.influence import (
     bounded_heads,
     bounded_images,
     bounded_updates,
 )
-from fedsurrogate.strategies.robustness.screening import screen
 from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 # Most weight of an update or head with "screen", in weights of the usual site. A false one within the
@@ -37,29 +37,58 @@ R = TypeVar("R", Parameters, Synthetic)
 def defend_surrogates(
     surrogates: Sequence[AnySurrogate], rule: str, max_share: float, classes: tuple[str, ...]
 ) -> Defended[AnySurrogate]:
-    """Cap the weights of surrogates of one kind, exclude suspects, and bound the others' influence.
+    """Cap the weights of surrogates of one kind, and lower those of sites that harm the others.
 
     Args:
         surrogates: of the sites. Noisy sums all have the same classes.
-        rule: "screen" excludes suspects and bounds the others; any other does neither.
+        rule: "harm" lowers the weight of harmful sites, and leaves some out; any other does not.
         max_share: most weight of a site, as in `shares_kept`.
         classes: of the run.
     """
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
     power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in surrogates) else 1.0
-    suspects: list[Suspect] = []
-    bound = rule == "screen" and can_bound(surrogates)
-    # Never half of the sites or more, by both together: without a majority, the honest half is
-    # unknown.
-    most = (len(surrogates) - 1) // 2
-    if bound:
-        # First, because a harmful site distorts what the screen compares the others with.
-        suspects = harmful(_with_caps(surrogates, max_share, power)[0], most)
-    if rule == "screen":
-        points = class_points(_without(surrogates, suspects), classes)
-        suspects += screen(points, single_parts=bound)[: most - len(suspects)]
-    kept, capped = _with_caps(_without(surrogates, suspects), max_share, power)
-    return Defended(bounded(kept) if bound else kept, capped, suspects)
+    kept, capped = _with_caps(surrogates, max_share, power)
+    if rule != "harm":
+        return Defended(kept, capped)
+    sites = [each.header.site for each in kept]
+    found = by_harm(sites, of_surrogates(kept, classes), capped, power)
+    kept = [
+        scaled(each, found.effects[each.header.site].kept) for each in without(kept, found.suspects)
+    ]
+    return replace(found, kept=kept)
+
+
+def by_harm(
+    names: Sequence[str], sites: Sites, capped: Mapping[str, float], power: float = 1.0
+) -> Defended[Any]:
+    """What is decided about sites by the harm that they do.
+
+    Args:
+        names: of the sites.
+        sites: what they sent.
+        capped: the share of its weight that each site has already, by its name; one for others.
+        power: n records have the weight n ** power.
+
+    Returns:
+        Effects, suspects and shares, without anything kept.
+    """
+    found = judged(sites)
+    shares = found.weights.pow(1 / power).tolist()
+    values = zip(names, found.harm.tolist(), found.gain.tolist(), shares, strict=True)
+    effects = {name: Effect(harm, gain, kept) for name, harm, gain, kept in values}
+    suspects = [_harmful(names[at], effects[names[at]].harm) for at in found.out]
+    left_out = {each.site for each in suspects}
+    all_ = {name: capped.get(name, 1.0) * effects[name].kept for name in names}
+    lowered = {name: share for name, share in all_.items() if share < 1 and name not in left_out}
+    return Defended([], lowered, suspects, effects=effects, alike=found.alike)
+
+
+def _harmful(site: str, harm: float) -> Suspect:
+    why = (
+        f"with it, the head of the others places {100 * harm:.1f} % fewer of their records right; "
+        "`coordinator relearn` with defence = 'none' puts it back"
+    )
+    return Suspect(site, "harm", harm / OUT, why)
 
 
 def _with_caps(
@@ -73,7 +102,7 @@ def _with_caps(
     )
     shares = shares_kept(counts, max_share, power, noise)
     kept = [scaled(surrogate, share) for surrogate, share in zip(surrogates, shares, strict=True)]
-    return kept, _capped([surrogate.header.site for surrogate in surrogates], shares)
+    return kept, _capped(surrogates, shares)
 
 
 def defend_updates(
@@ -121,14 +150,14 @@ def defend_synthetic(
         for each, own in zip(sets, gradients, strict=True)
     ]
     suspects = screen_updates(updates) if rule == "screen" else []
-    defended = cap_records(_without(sets, suspects), max_share)
+    defended = cap_records(without(sets, suspects), max_share)
     kept, shares = bounded_images(defended.kept)
     return replace(defended, kept=kept, bounded=shares, suspects=suspects)
 
 
 def _screened(sent: Sequence[Parameters], rule: str, max_share: float) -> Defended[Parameters]:
     suspects = screen_updates(sent) if rule == "screen" else []
-    defended = cap_records(_without(sent, suspects), max_share)
+    defended = cap_records(without(sent, suspects), max_share)
     kept = defended.kept
     if rule == "screen" and max_share:
         # A rule for all sites: who is larger than usual is not reported as capped.
@@ -148,7 +177,7 @@ def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)
     ]
-    return Defended(kept, _capped([reply.header.site for reply in replies], shares))
+    return Defended(kept, _capped(replies, shares))
 
 
 def cap_sums(
@@ -169,16 +198,31 @@ def cap_sums(
         else reply
         for reply, share in zip(replies, shares, strict=True)
     ]
-    return Defended(kept, _capped([reply.header.site for reply in replies], shares))
+    return Defended(kept, _capped(replies, shares))
 
 
 A = TypeVar("A", AnySurrogate, Parameters, Synthetic)
 
 
-def _without(given: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
+def caps_of(
+    sent: Sequence[A], counts: Sequence[Sequence[float]], max_share: float
+) -> dict[str, float]:
+    """The share of its weight that each capped site keeps, by its name.
+
+    Args:
+        sent: of the sites.
+        counts: each site's records of each class.
+        max_share: most weight of a site, as in `shares_kept`.
+    """
+    return _capped(sent, shares_kept(counts, max_share))
+
+
+def without(sent: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
+    """What was sent by the sites that are not left out."""
     names = {suspect.site for suspect in suspects}
-    return [each for each in given if each.header.site not in names]
+    return [each for each in sent if each.header.site not in names]
 
 
-def _capped(sites: Sequence[str], shares: Sequence[float]) -> dict[str, float]:
-    return {site: share for site, share in zip(sites, shares, strict=True) if share < 1}
+def _capped(sent: Sequence[A], shares: Sequence[float]) -> dict[str, float]:
+    names = [each.header.site for each in sent]
+    return {site: share for site, share in zip(names, shares, strict=True) if share < 1}

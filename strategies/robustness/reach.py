@@ -129,28 +129,6 @@ class Reach:
             _median_of_others(wide.masked_fill(~known, torch.nan)),
         )
 
-    def scores(self, site: int, surrogate: Surrogate) -> Tensor:
-        """Scores of all components of a site.
-
-        Args:
-            site: its index.
-            surrogate: of the site.
-
-        Returns:
-            (M,), at least 1 where a component is outside the others' range, or too wide.
-        """
-        table = surrogate.mixtures
-        counts = table.counts[table.labels] * table.weights
-        apart = ((table.means.double() - self.middle) / self.scale).square().sum(1)
-        variances = table.covariance.variances_per_dimension().double().expand_as(table.means)
-        wide = (variances / self.scale.square()).sum(1)
-        # In units of the scale, the variances of all dimensions add up to about their number.
-        chance = self.widest[site].nan_to_num(posinf=table.means.shape[1])
-        allowed = FARTHER * self.farthest[site] + CHANCE * chance / counts.clamp_min(1)
-        return torch.maximum(
-            apart / allowed.clamp_min(1e-30), wide / (WIDER * self.widest[site]).clamp_min(1e-30)
-        )
-
     def bounded(self, site: int, means: Tensor) -> Tensor:
         """Means within the range of the other sites.
 

@@ -14,9 +14,10 @@ from fedsurrogate.common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.strategies.pooling.robust_centres import coordinate_median, robust_mean
-from fedsurrogate.strategies.robustness.class_points import KNOWN_BY
 from fedsurrogate.strategies.robustness.reach import FEWEST, Moments, Reach
 
+# Fewest sites with a class that can tell what is usual for it.
+KNOWN_BY = 3
 # The share of sites, those with variances nearest the median, that determines the directions of the
 # covariance.
 CORE = 0.5

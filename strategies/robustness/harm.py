@@ -1,0 +1,337 @@
+"""The defence by harm: how many records of each site the head of the others loses because of one site,
+from the statistics that sites sent. No Flower types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.strategies.closed_form.site_differences import (
+    ENOUGH_COLUMNS,
+    LEAST_EXCESS,
+    LEAST_RATIO,
+)
+
+# Largest harm of a site with its whole weight, and of one that stays; shares of records.
+MOST, OUT = 0.03, 0.10
+# The first where the others are alike and the site's means are far from theirs: by F, of which honest
+# sites of the same kind have up to 2.
+MOST_ALIKE, FAR = 0.005, 3.0
+# Directions of the class means in which harm is measured: with more, heads of few records fit their noise.
+# The ridge of heads there, in mean variances.
+DIRECTIONS, RIDGE = 32, 0.02
+# At most so many sites judge the others, each with at least so many records; and the most harmful ones of
+# which one is left out next.
+JUDGES, RECORDS, TRIED = 50, 10.0, 5
+# Shares of its weight that a harmful site may keep.
+STEPS = (0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.0)
+# Fewest sites of which one may be left out, and holders of a class below whose number none is.
+FEWEST, FEW = 3, 2
+# Largest variance of the noise in a site's class means, in that of a record, with which it judges; and how
+# often noise is drawn again.
+LOST, DRAWS = 0.5, 4
+# Counts (m, C), means (m, C, k) and covariances within classes (m, k, k) to weights (m, C, k) and biases.
+Heads = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Statistics of S sites in k directions, in which records vary by about one.
+
+    Attributes:
+        counts: records, (S, C).
+        means: of each class, (S, C, k).
+        covariances: within classes, (S, k, k).
+        noise: variance of the noise of privacy in each class mean, (S, C), in columns before the map.
+        columns: M^T M for the map M, (k, k): how noise of one variance varies in the directions.
+        dimension: number of columns before the map.
+    """
+
+    counts: Tensor
+    means: Tensor
+    covariances: Tensor
+    noise: Tensor
+    columns: Tensor
+    dimension: int
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def of(self, kept: Sequence[int]) -> Sites:
+        """Some of the sites."""
+        rows = list(kept)
+        counts, means, covariances, noise = (
+            each[rows] for each in (self.counts, self.means, self.covariances, self.noise)
+        )
+        return Sites(counts, means, covariances, noise, self.columns, self.dimension)
+
+    def weighed(self, weights: Tensor) -> Sites:
+        """The same with weights (S,)."""
+        return replace(self, counts=self.counts * weights[:, None])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the defence decides.
+
+    Attributes:
+        weights: of the sites, (S,): one for most; zero for those that are left out.
+        harm: of each site with its whole weight, a share of records, (S,).
+        gain: what each site's own records gain by its being there, a share of them, (S,).
+        alike: whether class means agree without the few sites that differ most.
+        out: sites that are left out, in this order.
+    """
+
+    weights: Tensor
+    harm: Tensor
+    gain: Tensor
+    alike: bool = False
+    out: tuple[int, ...] = ()
+
+
+def judged(sites: Sites) -> Judged:
+    """The weights with which no site harms more than one in five of the others, and at least two, by
+    more than MOST of their records, as far as what they sent shows.
+
+    A site that harms by more than OUT is left out, unless a class would then be at fewer than two sites;
+    never half of them.
+    """
+    count = len(sites)
+    weights = torch.ones(count, dtype=torch.float64)
+    if count < FEWEST:
+        return Judged(weights, torch.zeros_like(weights), torch.zeros_like(weights))
+    # As the run's own head is chosen, but by what no few of the sites decide.
+    few = sites.dimension < ENOUGH_COLUMNS
+    agree = alike(sites)
+    heads = discriminant if few or agree else least_squares
+    first, chance = largest(harms(sites, heads)), by_chance(sites, heads)
+    most, kept, out = (count - 1) // 2, list(range(count)), list[int]()
+    while len(out) < most and len(kept) > FEWEST - 1:
+        harm = largest(harms(sites.of(kept), heads)) - chance[kept]
+        has = sites.counts[kept] > 0
+        harm[(has & (has.sum(0) <= FEW)).any(1)] = -1.0
+        worst = [at for at in harm.argsort(descending=True)[:TRIED].tolist() if harm[at] > OUT]
+        if not worst:
+            break
+        # Beside a false site an honest one may look as harmful: the one without which least harm is left.
+        rest = [[each for each in kept if each != kept[at]] for at in worst]
+        left = [float(largest(harms(sites.of(each), heads)).max()) for each in rest]
+        at = worst[min(range(len(worst)), key=lambda at: (left[at], -float(harm[worst[at]])))]
+        out.append(kept.pop(at))
+    weights[out] = 0.0
+    weights[kept] = _weighed(sites.of(kept), heads, most - len(out), chance[kept])
+    return Judged(weights, first, gains(sites, heads), agree, tuple(out))
+
+
+def _weighed(sites: Sites, heads: Heads, most: int, chance: Tensor) -> Tensor:
+    """Weights (S,), of which at most so many are below one."""
+    weights = torch.ones(len(sites), dtype=torch.float64)
+    if len(sites) < FEWEST:
+        return weights
+    limits = torch.full_like(weights, MOST)
+    limits[far(sites) > FAR] = MOST_ALIKE
+    limits += chance
+    for _ in range(2 * len(sites)):
+        over = largest(harms(sites.weighed(weights), heads)) / limits
+        if int((weights < 1).sum()) >= most:
+            over[weights == 1] = -1.0
+        over[weights == 0] = -1.0
+        at = int(over.argmax())
+        if float(over[at]) <= 1.02:
+            break
+        for step in STEPS:
+            tried = weights.clone()
+            tried[at] *= step
+            if step == 0.0 or largest(harms(sites.weighed(tried), heads))[at] <= limits[at]:
+                break
+        weights = tried
+    return weights
+
+
+def by_chance(sites: Sites, heads: Heads) -> Tensor:
+    """By how much as much noise again moves the harm of each site (S,); zero without noise."""
+    moved = torch.zeros(len(sites), dtype=torch.float64)
+    if not sites.noise.any():
+        return moved
+    own, root = largest(harms(sites, heads)), torch.linalg.cholesky(sites.columns)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(DRAWS):
+        noise = torch.randn(sites.means.shape, generator=draw, dtype=torch.float64) @ root.T
+        again = replace(sites, means=sites.means + sites.noise.sqrt()[..., None] * noise)
+        moved = torch.maximum(moved, (largest(harms(again, heads)) - own).abs())
+    return moved
+
+
+def far(sites: Sites) -> Tensor:
+    """F of each site's class means against those of all others (S,); zero where the others differ."""
+    counts, means = sites.counts, sites.means
+    others = counts.sum(0) - counts
+    firsts = counts[..., None] * means
+    rest = (firsts.sum(0) - firsts) / others.clamp_min(1e-300)[..., None]
+    weight = counts * others / (counts + others).clamp_min(1e-300)
+    weight = weight / (1 + weight * sites.noise * sites.columns.diagonal().mean())
+    both = (counts > 0) & (others > 0)
+    apart = (weight * (means - rest).square().mean(2) * both).sum(1) / both.sum(1).clamp_min(1)
+    return torch.where(differ_without_one(sites)[0], 0.0, apart)
+
+
+def alike(sites: Sites) -> bool:
+    """Whether class means agree when the fifth of the sites that differs most is left out."""
+    kept = list(range(len(sites)))
+    for _ in range(max(1, len(sites) // 5)):
+        found, excess = differ_without_one(sites.of(kept))
+        if not found[at := int(excess.argmin())]:
+            return True
+        kept.pop(at)
+    return False
+
+
+def differ_without_one(sites: Sites) -> tuple[Tensor, Tensor]:
+    """For all sites but each: whether their class means differ, as `SiteDifferences` decides, and the
+    variance between them beyond chance and noise, as a share of that within (S,).
+    """
+    counts, firsts, seconds = _sums(sites)
+    squares = (counts * sites.means.square().sum(2)).sum(1)
+    within = seconds.diagonal(dim1=1, dim2=2).sum(1) - squares
+    noise = (counts * sites.noise).sum(1) * sites.columns.trace()
+    groups = (counts > 0).double().sum(1)
+    counts, firsts, squares, within, noise, groups = (
+        _without_one(each) for each in (counts, firsts, squares, within, noise, groups)
+    )
+    records, there = counts.sum(1), counts > 1e-6
+    pooled = (firsts.square().sum(2) / counts.clamp_min(1e-6) * there).sum(1)
+    freedom = groups - there.sum(1)
+    variance = within / (records - groups).clamp_min(1e-9)
+    chance = (freedom * variance).clamp_min(1e-300)
+    ratio = (squares - pooled - noise) / chance
+    excess = (ratio - 1).clamp_min(0) * freedom / records.clamp_min(1e-300)
+    return (freedom > 0) & (ratio > LEAST_RATIO) & (excess > LEAST_EXCESS), excess
+
+
+def discriminant(counts: Tensor, means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
+    """Linear discriminants."""
+    rows = _solved(within, means)
+    has = counts > 1e-6
+    prior = (counts / counts.sum(1, keepdim=True)).clamp_min(1e-12).log()
+    return rows, torch.where(has, prior - (rows * means).sum(2) / 2, -1e6)
+
+
+def least_squares(counts: Tensor, means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares on one-hot targets, every class with the same weight."""
+    has = counts > 1e-6
+    shares = has.double() / has.sum(1, keepdim=True)
+    centre = (shares[:, None] @ means).squeeze(1)
+    apart = torch.where(has[..., None], means - centre[:, None], 0.0) * shares.sqrt()[..., None]
+    rows = _solved(within + apart.mT @ apart, apart * shares.sqrt()[..., None])
+    return rows, torch.where(has, shares - (rows @ centre[..., None]).squeeze(2), -1e6)
+
+
+def _solved(matrices: Tensor, rows: Tensor) -> Tensor:
+    mean = matrices.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
+    ridged = matrices + (RIDGE * mean)[:, None, None] * torch.eye(matrices.shape[1]).double()
+    roots, failed = torch.linalg.cholesky_ex(ridged)
+    # Sums with a huge false one leave only rounding; a head of those must be bad, and must not stop a run.
+    broken = (failed > 0)[:, None, None]
+    roots = torch.where(broken, torch.eye(matrices.shape[1]).double(), roots)
+    return torch.cholesky_solve(rows.mT, roots).mT.nan_to_num()
+
+
+def harms(sites: Sites, heads: Heads) -> Tensor:
+    """The share of each judge's records that a site turns wrong, (S, J); -1 for a judge itself. Sites of
+    few records do not judge.
+
+    Harm of j to i: what the head of all but i places right without j, less what it places right with j.
+    """
+    count = len(sites)
+    if count < FEWEST:
+        return torch.zeros(count, 0, dtype=torch.float64)
+    noise = (sites.counts * sites.noise).sum(1) * sites.columns.diagonal().mean()
+    enough = sites.counts.sum(1) >= RECORDS
+    clear = enough & (noise <= LOST * sites.counts.sum(1))
+    # Where noise hides most sites, nothing is said of any.
+    able = torch.nonzero(clear & (2 * clear.sum() > enough.sum())).flatten()
+    spaced = torch.linspace(0, len(able) - 1, min(len(able), JUDGES)).round().long()
+    judges = able[spaced].tolist()
+    harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
+    sums = _sums(sites)
+    for at, judge in enumerate(judges):
+        others = [each for each in range(count) if each != judge]
+        # The last one is of all others.
+        less = [torch.cat([_without_one(each[others]), each[others].sum(0)[None]]) for each in sums]
+        right = placed(sites, judge, *_heads(less, heads))
+        harm[others, at] = right[:-1] - right[-1]
+    return harm
+
+
+def gains(sites: Sites, heads: Heads) -> Tensor:
+    """The share of each site's records that is right with it and not without it, (S,)."""
+    sums = _sums(sites)
+    rows, bias = _heads(
+        [torch.cat([all_.sum(0) - all_, all_.sum(0)[None]]) for all_ in sums], heads
+    )
+    right = [placed(sites, at, rows[[at, -1]], bias[[at, -1]]) for at in range(len(sites))]
+    return torch.stack([with_ - without for without, with_ in right])
+
+
+def _sums(sites: Sites) -> list[Tensor]:
+    """Records, and first and second moments of each site: sites add up."""
+    counts, means = sites.counts, sites.means
+    firsts = counts[..., None] * means
+    seconds = counts.sum(1)[:, None, None] * sites.covariances + firsts.mT @ means
+    return [counts, firsts, seconds]
+
+
+def _without_one(table: Tensor) -> Tensor:
+    """The sums of all rows but each, without a difference, of which a huge row would leave rounding."""
+    none = torch.zeros_like(table[:1])
+    before = torch.cat([none, table[:-1].cumsum(0)])
+    after = torch.cat([table[1:].flip(0).cumsum(0).flip(0), none])
+    return before + after
+
+
+def _heads(sums: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor]:
+    """Weights and biases for each of the sums (m, ...)."""
+    counts, first, second = sums
+    counts = counts.clamp_min(0)
+    centres = first / counts.clamp_min(1e-9)[..., None]
+    within = second - (counts[..., None] * centres).mT @ centres
+    return heads(counts, centres, within / counts.sum(1).clamp_min(1e-9)[:, None, None])
+
+
+def placed(sites: Sites, judge: int, rows: Tensor, bias: Tensor) -> Tensor:
+    """The share of the judge's records that each head places right, expected, (m,).
+
+    Records of a class are normal, and the nearest wrong class alone is looked at.
+    """
+    has = sites.counts[judge] > 0
+    counts, means = sites.counts[judge][has], sites.means[judge][has]
+    scores = means @ rows.mT + bias[:, None]
+    own = torch.nonzero(has).flatten()
+    gap = scores.gather(2, own[None, :, None].expand(len(rows), -1, 1)) - scores
+    spread = rows @ sites.covariances[judge] @ rows.mT
+    variance = _of_pairs(spread)[:, own]
+    # A noisy class mean is uncertain: scores vary by as much more.
+    noise = sites.noise[judge][has][:, None]
+    variance = variance + noise * _of_pairs(rows @ sites.columns @ rows.mT)[:, own]
+    margin = gap / variance.clamp_min(1e-14).sqrt()
+    margin.scatter_(2, own[None, :, None].expand(len(rows), -1, 1), torch.inf)
+    right: Tensor = torch.special.ndtr(margin.amin(2))
+    return right @ counts / counts.sum()
+
+
+def _of_pairs(spread: Tensor) -> Tensor:
+    """The variance of the differences of scores, from their covariance (m, C, C)."""
+    own = spread.diagonal(dim1=1, dim2=2)
+    return own[..., None] + own[:, None] - 2 * spread
+
+
+def largest(harm: Tensor) -> Tensor:
+    """The harm of each site that more than one in five judges, and at least two, have (S,)."""
+    judges = min(harm.shape[1] - 1, max(2, 1 + harm.shape[1] // 5))
+    if judges < 1:
+        return torch.zeros(len(harm), dtype=torch.float64)
+    return harm.topk(judges, 1).values[:, -1].clamp_min(0.0)
