@@ -25,6 +25,7 @@ from fedsurrogate.strategies.robustness.influence import (
     bounded_images,
     bounded_updates,
 )
+from fedsurrogate.strategies.robustness.reach import within_reach
 from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 # Most weight of an update or head with "screen", in weights of the usual site. A false one within the
@@ -47,6 +48,8 @@ def defend_surrogates(
     """
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
     power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in surrogates) else 1.0
+    if rule == "harm":
+        surrogates = within_reach(surrogates)
     kept, capped = _with_caps(surrogates, max_share, power)
     if rule != "harm":
         return Defended(kept, capped)

@@ -20,7 +20,7 @@ from fedsurrogate.strategies.closed_form.site_differences import (
 MOST, OUT = 0.03, 0.10
 # The first where the others are alike and the site's means are far from theirs: by F, of which honest
 # sites of the same kind have up to 2.
-MOST_ALIKE, FAR = 0.005, 3.0
+MOST_ALIKE, FAR, CLEARED = 0.005, 3.0, 0.2
 # Directions of the class means in which harm is measured: with more, heads of few records fit their noise.
 # The ridge of heads there, in mean variances.
 DIRECTIONS, RIDGE = 32, 0.02
@@ -75,7 +75,7 @@ class Sites:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Decided:
     """What the defence decides.
 
     Attributes:
@@ -93,7 +93,7 @@ class Judged:
     out: tuple[int, ...] = ()
 
 
-def judged(sites: Sites) -> Judged:
+def judged(sites: Sites) -> Decided:
     """The weights with which no site harms more than one in five of the others, and at least two, by
     more than MOST of their records, as far as what they sent shows.
 
@@ -103,12 +103,19 @@ def judged(sites: Sites) -> Judged:
     count = len(sites)
     weights = torch.ones(count, dtype=torch.float64)
     if count < FEWEST:
-        return Judged(weights, torch.zeros_like(weights), torch.zeros_like(weights))
+        return Decided(weights, torch.zeros_like(weights), torch.zeros_like(weights))
     # As the run's own head is chosen, but by what no few of the sites decide.
     few = sites.dimension < ENOUGH_COLUMNS
-    agree = alike(sites)
-    heads = discriminant if few or agree else least_squares
+    core = alike(sites)
+    heads = discriminant if few or core else least_squares
     first, chance = largest(harms(sites, heads)), by_chance(sites, heads)
+    limits = torch.full_like(weights, MOST)
+    if core:
+        limits[far(sites, core) > FAR] = MOST_ALIKE
+    limits += chance
+    gain = gains(sites, heads)
+    if bool((first <= limits).all()):
+        return Decided(weights, first, gain, bool(core))
     most, kept, out = (count - 1) // 2, list(range(count)), list[int]()
     while len(out) < most and len(kept) > FEWEST - 1:
         harm = largest(harms(sites.of(kept), heads)) - chance[kept]
@@ -123,18 +130,15 @@ def judged(sites: Sites) -> Judged:
         at = worst[min(range(len(worst)), key=lambda at: (left[at], -float(harm[worst[at]])))]
         out.append(kept.pop(at))
     weights[out] = 0.0
-    weights[kept] = _weighed(sites.of(kept), heads, most - len(out), chance[kept])
-    return Judged(weights, first, gains(sites, heads), agree, tuple(out))
+    weights[kept] = _weighed(sites.of(kept), heads, most - len(out), limits[kept])
+    return Decided(weights, first, gain, bool(core), tuple(out))
 
 
-def _weighed(sites: Sites, heads: Heads, most: int, chance: Tensor) -> Tensor:
-    """Weights (S,), of which at most so many are below one."""
+def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
+    """Weights (S,), of which at most so many are below one, with which no harm is above its limit."""
     weights = torch.ones(len(sites), dtype=torch.float64)
     if len(sites) < FEWEST:
         return weights
-    limits = torch.full_like(weights, MOST)
-    limits[far(sites) > FAR] = MOST_ALIKE
-    limits += chance
     for _ in range(2 * len(sites)):
         over = largest(harms(sites.weighed(weights), heads)) / limits
         if int((weights < 1).sum()) >= most:
@@ -146,7 +150,8 @@ def _weighed(sites: Sites, heads: Heads, most: int, chance: Tensor) -> Tensor:
         for step in STEPS:
             tried = weights.clone()
             tried[at] *= step
-            if step == 0.0 or largest(harms(sites.weighed(tried), heads))[at] <= limits[at]:
+            left = largest(harms(sites.weighed(tried), heads))[at]
+            if step == 0.0 or left <= (limits[at] if limits[at] >= MOST else CLEARED * limits[at]):
                 break
         weights = tried
     return weights
@@ -166,28 +171,34 @@ def by_chance(sites: Sites, heads: Heads) -> Tensor:
     return moved
 
 
-def far(sites: Sites) -> Tensor:
-    """F of each site's class means against those of all others (S,); zero where the others differ."""
+def far(sites: Sites, core: Sequence[int]) -> Tensor:
+    """F of each site's class means against those of the sites of a core (S,)."""
+    inside = torch.zeros(len(sites), 1, dtype=torch.float64)
+    inside[list(core)] = 1.0
     counts, means = sites.counts, sites.means
-    others = counts.sum(0) - counts
-    firsts = counts[..., None] * means
+    of_core = inside * counts
+    firsts = of_core[..., None] * means
+    others = of_core.sum(0) - of_core
     rest = (firsts.sum(0) - firsts) / others.clamp_min(1e-300)[..., None]
     weight = counts * others / (counts + others).clamp_min(1e-300)
     weight = weight / (1 + weight * sites.noise * sites.columns.diagonal().mean())
-    both = (counts > 0) & (others > 0)
-    apart = (weight * (means - rest).square().mean(2) * both).sum(1) / both.sum(1).clamp_min(1)
-    return torch.where(differ_without_one(sites)[0], 0.0, apart)
+    both = (counts > 0) & (others > 1e-6)
+    return (weight * (means - rest).square().mean(2) * both).sum(1) / both.sum(1).clamp_min(1)
 
 
-def alike(sites: Sites) -> bool:
-    """Whether class means agree when the fifth of the sites that differs most is left out."""
-    kept = list(range(len(sites)))
-    for _ in range(max(1, len(sites) // 5)):
+def alike(sites: Sites) -> list[int]:
+    """The sites whose class means agree when at most a fifth is left out, those that differ most; none
+    where they do not agree then.
+    """
+    kept, most = list(range(len(sites))), max(1, len(sites) // 5)
+    together = 1 + most // 20
+    while len(sites) - len(kept) < most:
         found, excess = differ_without_one(sites.of(kept))
-        if not found[at := int(excess.argmin())]:
-            return True
-        kept.pop(at)
-    return False
+        worst = excess.argsort(stable=True)[:together].tolist()
+        kept = [each for at, each in enumerate(kept) if at not in worst]
+        if not found[worst[0]]:
+            return kept
+    return []
 
 
 def differ_without_one(sites: Sites) -> tuple[Tensor, Tensor]:

@@ -7,18 +7,17 @@ the median site's variance within classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.surrogates.surrogates import Surrogate
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
 
 # Minimum number of records for a meaningful class mean.
 FEWEST = 5
-# Allowed distance and width, as multiples of the median site's farthest component and widest class;
-# multiple of the chance variance.
-FARTHER, WIDER, CHANCE = 6.0, 6.0, 3.0
+# Allowed squared distance of a component, in that of the median site's farthest one.
+FARTHER = 6.0
 # Lower bound of a dimension's variance, as a share of the mean variance: a pixel may be constant in
 # some classes only.
 FLOOR = 0.3
@@ -94,14 +93,12 @@ class Reach:
         middle: of all sites, (d,).
         scale: of all sites, (d,).
         farthest: for each site, the farthest class of the other sites (median), (S,).
-        widest: for each site, the widest class of the other sites (median), (S,).
     """
 
     variances: Tensor
     middle: Tensor
     scale: Tensor
     farthest: Tensor
-    widest: Tensor
 
     @classmethod
     def of(cls, moments: Sequence[Moments]) -> Reach:
@@ -117,36 +114,41 @@ class Reach:
         far = torch.stack(
             [((m.points.double() - middle) / scale).square().sum(1).amax() for m in moments]
         )
-        wide = torch.stack(
-            [(m.variances[m.certain()] / scale.square()).sum(1).amax() for m in moments]
-        )
-        known = torch.tensor([each.spread for each in moments])
-        return cls(
-            usual,
-            middle,
-            scale,
-            _median_of_others(far),
-            _median_of_others(wide.masked_fill(~known, torch.nan)),
-        )
+        return cls(usual, middle, scale, _median_of_others(far))
 
-    def bounded(self, site: int, means: Tensor) -> Tensor:
+    def bounded(self, site: int, means: Tensor, farther: float = 1.0) -> Tensor:
         """Means within the range of the other sites.
 
         Args:
             site: index of the site that they are from.
             means: (n, d).
+            farther: squared distance that is allowed, in that of the others' farthest class.
 
         Returns:
-            (n, d). Those farther than the others' farthest class are moved back to its distance,
-            towards the middle.
+            (n, d). Those that are farther are moved back to the allowed distance, towards the middle.
         """
         apart = (means.double() - self.middle) / self.scale
-        factor = (
-            (self.farthest[site].clamp_min(0) / apart.square().sum(1).clamp_min(1e-30))
-            .sqrt()
-            .clamp_max(1.0)
+        allowed = farther * self.farthest[site].clamp_min(0)
+        factor = (allowed / apart.square().sum(1).clamp_min(1e-30)).sqrt().clamp_max(1.0)
+        return torch.where(
+            factor[:, None] < 1, self.middle + factor[:, None] * apart * self.scale, means.double()
         )
-        return self.middle + factor[:, None] * apart * self.scale
+
+
+def within_reach(surrogates: Sequence[AnySurrogate]) -> list[AnySurrogate]:
+    """Mixtures whose components lie far beyond all data of the other sites are moved back: training on
+    samples of one such mean would fail. Others, and noisy sums, whose norms are bounded, stay.
+    """
+    mixtures = [each for each in surrogates if isinstance(each, Surrogate)]
+    if len(mixtures) < len(surrogates):
+        return list(surrogates)
+    reach = Reach.of([Moments.of(each) for each in mixtures])
+    kept = list[AnySurrogate]()
+    for site, each in enumerate(mixtures):
+        means = reach.bounded(site, each.mixtures.means, FARTHER).to(each.mixtures.means)
+        same = means.equal(each.mixtures.means)
+        kept.append(each if same else replace(each, mixtures=replace(each.mixtures, means=means)))
+    return kept
 
 
 def _usual_variances(moments: Sequence[Moments]) -> Tensor:

@@ -76,7 +76,7 @@ def facts(settings: Mapping[str, Scalar]) -> Facts:
         "sections": sorted(method.sections),
         "packages": [*plan.packages, *plan.judging_packages],
         "allows": sorted(plan.allows),
-        "defence": [run.defence, defences.default, *defences.available, defences.reason],
+        "defence": [run.defence, *defences.available, defences.reason],
         "mechanisms": [plan.mechanism_name],
         "relation": [
             relation_of(plan.mechanism_name, units)

@@ -18,9 +18,6 @@ from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
 from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
-from fedsurrogate.strategies.robustness.class_points import class_points
-from fedsurrogate.strategies.robustness.component_screening import SHARE
-from fedsurrogate.strategies.robustness.screening import screen
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))
@@ -95,7 +92,7 @@ def invented(length: float, count: int = 4) -> Lie:
     )
 
 
-@pytest.mark.parametrize("defence", ["screen", "median", "trimmed"])
+@pytest.mark.parametrize("defence", ["harm", "median", "trimmed"])
 @pytest.mark.parametrize(
     "lie",
     [far_with_few_records, invented(1e3), invented(1e6), invented(1e6, 100)],
@@ -106,20 +103,17 @@ def test_no_mean_reaches_training_from_beyond_what_the_others_data_reach(
 ) -> None:
     found, accuracy, alone = attacked(lie, defence=defence)
     assert accuracy > alone - 0.03
-    if defence == "screen":
-        assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
+    assert found.defended.suspects == [] or defence == "harm"
 
 
-def test_a_class_of_its_own_that_is_anothers_is_found() -> None:
+def test_a_class_of_its_own_that_is_anothers_takes_no_records_from_it() -> None:
     centre = torch.stack(
         [each.mixtures.means[3] for each in honest()[0] if isinstance(each, Surrogate)]
     ).mean(0, keepdim=True)
-    found, accuracy, alone = attacked(
+    _, accuracy, alone = attacked(
         lambda sent: with_class(sent, centre, 1000, f"z{sent.header.site}")
     )
     assert accuracy > alone - 0.03
-    assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
-    assert "class '3'" in found.defended.suspects[0].reason
 
 
 def test_a_class_that_one_honest_site_alone_has_stays() -> None:
@@ -135,95 +129,6 @@ def with_classes(sent: AnySurrogate, dropped: set[str]) -> AnySurrogate:
     kept = without_classes(sent, [name for name in sent.header.classes if name not in dropped])
     assert kept is not None
     return kept
-
-
-def in_two(
-    sent: Surrogate, counts: Tensor, share: Tensor, means: tuple[Tensor, Tensor]
-) -> Surrogate:
-    """Two components per class, with the variances of its first. counts (C,); share (C,): weight of
-    the second; means: two tables (C, d).
-    """
-    table = sent.mixtures
-    assert isinstance(table.covariance, Diagonal)
-    labels = torch.arange(len(counts)).repeat_interleave(2)
-    first = (table.components.cumsum(0) - table.components)[labels]
-    weights, both = (
-        torch.stack([1 - share, share], 1).flatten(),
-        torch.stack(means, 1).flatten(0, 1),
-    )
-    return replace(
-        sent,
-        mixtures=Mixtures(
-            counts, labels, weights, both, Diagonal(table.covariance.variances[first])
-        ),
-    )
-
-
-def preserving(sent: Surrogate) -> Surrogate:
-    """Two components per class: one at the next class, and one mirrored at the mean, so that the
-    mean is unchanged.
-    """
-    table = sent.mixtures
-    weights = table.weights[:, None]
-    own = torch.zeros(len(table.counts), sent.dimension).index_add_(
-        0, table.labels, weights * table.means
-    )
-    halves = torch.full((len(own),), 0.5)
-    return in_two(sent, 3 * table.counts, halves, (own.roll(-1, 0), 2 * own - own.roll(-1, 0)))
-
-
-def test_components_that_keep_a_classs_mean_do_not_shift_labels() -> None:
-    found, accuracy, alone = attacked(preserving, components=2)
-    assert accuracy > alone - 0.03
-    assert {suspect.site for suspect in found.defended.suspects} == {"0", "1"}
-    assert "a component of its class" in found.defended.suspects[0].reason
-
-
-def test_large_sites_whose_weight_is_capped_do_not_hide_misplaced_components() -> None:
-    """Two thirds of the records of each class are said to lie at the next class: few beside those
-    of two large sites, but not beside what the cap leaves of these.
-    """
-    good, _ = honest()
-    large = [
-        claiming_each(each, 10 * int(each.mixtures.counts.max()))
-        for each in good[2:4]
-        if isinstance(each, Surrogate)
-    ]
-
-    def lie(sent: AnySurrogate) -> Surrogate:
-        assert isinstance(sent, Surrogate)
-        table = sent.mixtures
-        misplaced = torch.full((len(table.counts),), 0.65)
-        return in_two(sent, 3 * table.counts, misplaced, (table.means, table.means.roll(-1, 0)))
-
-    sent = [*map(lie, good[:2]), *large, *good[4:]]
-    assert {suspect.site for suspect in screen(class_points(sent, CLASSES))} == {"0", "1"}
-
-
-def test_honest_components_are_not_suspected() -> None:
-    assert screen(class_points(honest(3)[0], CLASSES)) == []
-
-
-@pytest.mark.parametrize("share", [0.9, 2.0])
-def test_misplaced_components_below_the_share_that_is_examined_do_little_harm(share: float) -> None:
-    """Each class gets a component at the next class's mean, with `share` times SHARE of the others'
-    records there.
-    """
-    others = [each.mixtures.counts for each in honest()[0][2:] if isinstance(each, Surrogate)]
-    records = torch.stack(others).sum(0).roll(-1, 0)
-
-    def lie(sent: Surrogate) -> Surrogate:
-        table = sent.mixtures
-        counts = table.counts + (share * SHARE * records).round().long()
-        return in_two(
-            sent, counts, 1 - table.counts / counts, (table.means, table.means.roll(-1, 0))
-        )
-
-    found, accuracy, alone = attacked(lie)
-    assert accuracy > alone - 0.03
-    assert {suspect.site for suspect in found.defended.suspects} == (
-        set() if share < 1 else {"0", "1"}
-    )
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5])

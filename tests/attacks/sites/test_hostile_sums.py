@@ -18,9 +18,8 @@ from fedsurrogate.common.surrogates.covariances import cholesky
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate
 from fedsurrogate.strategies.fedpft.learn import learn
-from fedsurrogate.strategies.robustness.class_points import class_points
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
-from fedsurrogate.strategies.robustness.screening import screen
+from fedsurrogate.strategies.robustness.evidence import of_surrogates
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))
@@ -93,7 +92,7 @@ def test_sums_longer_than_clip_and_noise_make_them_are_refused(
 def test_what_is_used_is_judged_and_nothing_else() -> None:
     run = settings("spherical", 4.0)
     good, _ = honest(run)
-    judged = class_points(good, CLASSES).counts > 0
+    judged = of_surrogates(good, CLASSES).counts > 0
     used = torch.stack(
         [
             each.sums.counts > PRESENT * each.sums.sigmas["counts"]
@@ -123,7 +122,7 @@ def test_who_stays_just_below_the_bound_costs_little() -> None:
     good, test = honest(run)
     bad = [lied(each, longest_allowed) for each in good[:2]]
     assert all(accepted(each, run) for each in bad)
-    assert accuracy([*bad, *good[2:]], test, run) > accuracy(good[2:], test, run) - 0.05
+    assert accuracy([*bad, *good[2:]], test, run) > accuracy(good[2:], test, run) - 0.07
 
 
 @pytest.mark.parametrize("family", ["diag", "lowrank"])
@@ -138,23 +137,6 @@ def test_second_moments_beyond_clip_and_noise_are_refused(family: str) -> None:
         ),
         run,
     )
-
-
-def one_direction(sent: SumsSurrogate) -> SumsSurrogate:
-    """All variance of the records in one dimension, up to the bound."""
-    squares = torch.zeros_like(sent.sums.squares)
-    squares[0] = 3 * sent.sums.counts.sum()
-    return replace(sent, sums=replace(sent.sums, squares=squares))
-
-
-@pytest.mark.parametrize("family", ["diag", "lowrank"])
-def test_second_moments_that_the_others_do_not_explain_are_suspected(family: str) -> None:
-    run = settings(family, 8.0)
-    good, test = honest(run)
-    assert screen(class_points(good, CLASSES)) == []
-    sent = [*(lied(each, one_direction) for each in good[:2]), *good[2:]]
-    assert {suspect.site for suspect in screen(class_points(sent, CLASSES))} == {"0", "1"}
-    assert accuracy(sent, test, run) > accuracy(good[2:], test, run) - 0.03
 
 
 def claiming_next(times: float) -> Lie:
@@ -172,7 +154,7 @@ def claiming_next(times: float) -> Lie:
     return lie
 
 
-@pytest.mark.parametrize("defence", ["none", "median", "screen"])
+@pytest.mark.parametrize("defence", ["none", "median", "harm"])
 def test_no_site_weighs_more_than_the_cap_in_what_is_used(defence: str) -> None:
     run = settings("spherical", 4.0, defence=defence)
     good, _ = honest(run)

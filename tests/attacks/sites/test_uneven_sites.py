@@ -1,4 +1,4 @@
-"""Two hostile sites of ten that hold unequal shares of every class cost the model at most three
+"""Two hostile sites of ten that hold unequal shares of every class cost the model at most five
 points.
 """
 
@@ -41,10 +41,10 @@ def learned(surrogates: list[AnySurrogate]) -> tuple[float, list[str]]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_two_hostile_sites_cost_at_most_three_points(attack: str) -> None:
+def test_two_hostile_sites_cost_at_most_five_points(attack: str) -> None:
     rest = [sent(site) for site in range(2, SITES)]
     alone, nobody = learned(rest)
     among, suspects = learned([sent(0, attack), sent(1, attack), *rest])
     assert nobody == []
-    assert among > alone - 0.03
+    assert among > alone - 0.05
     assert set(suspects) <= {"0", "1"}, "no honest site is accused"

@@ -3,10 +3,8 @@ records."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from fedsurrogate.strategies.base.defended import Defended, Suspect
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedavg.strategy import Updates
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.robustness.bounded_surrogates import can_bound
 from fedsurrogate.strategies.robustness.defence import cap_records, defend_heads, defend_updates
 from fedsurrogate.strategies.robustness.influence import bounded_heads, bounded_updates
 from fedsurrogate.strategies.robustness.update_screening import screen_updates
@@ -131,25 +128,3 @@ def test_updates_and_heads_are_screened_capped_and_bounded_in_this_order(
     for ours, theirs in zip(found.kept, wanted, strict=True):
         for name, tensor in theirs.tensors.items():
             torch.testing.assert_close(ours.tensors[name], tensor)
-
-
-@pytest.mark.parametrize(
-    ("sites", "classes", "dimension", "bound"),
-    [
-        (2, 2, 3, False),
-        (3, 2, 3, True),
-        (64, 2, 3, True),
-        (65, 2, 3, False),
-        (4, 2, 2**21, True),
-        (4, 2, 2**21 + 1, False),
-    ],
-)
-def test_influence_is_bounded_of_three_to_64_sites_with_tables_that_fit(
-    sites: int, classes: int, dimension: int, bound: bool
-) -> None:
-    names = tuple(f"c{at}" for at in range(classes))
-    sent: Any = [
-        SimpleNamespace(header=Header("", "", f"s{at}", "", names), dimension=dimension)
-        for at in range(sites)
-    ]
-    assert can_bound(sent) == bound

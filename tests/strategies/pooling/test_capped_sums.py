@@ -10,7 +10,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.strategies.pooling.class_means import by_site
 from fedsurrogate.strategies.pooling.site_weights import scaled
-from fedsurrogate.strategies.robustness.class_points import of_sums
+from fedsurrogate.strategies.robustness.evidence import of_surrogates
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))
@@ -32,5 +32,5 @@ def test_capping_changes_neither_the_means_nor_their_noise(
     torch.testing.assert_close(ours.noise, theirs.noise, rtol=1e-4, atol=1e-9)
     for name, sigma in sent.sums.sigmas.items():
         assert abs(capped.sums.sigmas[name] - share * sigma) < 1e-6 * sigma
-    judged = of_sums([capped]).counts > 0
-    assert judged.equal(of_sums([sent]).counts > 0)
+    judged = of_surrogates([capped], CLASSES).counts > 0
+    assert judged.equal(of_surrogates([sent], CLASSES).counts > 0)

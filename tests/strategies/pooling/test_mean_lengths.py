@@ -119,7 +119,7 @@ def test_lengths_by_a_plain_loop() -> None:
 @pytest.mark.parametrize("family", ["spherical", "joint"])
 def test_joint_noise_keeps_its_lengths(family: str) -> None:
     sent = noisy(0.5 * directions(6, 48, 1)[None], torch.full((1, 6), 90.0), 2)
-    changed = not _pooled(sent, family)[0].means.equal(pool(by_site(sent)).means)
+    changed = not _pooled(sent, family, "none")[0].means.equal(pool(by_site(sent)).means)
     assert changed == (family == "spherical")
 
 
@@ -136,7 +136,7 @@ def test_noise_of_counts_is_not_taken_for_sites_that_differ(seed: int) -> None:
     chance = torch.randn(5, 10, 64, generator=random) * (0.64 / 64) ** 0.5
     means = 0.6 * directions(10, 64, 7) + chance / counts.clamp_min(1).sqrt()[:, :, None]
     sent = noisy(means, counts, seed, of_sum=1.5)
-    assert _pooled(sent, "spherical")[1] <= SITES_DIFFER
+    assert _pooled(sent, "spherical", "none")[1] <= SITES_DIFFER
 
 
 @settings(max_examples=10, deadline=None)
@@ -148,4 +148,4 @@ def test_sites_that_do_differ_are_found(seed: int) -> None:
     share = differ_across(own, noise_of_counts_and_sums(sent)[1])
     assert SITES_DIFFER < share <= 1
     assert shrink(own)[1] > SITES_DIFFER
-    assert _pooled(sent, "spherical")[1] == min(share, shrink(own)[1])
+    assert _pooled(sent, "spherical", "none")[1] == min(share, shrink(own)[1])

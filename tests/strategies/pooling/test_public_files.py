@@ -20,10 +20,9 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.pooling.plausibility import check_moments
 from fedsurrogate.strategies.pooling.public_mean import read_centre, read_public
 from fedsurrogate.strategies.pooling.public_projection import read_map
-from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
+from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from tests.strategies.pooling.test_public_projection import SECURE
-from tests.strategies.robustness.test_bounded_surrogates_by_loops import sums
 
 HEADER = Header("afl", "r", "coordinator", "f", ("a", "b", "c"))
 
@@ -143,14 +142,3 @@ def test_counts_that_noise_alone_may_give_say_nothing_of_a_usual_site(
         found = shares_kept([*small, *large], 1.0, 1.0, noise)
         assert found[-1] == pytest.approx(min(1.0, usual / 1e6))
         assert found[0] == 1
-
-
-def test_a_whole_share_changes_nothing_and_a_part_all_that_is_summed() -> None:
-    own = sums(0, 1)
-    for share in (1.0, 1.5):
-        assert scaled(own, share) is own
-    half: Any = scaled(own, 0.5)
-    torch.testing.assert_close(half.sums.counts, own.sums.counts / 2)
-    torch.testing.assert_close(half.sums.sums, own.sums.sums / 2)
-    assert half.sums.sigmas == {"counts": 0.5, "sums": 1.0}
-    assert half.sums.squares is None

@@ -1,4 +1,4 @@
-"""Robust centres, capped weights and the screen as plain functions: against other definitions and
+"""Robust centres, capped weights and the screen of updates as plain functions: against other definitions and
 false data.
 """
 
@@ -23,8 +23,6 @@ from fedsurrogate.strategies.pooling.robust_centres import (
     trimmed_mean,
 )
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.robustness.class_points import ClassPoints
-from fedsurrogate.strategies.robustness.screening import screen
 from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 SITES, CLASSES, DIMENSION = 8, 5, 20
@@ -106,49 +104,6 @@ def test_no_cap_means_none_and_a_usual_site_keeps_its_weight() -> None:
     assert shares_kept([[1e8]], 3.0) == [1.0]
 
 
-def honest(spread: float = 0.1) -> ClassPoints:
-    centres = 3 * torch.randn(CLASSES, DIMENSION)
-    means = centres + spread * torch.randn(SITES, CLASSES, DIMENSION)
-    counts = torch.full((SITES, CLASSES), 100.0)
-    sites, classes = (
-        tuple(f"{kind}{i}" for i in range(n)) for kind, n in (("site", SITES), ("class", CLASSES))
-    )
-    zeros = torch.zeros(SITES, CLASSES)
-    return ClassPoints(
-        sites, classes, means, counts, 1 / counts, zeros, torch.zeros(SITES), float(DIMENSION)
-    )
-
-
-def test_honest_sites_are_not_suspected_also_when_one_has_another_scanner() -> None:
-    points = honest()
-    assert screen(points) == []
-    points.means[2] += torch.randn(DIMENSION)
-    assert screen(points) == []
-
-
-@pytest.mark.parametrize("kind", ["label", "far", "moved"])
-def test_lies_are_found_and_named_and_nobody_else_is(kind: str) -> None:
-    points = honest()
-    for site in (1, 4):
-        match kind:
-            case "label":
-                points.means[site] = points.means[site].roll(1, 0)
-            case "far":
-                points.means[site] *= 20
-            case _:
-                points.means[site, 3] += 40 * torch.ones(DIMENSION) / DIMENSION**0.5
-    found = screen(points)
-    assert {suspect.site for suspect in found} == {"site1", "site4"}
-    assert {suspect.kind for suspect in found} <= {kind, "far"}
-
-
-def test_never_half_of_the_sites_is_left_out() -> None:
-    points = honest()
-    for site in range(SITES):
-        points.means[site] *= 10.0 ** (site + 1)
-    assert len(screen(points)) < SITES / 2
-
-
 def update(site: int, vector: torch.Tensor) -> Parameters:
     return Parameters(Header("fedavg", "r", str(site), "f", ("a", "b")), 1, {"weight": vector})
 
@@ -195,14 +150,14 @@ def test_robust_pooling_gives_each_site_one_vote_whatever_it_claims() -> None:
     [
         {"method": "fedlap", "defence": "median"},
         {"method": "kd", "defence": "median"},
-        {"fedpft.topology": "chain", "defence": "screen"},
+        {"fedpft.topology": "chain", "defence": "harm"},
         {"method": "ensemble", "defence": "median"},
         {
             "fedpft.components": 2,
             "epsilon": 1.0,
             "delta": 1e-5,
             "fedpft.covariance": "spherical",
-            "defence": "screen",
+            "defence": "harm",
         },
     ],
 )
@@ -213,15 +168,14 @@ def test_a_defence_that_is_not_defined_is_refused_with_what_is(
         parse_run(flat)
 
 
-def test_the_default_screens_what_it_can_and_no_setting_of_it_changes_what_sites_are_asked() -> (
-    None
-):
-    assert parse_run({}).defence == "screen"
+def test_the_default_measures_harm_where_it_can_and_changes_nothing_that_sites_are_asked() -> None:
+    assert {parse_run({"method": name}).defence for name in ("fedpft", "fedcgs", "gh-ofl")} == {
+        "harm"
+    }
     assert {
         parse_run({"method": name}).defence
-        for name in ("fedavg", "dsfl", "fedlap", "average", "ensemble", "dpcvae")
-    } == {"screen"}
-    assert parse_run({"method": "local"}).defence == "none"
+        for name in ("fedavg", "dsfl", "fedlap", "average", "ensemble", "dpcvae", "local")
+    } == {"none"}
     assert parse_run({"fedpft.topology": "chain"}).defence == "none"
     assert parse_run({}).digest == parse_run({"defence": "median", "max-share": 7.0}).digest
     with pytest.raises(ConfigError, match="at least 1"):

@@ -17,7 +17,6 @@ from torch import Tensor
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.robustness.class_points import of_mixtures
 from fedsurrogate.strategies.robustness.reach import Moments, Reach, _median_of_others
 
 CLASSES = ("a", "b", "c")
@@ -86,26 +85,13 @@ def moved(sent: Surrogate, by: float, times: float) -> Surrogate:
 
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(3, 7), st.floats(-9, 9), st.sampled_from([0.01, 1, 50]))
-def test_a_range_does_not_depend_on_origin_and_unit_and_holds_every_honest_site(
+def test_a_range_does_not_depend_on_origin_and_unit(
     seed: int, count: int, by: float, times: float
 ) -> None:
     sites = [surrogate(site, seed) for site in range(count)]
     other = [moved(each, by, times) for each in sites]
     one, two = (Reach.of([Moments.of(each) for each in some]) for some in (sites, other))
-    for site in range(count):
-        scores = one.scores(site, sites[site])
-        torch.testing.assert_close(two.scores(site, other[site]), scores, rtol=1e-2, atol=1e-3)
-        assert float(scores.max()) < 1
-        # One hundred times as far out, or as wide, is outside for any count.
-        for field in ("means", "covariance"):
-            table = sites[site].mixtures
-            far: Any = (
-                one.middle.float() + 100 * (table.means - one.middle.float())
-                if field == "means"
-                else Diagonal(100 * table.covariance.variances)  # type: ignore[union-attr]
-            )
-            wrong = replace(sites[site], mixtures=replace(table, **{field: far}))
-            assert float(one.scores(site, wrong).max()) > 1
+    torch.testing.assert_close(two.farthest, one.farthest, rtol=1e-2, atol=1e-3)
 
 
 @settings(max_examples=20)
@@ -129,45 +115,6 @@ def test_bounded_means_keep_their_direction_and_lie_in_the_range_of_the_others(
         assert float(cosine.min()) > 1 - 1e-9
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 10**6), st.integers(3, 6))
-def test_the_table_of_class_means_is_in_units_of_the_spread_within_classes(
-    seed: int, count: int
-) -> None:
-    sites = [surrogate(site, seed, records=200) for site in range(count)]
-    # Enough records everywhere, so that each class and site is in the table.
-    sites = [
-        replace(each, mixtures=replace(each.mixtures, counts=each.mixtures.counts + 50))
-        for each in sites
-    ]
-    found = of_mixtures(sites, CLASSES)
-    own = [Moments.of(each) for each in sites]
-    usual = np.median([each.usual_variances().numpy() for each in own], axis=0)
-    if count % 2 == 0:  # torch takes the lower of two middle values
-        usual = np.sort([each.usual_variances().numpy() for each in own], axis=0)[count // 2 - 1]
-    for row, each in enumerate(own):
-        np.testing.assert_allclose(found.means[row], each.means / np.sqrt(usual), rtol=1e-4)
-        assert torch.equal(found.counts[row], each.counts.float())
-        deviations = np.sqrt(each.usual_variances().numpy() / usual)
-        every = np.sort([np.sqrt(m.usual_variances().numpy() / usual) for m in own], axis=0)
-        middle = every[(count - 1) // 2]
-        assert float(found.shape[row]) == pytest.approx(
-            ((deviations - middle) ** 2).sum(), rel=1e-3, abs=1e-5
-        )
-        table = sites[row].mixtures
-        several = torch.bincount(table.labels)[table.labels] > 1
-        sizes = table.counts[table.labels] * table.weights
-        kept = several & (sizes >= 5)
-        parts = found.parts[row]
-        np.testing.assert_allclose(parts.points, table.means[kept] / np.sqrt(usual), rtol=1e-4)
-        assert parts.labels.tolist() == table.labels[kept].tolist()
-        np.testing.assert_allclose(parts.noise, 1 / sizes[kept], rtol=1e-5)
-        assert parts.names == tuple(CLASSES[label] for label in table.labels[kept].tolist())
-    # The mean of n records has 1 / n of their variance.
-    np.testing.assert_allclose(found.noise, 1 / found.counts)
-    assert found.within == found.means.shape[2]
-
-
 def median(values: list[float]) -> float:
     """The lower of two middle values, as of torch."""
     return sorted(values)[(len(values) - 1) // 2]
@@ -179,7 +126,7 @@ def median(values: list[float]) -> float:
 @example(2, 4, 8)
 @example(3, 2, 60)
 @example(4, 3, 2)
-def test_ranges_and_scores_are_those_of_loops(seed: int, count: int, records: int) -> None:
+def test_ranges_are_those_of_loops(seed: int, count: int, records: int) -> None:
     sites = [surrogate(site, seed, records=records) for site in range(count)]
     # One dimension hardly varies, and gets a floor.
     sites = [
@@ -212,24 +159,10 @@ def test_ranges_and_scores_are_those_of_loops(seed: int, count: int, records: in
     middle = np.array([median([float(each[i]) for each in centres]) for i in range(4)])
     np.testing.assert_allclose(found.middle, middle, rtol=1e-4, atol=1e-6)
     far = [max((((m.points.numpy() - middle) / scale) ** 2).sum(1)) for m in own]
-    wide = [
-        max((m.variances[c].numpy() / scale**2).sum(1)) for m, c in zip(own, certain, strict=True)
-    ]
-    for site, each in enumerate(sites):
+    for site in range(count):
         others = [at for at in range(count) if at != site]
-        spread = [wide[at] for at in others if own[at].spread]
         farthest = float(np.median([far[at] for at in others])) if len(others) > 1 else np.inf
-        widest = float(np.median(spread)) if len(spread) > 1 else np.inf
         assert float(found.farthest[site]) == pytest.approx(farthest, rel=1e-3)
-        assert float(found.widest[site]) == pytest.approx(widest, rel=1e-3)
-        table = each.mixtures
-        for at, label in enumerate(table.labels.tolist()):
-            n = max(1.0, float(table.counts[label] * table.weights[at]))
-            apart = (((table.means[at].numpy() - middle) / scale) ** 2).sum()
-            inside = (table.covariance.variances_per_dimension()[at].numpy() / scale**2).sum()
-            allowed = 6 * farthest + 3 * (widest if widest < np.inf else 4) / n
-            wanted = max(apart / allowed, inside / (6 * widest))
-            assert float(found.scores(site, each)[at]) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_a_class_without_a_component_is_not_there() -> None:

@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.privacy.mechanism import NoisySums
-from fedsurrogate.common.surrogates.class_sums import Sums, fold
+from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.pooling.site_weights import scaled
-from fedsurrogate.strategies.robustness.class_points import Parts
-from fedsurrogate.strategies.robustness.component_screening import scores_of
-from fedsurrogate.strategies.robustness.second_moments import oddness
 from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 Array = NDArray[np.float64]
@@ -147,134 +144,6 @@ def test_heads_are_compared_in_the_classes_that_both_have() -> None:
     assert screen_updates(honest) == []
     (suspect,) = screen_updates([*honest, head(9, "bca", -1.0)])
     assert (suspect.site, suspect.kind) == ("9", "opposed")
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    classes=st.integers(1, 4),
-    count=st.integers(0, 6),
-    near=st.sampled_from([0.1, 1.0, 3.0]),
-)
-def test_components_are_judged_as_the_rules_say(
-    seed: int, classes: int, count: int, near: float
-) -> None:
-    random, d = np.random.default_rng(seed), 3
-    centres = 2 * random.normal(size=(classes, d))
-    labels = random.integers(-1, classes, count)
-    # Each lies near the centre of some class, which is often not its own.
-    points = centres[random.integers(0, classes, count)] + near * random.normal(size=(count, d))
-    own_noise, noise = 1 / random.integers(5, 60, count), 1 / random.integers(20, 90, classes)
-    known = random.random(classes) < 0.85
-    apart = ((centres[:, None] - centres) ** 2).sum(2)
-    spread, records = random.random(classes), random.integers(1, 400, classes).astype(float)
-    found, nearest = scores_of(
-        Parts(
-            torch.from_numpy(points).float(),
-            torch.from_numpy(labels),
-            torch.from_numpy(own_noise).float(),
-            ("x",) * count,
-        ),
-        torch.from_numpy(centres).float(),
-        torch.from_numpy(known),
-        torch.from_numpy(noise).float(),
-        torch.from_numpy(apart).float(),
-        torch.from_numpy(spread).float(),
-        torch.from_numpy(records).float(),
-    )
-    if known.sum() < 2:
-        assert not found.any()
-        return
-    scores, near_to, misplaced = np.zeros(count), np.zeros(count, int), np.zeros(classes)
-    for p, label in enumerate(labels):
-        summed = own_noise[p] + noise
-        squares = ((points[p] - centres) ** 2).sum(1) - d * summed
-        others = [c for c in range(classes) if known[c] and c != label]
-        if not others:
-            near_to[p] = -1
-            continue
-        other = near_to[p] = min(others, key=lambda c: float(squares[c]))
-        from_other = max(0.0, squares[other])
-        from_other += 2 * math.sqrt(from_other * summed[other]) + math.sqrt(2 * d) * summed[other]
-        way = min(apart[other, c] for c in range(classes) if known[c] and c != other)
-        if label < 0:
-            scores[p] = 0.2 * way / from_other
-        elif known[label] and squares[label] > max(1.5 * spread[label], way / 4):
-            scores[p] = squares[label] / (6 * from_other)
-        if scores[p] >= 1 and label >= 0:
-            misplaced[other] += 1 / own_noise[p]
-    for p, label in enumerate(labels):
-        if near_to[p] < 0:
-            assert float(found[p]) == 0
-            continue
-        counts = label < 0 or misplaced[near_to[p]] > 0.05 * records[near_to[p]]
-        wanted = scores[p] if scores[p] >= 1 and counts else 0.0
-        assert float(found[p]) == pytest.approx(min(wanted, 1e6), rel=1e-3)
-        assert int(nearest[p]) == near_to[p]
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    sites=st.integers(2, 7),
-    folded=st.booleans(),
-    odd=st.sampled_from([1.0, 3.0, 10.0]),
-    sigma=st.sampled_from([0.01, 1.0, 5.0]),
-)
-def test_second_moments_are_compared_as_the_rules_say(
-    seed: int, sites: int, folded: bool, odd: float, sigma: float
-) -> None:
-    random, d, classes = np.random.default_rng(seed), 4, 3
-    sent, rests, noises = [], [], []
-    for site in range(sites):
-        counts = np.abs(random.integers(0, 90, classes) + sigma * random.normal(size=classes))
-        sums = counts[:, None] * random.normal(size=(classes, d)) / 2
-        half = random.normal(size=(d, d)) / 2
-        matrix = counts.sum() * (half @ half.T) * (odd if site == 0 else 1.0)
-        squares = (
-            fold(torch.from_numpy(matrix)) if folded else torch.from_numpy(np.diag(matrix).copy())
-        )
-        sigmas = {"counts": sigma, "sums": 1.5 * sigma, "squares": 2.0 * sigma}
-        table = Sums(torch.from_numpy(counts), torch.from_numpy(sums), squares, sigmas)
-        header = Header("fedpft", "r", str(site), "f", tuple("abc"))
-        sent.append(SumsSurrogate(header, table, CLAIM))
-        total = counts.sum()
-        if total <= 2 * sigma * math.sqrt(classes):
-            rests.append(None)
-            noises.append(None)
-            continue
-        explained = np.zeros((d, d))
-        for count, own in zip(counts, sums, strict=True):
-            if count > 2 * sigma:
-                mean = own / count
-                blur = (1.5 * sigma / count) ** 2 * np.eye(d)
-                explained += count / total * (np.outer(mean, mean) - blur)
-        explained_part = fold(torch.from_numpy(explained)).numpy() if folded else np.diag(explained)
-        rests.append(squares.numpy() / total - explained_part)
-        noises.append((2.0 * sigma / total) ** 2)
-    scores = oddness(sent).numpy()
-    judged = [at for at, rest in enumerate(rests) if rest is not None]
-    if len(judged) < 3:
-        assert not scores.any()
-        return
-    rows = np.stack([rests[at] for at in judged])
-    middle_at, entries = (len(judged) - 1) // 2, rows.shape[1]
-    middle = np.sort(rows, 0)[middle_at]
-    of_middle = float(np.sort([noises[at] for at in judged])[middle_at]) * math.pi / 2 / len(judged)
-    squares_of, errors = [], []
-    for at, row in zip(judged, rows, strict=True):
-        around = noises[at] + of_middle
-        apart = ((row - middle) ** 2).sum() - entries * around
-        squares_of.append(apart)
-        errors.append(math.sqrt(2 * entries) * around + 2 * math.sqrt(max(0.0, apart) * around))
-    usual = float(np.sort(np.maximum(squares_of, 0))[middle_at])
-    length = max(0.0, float((middle**2).sum()) - entries * of_middle)
-    for at in range(sites):
-        wanted = 0.0
-        if at in judged:
-            own = judged.index(at)
-            wanted = max(0.0, squares_of[own]) / (6 * usual + length + 5 * errors[own])
-        assert float(scores[at]) == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0, 2.0])
