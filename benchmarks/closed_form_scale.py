@@ -1,7 +1,7 @@
 """The closed form for many sites, classes and dimensions: seconds and memory of the coordinator.
 
-Without a screen it holds one matrix at a time, besides the means of all sites; the screen compares
-the means of all sites. The statistics go through the coordinator's own path: parsed, checked,
+Without a defence it holds one matrix at a time, besides the means of all sites; the defence by harm
+compares the means of all sites. The statistics go through the coordinator's own path: parsed, checked,
 stored in a run folder, read again, learned.
 """
 
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument(
         "--defence",
         default="none",
-        help="screen compares the means of all sites, which takes memory",
+        help="harm compares the means of all sites, which takes memory",
     )
     parser.add_argument("--dimension", type=int, default=DIMENSION)
     parser.add_argument("--part", choices=("sites", "sizes"), help="only one of the two tables")

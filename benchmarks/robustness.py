@@ -31,7 +31,7 @@ from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger, uneven_digits
 
 SITES = 10
-DEFENCES = ("none", "median", "trimmed", "screen")
+DEFENCES = ("none", "harm", "median", "trimmed")
 COLUMNS = (
     "data, alpha",
     "epsilon",
@@ -98,7 +98,7 @@ class Bench:
             for each in sent
             if each.header.site not in suspects
         ]
-        key = rule, tuple(used)
+        key = rule, defended.alike, tuple(used)
         if key not in self._heads:
             self._heads[key] = measured(
                 learn(sent, run, "cpu", self.classes), self.classes, self.test

@@ -251,8 +251,10 @@ class Bench:
             lies = [self._lie(task).payload for task in tasks[: self.hostile]]
             return [strategy.unpack(each) for each in made], [strategy.unpack(lie) for lie in lies]
 
-    def result(self, attack: Attacked | None, start: int = 0, defence: str = "auto") -> Result:
-        """One run, with the sites from `start` on."""
+    def result(self, attack: Attacked | None, start: int = 0, defence: str = "") -> Result:
+        """One run, with the sites from `start` on; with "screen" where that is defined, unless asked."""
+        own = "screen" if "screen" in self.run.plan.defences.available else "auto"
+        defence = defence or own
         run = Run.resolve(self.run.settings.model_copy(update={"defence": defence}))
         if run.plan.kind != "rounds":
             sent, lies = self.once
@@ -452,7 +454,7 @@ def _row(
 
 
 def _honest_row(method: str, alpha: str, sites: str) -> tuple[Any, ...]:
-    """What the default defence costs where no site is hostile."""
+    """What the defence costs where no site is hostile."""
     benches = [bench_of(method, alpha, seed, sites) for seed in HONEST]
     found = [bench.result(None) for bench in benches]
     without = [bench.result(None, defence="none").accuracy for bench in benches]

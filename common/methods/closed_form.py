@@ -101,7 +101,7 @@ def fedcof_plan(settings: Settings) -> Plan:
         ),
         work=work,
         defences=Defences(
-            reason=", whose class means nothing here screens; max-share limits a site",
+            reason=", whose class means show no harm; max-share limits a site",
             gap="class means without a second moment: nothing tells a false mean from an odd one; where "
             "sites hold few classes, one hostile site of four can take half of the accuracy",
         ),

@@ -64,7 +64,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         ),
         privacy=_privacy(settings, course, clip) if settings.epsilon else None,
         defences=Defences(
-            reason=", whose sums over a code nothing here screens; max-share limits a site",
+            reason=", whose sums over a code are not compared; max-share limits a site",
             gap=GAP,
         ),
         training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),

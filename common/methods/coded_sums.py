@@ -80,7 +80,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
         work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
         privacy=privacy,
         defences=Defences(
-            reason=", whose sums over a code nothing here screens; max-share limits a site",
+            reason=", whose sums over a code are not compared; max-share limits a site",
             gap="; ".join([GAP] + ([target.gap] if target.gap and not private else [])),
         ),
         head="; ".join(

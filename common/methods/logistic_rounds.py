@@ -60,8 +60,8 @@ STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
 # without, times the root of the records over the noise of the whole budget.
 DIMENSIONS, DIMENSIONS_ALONE = 512, 6.0
 GAP = (
-    "gradients of a site are bounded by those of the others over all rounds, and no screen names a "
-    "hostile site: with much noise and few sites one can spoil the model; fedpft's one round has a screen"
+    "gradients of a site are bounded by those of the others over all rounds, and nothing names a "
+    "hostile site: with much noise and few sites one can spoil the model; fedpft's one round measures harm"
 )
 # Settings of FedPFT that say what one sum holds, or who adds it up.
 OF_ONE_SUM = ("covariance", "components", "rank", "bits", "privacy", "topology", "seal")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
-from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
+from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.server_app.report.plots.site_map import draw_site_map
 from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
 from fedsurrogate.strategies import stored_strategy
@@ -39,7 +39,8 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
     except (FedSurrogateError, ValueError, TypeError):
         # A report of a damaged folder leaves the picture out.
         return None
-    kept = [each for each in surrogates if isinstance(each, Surrogate | SumsSurrogate)]
+    # Noise sets random sites apart.
+    kept = [each for each in surrogates if isinstance(each, Surrogate)]
     kinds = {(each.dimension, each.header.fingerprint) for each in kept}
     if len(kept) < 2 or len(kinds) > 1 or kept[0].dimension > LARGEST_DIMENSION:
         return None

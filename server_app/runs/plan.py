@@ -118,7 +118,7 @@ def _another_way(chosen: Choices, epsilon: float) -> str:
         return ""
     rounds, screens = steps_of(epsilon) + 1, chosen.mechanism == SUMS
     if chosen.solver == LOGISTIC and screens:
-        return "; mostly more accurate than head.solver = 'auto', which takes one round and screens sites"
+        return "; mostly more accurate than head.solver = 'auto', which takes one round and measures harm"
     if chosen.solver == LOGISTIC:
         return (
             "; mostly more accurate than from one sum, which fedpft.covariance = 'gram' takes in one "
@@ -126,7 +126,7 @@ def _another_way(chosen: Choices, epsilon: float) -> str:
         )
     return (
         f"; head.solver = {LOGISTIC!r} takes {rounds} rounds of sums, and was mostly more accurate"
-        + ", but screens no site" * screens
+        + ", but measures no harm" * screens
     )
 
 

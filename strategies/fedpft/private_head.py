@@ -50,7 +50,7 @@ SMALLEST_SHARE = 1e-3
 # and are least certain.
 SMALLEST_DIAGONAL = 0.1
 # Numbers of sites of which the few that differ most are left out before it is decided whether sites differ.
-FEWEST_SITES, MOST_SITES = 3, 64
+FEWEST_SITES, MOST_SITES = 4, 64
 # Keeps a linear system with nearly parallel directions solvable.
 RIDGE = 1e-6
 

@@ -71,17 +71,25 @@ def sites_of(parts: Callable[[], Iterable[Statistics]], noise: Tensor | None = N
     common = torch.zeros(means.shape[2], means.shape[2], dtype=torch.float64)
     for part, weight in zip(parts(), weights, strict=True):
         common += weight * dense(part.covariance)
-    common.diagonal().add_(RIDGE * common.diagonal().mean() + 1e-30)
+    # Few records in many columns vary hardly at all in most directions: only as far as they show.
+    d, records = means.shape[2], counts.sum(1)
+    shrunk = max(RIDGE, d / (d + float(records.sum())))
+    mean = float(common.diagonal().mean()) + 1e-30
+    common = (1 - shrunk) * common
+    common.diagonal().add_(shrunk * mean)
     root = torch.linalg.cholesky(common)
     centre = (counts[..., None] * means).sum((0, 1)) / counts.sum().clamp_min(1e-300)
     apart = torch.linalg.solve_triangular(root, (means - centre).flatten(0, 1).T, upper=False)
     lines = torch.linalg.svd(apart * counts.flatten().sqrt(), full_matrices=False)[0]
     into = torch.linalg.solve_triangular(root.T, lines[:, :DIRECTIONS], upper=True)
+    own = torch.stack([into.T @ dense(part.covariance) @ into for part in parts()])
+    share = (d / (d + records))[:, None, None]
+    own = (1 - share) * own + share * torch.eye(into.shape[1], dtype=torch.float64)
     return Sites(
         counts,
         torch.where(counts[..., None] > 0, (means - centre) @ into, 0.0),
-        torch.stack([into.T @ dense(part.covariance) @ into for part in parts()]),
+        own,
         torch.zeros_like(counts) if noise is None else noise,
         into.T @ into,
-        means.shape[2],
+        d,
     )

@@ -24,13 +24,12 @@ MOST_ALIKE, FAR, CLEARED = 0.005, 3.0, 0.2
 # Directions of the class means in which harm is measured: with more, heads of few records fit their noise.
 # The ridge of heads there, in mean variances.
 DIRECTIONS, RIDGE = 32, 0.02
-# At most so many sites judge the others, each with at least so many records; and the most harmful ones of
-# which one is left out next.
-JUDGES, RECORDS, TRIED = 50, 10.0, 5
+# At most so many sites judge the others, each with at least so many records.
+JUDGES, RECORDS = 50, 10.0
 # Shares of its weight that a harmful site may keep.
 STEPS = (0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.0)
 # Fewest sites of which one may be left out, and holders of a class below whose number none is.
-FEWEST, FEW = 3, 2
+FEWEST, FEW = 4, 2
 # Largest variance of the noise in a site's class means, in that of a record, with which it judges; and how
 # often noise is drawn again.
 LOST, DRAWS = 0.5, 4
@@ -98,7 +97,7 @@ def judged(sites: Sites) -> Decided:
     more than MOST of their records, as far as what they sent shows.
 
     A site that harms by more than OUT is left out, unless a class would then be at fewer than two sites;
-    never half of them.
+    and any that harms by too much with a fiftieth of its weight. Never half of them.
     """
     count = len(sites)
     weights = torch.ones(count, dtype=torch.float64)
@@ -116,21 +115,21 @@ def judged(sites: Sites) -> Decided:
     gain = gains(sites, heads)
     if bool((first <= limits).all()):
         return Decided(weights, first, gain, bool(core))
+    # Two false sites hide each other: with less of one, the other seems to harm less.
+    limits = torch.where((limits < MOST) & (first > limits), CLEARED * limits, limits)
     most, kept, out = (count - 1) // 2, list(range(count)), list[int]()
     while len(out) < most and len(kept) > FEWEST - 1:
         harm = largest(harms(sites.of(kept), heads)) - chance[kept]
         has = sites.counts[kept] > 0
         harm[(has & (has.sum(0) <= FEW)).any(1)] = -1.0
-        worst = [at for at in harm.argsort(descending=True)[:TRIED].tolist() if harm[at] > OUT]
-        if not worst:
+        at = int(harm.argmax())
+        if float(harm[at]) <= OUT:
             break
-        # Beside a false site an honest one may look as harmful: the one without which least harm is left.
-        rest = [[each for each in kept if each != kept[at]] for at in worst]
-        left = [float(largest(harms(sites.of(each), heads)).max()) for each in rest]
-        at = worst[min(range(len(worst)), key=lambda at: (left[at], -float(harm[worst[at]])))]
         out.append(kept.pop(at))
     weights[out] = 0.0
     weights[kept] = _weighed(sites.of(kept), heads, most - len(out), limits[kept])
+    # Without any weight a site's class means would still name classes.
+    out += [at for at in kept if weights[at] == 0]
     return Decided(weights, first, gain, bool(core), tuple(out))
 
 
@@ -150,8 +149,7 @@ def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
         for step in STEPS:
             tried = weights.clone()
             tried[at] *= step
-            left = largest(harms(sites.weighed(tried), heads))[at]
-            if step == 0.0 or left <= (limits[at] if limits[at] >= MOST else CLEARED * limits[at]):
+            if step == 0.0 or largest(harms(sites.weighed(tried), heads))[at] <= limits[at]:
                 break
         weights = tried
     return weights

@@ -101,7 +101,6 @@ TABLES = [
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
-    ("docs/privacy/hostile-hospitals.md", "| data, Dirichlet", "robustness"),
     ("docs/privacy/hostile-hospitals.md", "| method | data | hostile | attack", "backdoors"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),

@@ -246,10 +246,10 @@ def test_a_noisy_sum_says_what_else_it_could_do() -> None:
     one = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
     gram = one | {"fedpft.covariance": "gram"}
     at_sites, rounds, sum_, screened = (
-        "takes 11 rounds of sums, and was mostly more accurate, but screens no site",
+        "takes 11 rounds of sums, and was mostly more accurate, but measures no harm",
         "head.solver = 'logistic' takes 11 rounds of sums, and was mostly more accurate.",
         "'gram' takes in one round",
-        "'auto', which takes one round and screens sites",
+        "'auto', which takes one round and measures harm",
     )
     for settings, said in (
         (one, sum_),
