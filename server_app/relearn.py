@@ -36,7 +36,7 @@ TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
 
 
 def relearn(
-    run: Path, without: Sequence[str] = (), classes: Sequence[str] = ()
+    run: Path, without: Sequence[str] = (), classes: Sequence[str] = (), defence: str = ""
 ) -> tuple[Path, Classifier]:
     """Learn a head from all stored surrogates except those of some sites.
 
@@ -47,12 +47,15 @@ def relearn(
         run: the run folder.
         without: names of the sites that are left out.
         classes: names of the classes that the head is for; empty for all.
+        defence: against hostile sites; that of the run if empty. Sites that it left out are back with
+            "none".
 
     Returns:
         The new folder in the run folder, `relearned/<UTC time>/`, with model and manifest; and the
         model.
 
     Raises:
+        ConfigError: for a defence that the method does not have.
         RunError: for an unknown site or class, or if the run stored nothing of each site, or
             nothing is left to learn from.
     """
@@ -68,6 +71,8 @@ def relearn(
             "the last surrogate of a chain stands for the records of all its sites, and one site "
             "cannot be removed from it; run again without that site"
         )
+    if defence:
+        config = Run.resolve(config.settings.model_copy(update={"defence": defence}))
     strategy = _strategy(run, config)
     stored = [strategy.unpack(payload) for payload in read_payloads(run)]
     sites = [sent.header.site for sent in stored]

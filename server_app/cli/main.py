@@ -336,6 +336,12 @@ def relearn(
         list[str] | None, typer.Option(help="Leave this site out; may be given several times.")
     ] = None,
     classes: Annotated[str, typer.Option(help="Only these classes, comma-separated.")] = "",
+    defence: Annotated[
+        str,
+        typer.Option(
+            help="Another defence than the run's; 'none' puts back the sites it left out."
+        ),
+    ] = "",
 ) -> None:
     """Learn a new head from the stored surrogates, without contacting the sites.
 
@@ -348,7 +354,7 @@ def relearn(
         names = split_names(classes)
     except ValueError as error:
         raise ConfigError(f"classes: {error}") from None
-    folder, head = learn_again(run, without or (), names)
+    folder, head = learn_again(run, without or (), names, defence)
     console.print(
         f"{len(head.header.classes)} classes: {', '.join(head.header.classes)}", soft_wrap=True
     )

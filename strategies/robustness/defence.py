@@ -89,7 +89,7 @@ def by_harm(
 def _harmful(site: str, harm: float) -> Suspect:
     why = (
         f"with it, the head of the others places {100 * harm:.1f} % fewer of their records right; "
-        "`coordinator relearn` with defence = 'none' puts it back"
+        "`coordinator relearn RUN --defence none` puts it back"
     )
     return Suspect(site, "harm", harm / OUT, why)
 

@@ -29,7 +29,7 @@ JUDGES, RECORDS = 50, 10.0
 # Shares of its weight that a harmful site may keep.
 STEPS = (0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.0)
 # Fewest sites of which one may be left out, and holders of a class below whose number none is.
-FEWEST, FEW = 4, 2
+FEWEST, FEW = 3, 2
 # Largest variance of the noise in a site's class means, in that of a record, with which it judges; and how
 # often noise is drawn again.
 LOST, DRAWS = 0.5, 4

@@ -4,6 +4,7 @@ honest hospitals.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.server_app.relearn import relearn
 from tests.grid import (
     Fault,
@@ -97,6 +99,12 @@ def test_a_suspect_stays_stored_and_relearn_leaves_it_out_as_well(tmp_path: Path
     again, _ = relearn(folder)
     ours, theirs = load_file(folder / "model.safetensors"), load_file(again / "model.safetensors")
     assert all(ours[name].equal(theirs[name]) for name in ours)
+    back, _ = relearn(folder, defence="none")
+    everyone = json.loads((back / "manifest.json").read_text())
+    assert everyone["sites"] == ["0", "1", "2", "3", "4"]
+    assert "suspects" not in everyone
+    with pytest.raises(ConfigError, match="defence = 'all'"):
+        relearn(folder, defence="all")
 
 
 @pytest.mark.slow

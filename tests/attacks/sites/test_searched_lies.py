@@ -1,5 +1,5 @@
-"""One hostile hospital of four or more that knows all others costs at most five points, and no honest one
-is left out. benchmarks/searched_attacks.py searches for the worst.
+"""One hostile hospital of four or more that knows all others costs at most five points, one of three at
+most ten, and no honest one is left out. benchmarks/searched_attacks.py searches for the worst.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def federation(sites: int) -> Federation:
     return Federation(parts, test, 1, {"seed": 10})
 
 
-@pytest.mark.parametrize("sites", [4, 10])
+@pytest.mark.parametrize("sites", [3, 4, 10])
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_one_hostile_site_costs_at_most_five_points(lie: Lie, sites: int) -> None:
+def test_one_hostile_site_costs_a_few_points(lie: Lie, sites: int) -> None:
     loss, named = federation(sites).loss(lie, "auto")
-    assert loss <= 5.0
+    assert loss <= (5.0 if sites > 3 else 10.0)
     assert named <= {"z0"}
 
 

@@ -174,7 +174,7 @@ def test_no_order_of_sites_or_classes_changes_what_is_decided(
     assert [order[each] for each in again.out] == list(decided.out)
 
 
-@pytest.mark.parametrize("count", [4, 5, 10, 40])
+@pytest.mark.parametrize("count", [3, 4, 10, 40])
 def test_a_lone_site_of_another_scanner_keeps_its_weight(count: int) -> None:
     parts = [site(each) for each in range(count - 1)] + [site(99, shift=1.0)]
     decided = harm.judged(evidence(parts))
@@ -204,8 +204,8 @@ def test_one_sites_records_alone_accuse_nobody(seed: int, count: int) -> None:
     assert (harm.judged(evidence(parts)).weights[:-1] == 1).all()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_of_three_sites_none_is_judged(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_two_sites_none_is_judged(count: int) -> None:
     parts = [site(each, swap=each == 0) for each in range(count)]
     assert (harm.judged(evidence(parts)).weights == 1).all()
 
