@@ -63,7 +63,7 @@ def test_a_site_that_moves_class_means_costs_closed_forms_a_few_points(
 @pytest.mark.slow
 def test_quadratic_discriminants_from_sums_are_defended_too() -> None:
     own = bench("gh-ofl", "0.1", "1 of 4")
-    assert max(own.loss(attack)[0] for attack in grid_of("gh-ofl")[::5]) <= 5.0
+    assert max(own.loss(attack)[0] for attack in grid_of("gh-ofl")[::5]) <= 10.0
 
 
 @pytest.mark.parametrize(("attack", "most"), [("shifted labels x", 15.0), ("own x", 10.0)])
