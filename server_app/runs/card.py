@@ -72,15 +72,7 @@ def run_card(
         "records": {site.name: site.records for site in sites if site.records},
         "capped": {site.name: round(site.kept_share, 6) for site in sites if site.kept_share < 1},
         "suspects": {site.name: site.suspect for site in sites if site.suspect},
-        "effects": {
-            site.name: {
-                "harm": round(site.effect.harm, 4),
-                "gain": round(site.effect.gain, 4),
-                "kept": site.effect.kept,
-            }
-            for site in sites
-            if site.effect is not None
-        },
+        "effects": {site.name: site.effect.rounded() for site in sites if site.effect is not None},
         "without_records": list(missing.names),
         "records_by_class": missing.known,
     }

@@ -42,6 +42,10 @@ class Effect:
     gain: float
     kept: float
 
+    def rounded(self) -> dict[str, float]:
+        """As events and the run card have it."""
+        return {"harm": round(self.harm, 4), "gain": round(self.gain, 4), "kept": self.kept}
+
 
 @dataclass(frozen=True)
 class Defended(Generic[T]):

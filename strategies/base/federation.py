@@ -359,10 +359,7 @@ class Federation(FlowerStrategy):
         for name, effect in defended.effects.items():
             self.outcome.sites[nodes[name]].effect = effect
         if defended.effects:
-            rounded = {
-                name: {"harm": round(each.harm, 4), "gain": round(each.gain, 4), "kept": each.kept}
-                for name, each in defended.effects.items()
-            }
+            rounded = {name: each.rounded() for name, each in defended.effects.items()}
             self.recorder.event("effects", sites=rounded, round=number)
         for suspect in defended.suspects:
             self.outcome.sites[nodes[suspect.site]].suspect = suspect.reason

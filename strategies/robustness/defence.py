@@ -31,7 +31,6 @@ from fedsurrogate.strategies.robustness.update_screening import screen_updates
 # Most weight of an update or head with "screen", in weights of the usual site. A false one within the
 # bound is not found, so it must not count as much as three honest ones.
 EQUAL = 1.0
-T = TypeVar("T")
 R = TypeVar("R", Parameters, Synthetic)
 
 

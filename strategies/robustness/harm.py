@@ -107,7 +107,8 @@ def judged(sites: Sites) -> Decided:
     few = sites.dimension < ENOUGH_COLUMNS
     core = alike(sites)
     heads = discriminant if few or core else least_squares
-    first, chance = largest(harms(sites, heads)), by_chance(sites, heads)
+    first = largest(harms(sites, heads))
+    chance = by_chance(sites, heads, first)
     limits = torch.full_like(weights, MOST)
     if core:
         limits[far(sites, core) > FAR] = MOST_ALIKE
@@ -136,8 +137,6 @@ def judged(sites: Sites) -> Decided:
 def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
     """Weights (S,), of which at most so many are below one, with which no harm is above its limit."""
     weights = torch.ones(len(sites), dtype=torch.float64)
-    if len(sites) < FEWEST:
-        return weights
     for _ in range(2 * len(sites)):
         over = largest(harms(sites.weighed(weights), heads)) / limits
         if int((weights < 1).sum()) >= most:
@@ -155,12 +154,12 @@ def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
     return weights
 
 
-def by_chance(sites: Sites, heads: Heads) -> Tensor:
-    """By how much as much noise again moves the harm of each site (S,); zero without noise."""
+def by_chance(sites: Sites, heads: Heads, own: Tensor) -> Tensor:
+    """By how much as much noise again moves the sites' own harm (S,); zero without noise."""
     moved = torch.zeros(len(sites), dtype=torch.float64)
     if not sites.noise.any():
         return moved
-    own, root = largest(harms(sites, heads)), torch.linalg.cholesky(sites.columns)
+    root = torch.linalg.cholesky(sites.columns)
     draw = torch.Generator().manual_seed(0)
     for _ in range(DRAWS):
         noise = torch.randn(sites.means.shape, generator=draw, dtype=torch.float64) @ root.T
@@ -269,8 +268,7 @@ def harms(sites: Sites, heads: Heads) -> Tensor:
     sums = _sums(sites)
     for at, judge in enumerate(judges):
         others = [each for each in range(count) if each != judge]
-        # The last one is of all others.
-        less = [torch.cat([_without_one(each[others]), each[others].sum(0)[None]]) for each in sums]
+        less = _without_one_and_of_all([each[others] for each in sums])
         right = placed(sites, judge, *_heads(less, heads))
         harm[others, at] = right[:-1] - right[-1]
     return harm
@@ -279,9 +277,7 @@ def harms(sites: Sites, heads: Heads) -> Tensor:
 def gains(sites: Sites, heads: Heads) -> Tensor:
     """The share of each site's records that is right with it and not without it, (S,)."""
     sums = _sums(sites)
-    rows, bias = _heads(
-        [torch.cat([all_.sum(0) - all_, all_.sum(0)[None]]) for all_ in sums], heads
-    )
+    rows, bias = _heads(_without_one_and_of_all(sums), heads)
     right = [placed(sites, at, rows[[at, -1]], bias[[at, -1]]) for at in range(len(sites))]
     return torch.stack([with_ - without for without, with_ in right])
 
@@ -300,6 +296,11 @@ def _without_one(table: Tensor) -> Tensor:
     before = torch.cat([none, table[:-1].cumsum(0)])
     after = torch.cat([table[1:].flip(0).cumsum(0).flip(0), none])
     return before + after
+
+
+def _without_one_and_of_all(tables: Sequence[Tensor]) -> list[Tensor]:
+    """For each table (n, ...) the sums without each row, and last those of all rows, (n + 1, ...)."""
+    return [torch.cat([_without_one(each), each.sum(0)[None]]) for each in tables]
 
 
 def _heads(sums: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor]:
