@@ -153,6 +153,7 @@ def test_events_are_in_order(compared: tuple[InProcessGrid, Path]) -> None:
         "invited",
         "undefended",
         *["replied"] * 3,
+        "effects",
         "learned",
         *["evaluated"] * 3,
         "compared",
