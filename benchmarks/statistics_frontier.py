@@ -3,7 +3,8 @@ AFL, FedCOF, raw features.
 
 CIFAR-10 features next to the checkout, 10 sites, Dirichlet 0.1, three seeds; and PACS photo and
 sketch, two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All
-rows raise features to the power 0.5, but for FedPFT as published. Also in this run: seconds of
+rows raise features to the power 0.5, but for FedPFT as published. AFL and FedCOF are the rules of
+benchmarks/_closed_form_peers.py. Also in this run: seconds of
 learning, in closed form and on samples; and whether `gram` gives the same head for 100 sites and
 Dirichlet 0.01.
 
@@ -21,13 +22,13 @@ from typing import Any
 
 from rich.progress import track
 
+from benchmarks import _closed_form_peers as peers
 from benchmarks._shared_basis import entropy_coded, measured_points
 from benchmarks.harness.federation import (
     Federation,
     Measured,
     accuracies,
     centralised,
-    federate,
     load_seed,
 )
 from benchmarks.harness.options import described
@@ -45,7 +46,7 @@ from fedsurrogate.strategies.fedpft.learn import learn
 Settings = dict[str, Any]
 Line = tuple[Any, ...]
 RAW, GOAL = "raw features, trained head", 71.0
-RANKS, BITS, GROUPS = (16, 32, 64, 128), (16, 8, 4), (1, 4, 20)
+RANKS, BITS = (16, 32, 64, 128), (16, 8, 4)
 COLUMNS = ("released", "accuracy %", "sd", "against raw features", "uplink MB, all sites")
 EXACT: Settings = {"max-share": 0.0, "defence": "none"}
 
@@ -88,13 +89,9 @@ ROWS: dict[str, Row] = {
     },
     "gram, lda": fedpft("gram, lda", "gram"),
     "gram, ridge": fedpft("gram, ridge", "gram", learns={"head.solver": "ridge"}),
-    "AFL": Row("AFL", {"method": "afl"}),
-    **{
-        f"FedCOF, groups {n}": Row(
-            "FedCOF, groups 1, 4, 20", {"method": "fedcof", "fedcof.groups": n}
-        )
-        for n in GROUPS
-    },
+    # Of peers.
+    "AFL": Row("AFL", {}),
+    **{name: Row("FedCOF, groups 1, 4, 20", {}) for name in peers.PEERS if "FedCOF" in name},
 }
 
 
@@ -121,10 +118,12 @@ class Fits:
         return Measured(self.data.judge(head), sum(map(len, payloads)))
 
 
-def measure(row: Row, run: Run, fits: Fits) -> Measured:
-    if row.sends is None:
+def measure(name: str, run: Run, fits: Fits) -> Measured:
+    if ROWS[name].sends is None:
         return centralised(run, fits.data)
-    return federate(run, fits.data) if "method" in row.sends else fits.measured(run)
+    if name in peers.PEERS:
+        return peers.measured(name, fits.data, run.settings.seed)
+    return fits.measured(run)
 
 
 def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measured]]:
@@ -142,7 +141,7 @@ def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measur
         )
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
             run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
-            results[name].append(measured := measure(row, run, fits[row.power]))
+            results[name].append(measured := measure(name, run, fits[row.power]))
             print(
                 f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True
             )

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks._closed_form_peers import PEERS
+from benchmarks._closed_form_peers import measured as measured_peer
 from benchmarks.harness.federation import Federation, Measured, accuracies, load_seed, measure
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.plots import axes_of, draw
@@ -32,6 +34,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "FedLambda": {"method": "fedlambda"},
     "kNN-Per": {"method": "knn-per"},
 }
+# Settings of a row. Rows of PEERS have none: they are rules in benchmarks/_closed_form_peers.py.
 ROWS: dict[str, dict[str, Any] | None] = {
     "centralised": None,
     "local": {"method": "local"},
@@ -39,9 +42,9 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "average": {"method": "average"},
     "FedKT": {"method": "fedkt"},
     "FedBE": {"method": "fedbe"},
-    "AFL": {"method": "afl"},
-    "FedCOF": {"method": "fedcof"},
-    "FedCOF, 4 groups a class": {"method": "fedcof", "fedcof.groups": 4},
+    "AFL": {},
+    "FedCOF": {},
+    "FedCOF, 4 groups a class": {},
     "FedPFT spherical K=1": {"fedpft.covariance": "spherical"},
     "FedPFT spherical K=10": PUBLISHED
     | {"fedpft.covariance": "spherical", "fedpft.components": 10},
@@ -49,9 +52,9 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "FedPFT diag K=50": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 50},
     "FedPFT lowrank r=16 (ours)": {"fedpft.rank": 16},
     "FedPFT lowrank r=64 (ours)": {"fedpft.rank": 64},
-    "FedCGS": {"method": "fedcgs"},
-    "GH-OFL FisherMix": {"method": "gh-ofl"},
-    "GH-OFL NB-diag": {"method": "gh-ofl", "ghofl.head": "nb-diag"},
+    "FedCGS": {},
+    "GH-OFL FisherMix": {},
+    "GH-OFL NB-diag": {},
     "GH-OFL LDA": {"fedpft.covariance": "gram", "head.shrinkage": 0.05},
     "FedPFT gram, lda (ours)": {"fedpft.covariance": "gram"},
     "FedPFT lowrank r=64, power 0.5 (ours)": {"fedpft.rank": 64, "features.power": 0.5},
@@ -142,8 +145,11 @@ def measure_row(
     """The result of a row, which is its name and its settings."""
     name, own = row
     data = loaded[(own or {}).get("features.power")]
-    budget = data.named({"epsilon": 1.0, "delta": 1e-5}) if "epsilon" in name else {}
-    measured = measure(settings | {"seed": seed} | budget, own, data)
+    if name in PEERS:
+        measured = measured_peer(name, data, seed)
+    else:
+        budget = data.named({"epsilon": 1.0, "delta": 1e-5}) if "epsilon" in name else {}
+        measured = measure(settings | {"seed": seed} | budget, own, data)
     print(f"seed {seed}, {name}: {measured.accuracy:.2f} %", flush=True)
     return measured
 
