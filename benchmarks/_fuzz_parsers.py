@@ -297,7 +297,13 @@ def _proposal(text: bytes) -> object:
 _SETTINGS: tuple[dict[str, object], ...] = (
     {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b", "fedpft.components": 3},
     {"method": "fedavg", "fedavg.rounds": 3, "backbone": "pixels", "image-size": 8, "seed": 1},
-    {"method": "afl", "secure-sum": True, "classes": "a,b", "sites": 3, "device": "cpu"},
+    {
+        "fedpft.covariance": "gram",
+        "secure-sum": True,
+        "classes": "a,b",
+        "sites": 3,
+        "device": "cpu",
+    },
 )
 
 
@@ -345,7 +351,7 @@ def _folders() -> Iterator[Parser]:
         "settings of a run folder",
         of_file(lambda file: settings_of_run(file.parent), "manifest.json"),
         (RunError, ConfigError),
-        [json.dumps({"config": {"method": "afl", "seed": 3}}).encode()],
+        [json.dumps({"config": {"method": "fedavg", "seed": 3}}).encode()],
         of_json,
     )
     yield Parser(

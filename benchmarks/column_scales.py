@@ -9,19 +9,17 @@ records. Bytes are of all sites; the change "none" shows what columns without a 
 discriminant analysis and logistic regression of scikit-learn on all records, and next to its
 counterpart: what scikit-learn makes of that which the method's sites send. For mixtures this is
 logistic regression on samples of its Gaussian mixtures of each site and class; for heads, the mean
-of one logistic regression a site; for means of groups, discriminant analysis with the covariance
-that they show; for all others the better of the first two. Private runs and secure sums have in
+of one logistic regression a site; for all others the better of the first two. Private runs and secure sums have in
 features.ranges, for each column, the range of all records and half of it more on both sides. Three
 sites share 600 records in 24 dimensions and 4 classes; 600 more are for tests.
 """
 
 import tempfile
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.mixture import GaussianMixture
@@ -32,7 +30,6 @@ import fedsurrogate as fs
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.settings import Settings
 
 NAME, TITLE = "column-scales", "Columns of other scales and offsets"
 COLUMNS = (
@@ -48,18 +45,15 @@ COLUMNS = (
 )
 RECORDS, DIMENSION, CLASSES = 600, 24, 4
 HEADS = ("average", "ensemble", "fedbe", "fedkt")
-ONCE = ("fedpft", "afl", "fedcgs", "gh-ofl", "fedcof", *HEADS)
+ONCE = ("fedpft", *HEADS)
 METHODS: dict[str, dict[str, Any]] = {
     f"fedpft {family}": {"method": "fedpft", "covariance": family}
     for family in ("spherical", "diag", "full", "lowrank", "gram")
 }
 METHODS["fedpft full, lda"] = {"method": "fedpft", "covariance": "full", "head__solver": "lda"}
-METHODS |= {
-    name: {"method": name} for name in ("afl", "fedcgs", "gh-ofl", "fedcof", *HEADS, "fedavg")
-}
-# The means of a class that a site of FedCOF sends, what its covariance takes on the diagonal, and
-# the samples of a record of mixtures.
-GROUPS, SHRINKAGE, DRAWS = Settings().fedcof.groups, Settings().fedcof.shrinkage, 10
+METHODS |= {name: {"method": name} for name in (*HEADS, "fedavg")}
+# Samples of a record of mixtures.
+DRAWS = 10
 NAMES = {"classes": ",".join(map(str, range(CLASSES)))}
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5} | NAMES
 SECURE: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0} | NAMES
@@ -69,7 +63,7 @@ RANGED: dict[str, dict[str, Any]] = {
     "dp-fedavg, epsilon 8": {"method": "dp-fedavg"} | BUDGET,
     "fedpft, secure sum, epsilon 8": {"method": "fedpft"} | SECURE | BUDGET,
 }
-RANGED |= {f"{name}, secure sum": {"method": name} | SECURE for name in ("fedpft", "afl", "fedavg")}
+RANGED |= {f"{name}, secure sum": {"method": name} | SECURE for name in ("fedpft", "fedavg")}
 # Of the changes, those after which private runs and secure sums are measured.
 WITH_RANGES = ("x 1e-6 to 1e6",)
 Row = tuple[Any, ...]
@@ -188,30 +182,7 @@ def counterparts(features: Tensor, labels: Tensor) -> dict[str, tuple[str, float
         head = LogisticRegression(max_iter=1000).fit(samples, classes)
         accuracy = right(head.decision_function(test))
         found[f"fedpft {family}"] = ("logistic regression on samples of mixtures", accuracy)
-    groups = [(label, part) for label, rows in parts for part in np.array_split(rows, GROUPS)]
-    means = np.stack([np.sqrt(len(part)) * _apart(x, y, part) for _, part in groups])
-    covariance = means.T @ means / (len(means) - CLASSES)
-    covariance += SHRINKAGE * covariance.diagonal().mean() * np.eye(len(covariance))
-    analysis = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=_Given(covariance))
-    accuracy = right(analysis.fit(x[:RECORDS], y[:RECORDS]).decision_function(test))
-    found["fedcof"] = ("discriminant analysis with covariance of group means", accuracy)
     return found
-
-
-def _apart(x: Any, y: Any, rows: Any) -> Any:
-    """The mean of a group, less that of its class."""
-    return x[rows].mean(0) - x[:RECORDS][y[:RECORDS] == y[rows[0]]].mean(0)
-
-
-class _Given(BaseEstimator):  # type: ignore[misc]
-    """A covariance for discriminant analysis that no records decide."""
-
-    def __init__(self, covariance_: Any) -> None:
-        self.covariance_ = covariance_
-
-    def fit(self, x: Any) -> Self:
-        """Nothing to learn."""
-        return self
 
 
 def rows_of(change_name: str) -> list[Row]:

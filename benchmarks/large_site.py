@@ -30,7 +30,6 @@ RUNS: dict[str, dict[str, str | int | float | bool]] = {
     "lowrank, one Gaussian a class": {"fedpft.covariance": "lowrank"},
     "gram": {"fedpft.covariance": "gram"},
     "diag, ten Gaussians a class": {"fedpft.covariance": "diag", "fedpft.components": 10},
-    "statistics (gh-ofl)": {"method": "gh-ofl"},
     "noisy sums, epsilon 1": {
         "epsilon": 1.0,
         "delta": 1e-7,

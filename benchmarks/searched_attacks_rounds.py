@@ -1,11 +1,11 @@
-"""The worst of many attacks by hostile sites, for methods with rounds, heads and closed forms.
+"""The worst of many attacks by hostile sites, for methods with rounds and with heads.
 
 The attacker knows all honest replies of a round and the defence, and tries every attack of a grid:
 scale and sign, the opposite of the honest mean, random directions, training on shifted labels,
 steps at the edge of the bound, small steps within what honest sites differ by, and a small steady
-drift; for closed forms, class means moved as in searched_attacks.py. He claims ten times the records
-of the largest site. The search halves: the whole grid on one seed with one hostile site of four, then
-its three worst attacks, the first in several strengths, with every number of sites on held-out seeds.
+drift. He claims ten times the records of the largest site. The search halves: the whole grid on one
+seed with one hostile site of four, then its three worst attacks, the first in several strengths,
+with every number of sites on held-out seeds.
 
 A row gives, over the held-out seeds, accuracy in %: of all sites when honest (under the default
 defence, and without one), and of the honest sites alone; the attack that costs most, the accuracy
@@ -18,7 +18,6 @@ rows of methods that are not named stay as they were.
     python benchmarks/searched_attacks_rounds.py --methods scaffold --dry-run
 """
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.federation import Federation, joined, site
+from benchmarks.harness.federation import Federation, site
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
-from benchmarks.searched_attacks import DIRECTIONS, ways
-from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -64,16 +62,12 @@ COLUMNS = (
 FEW: dict[str, Any] = {"head.min-steps": 100, "head.epochs": 2}
 METHODS: dict[str, dict[str, Any]] = {
     "average": FEW,
-    "fedcgs": {},
-    "afl": {},
-    "fedcof": {},
     "fedavg": {"fedavg.rounds": 5},
     "fedbe": FEW | {"baseline.synthetic": 500},
     "fedkt": FEW | {"baseline.synthetic": 500, "baseline.teachers": 2},
     "scaffold": {"fedavg.rounds": 3},
     "fedyogi": {"fedavg.rounds": 3},
     "fedprox": {"fedavg.rounds": 3},
-    "gh-ofl": {"head.max-samples": 2000},
     "dpcvae": {"dpcvae.rounds": 4, "dpcvae.local-epochs": 2},
     "fedlap": {
         "fedlap.rounds": 3,
@@ -83,10 +77,9 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "dp-fedavg": {"fedavg.rounds": 2, "epsilon": 8.0, "delta": 1e-5},
 }
-CLOSED = ("afl", "fedcgs", "fedcof", "gh-ofl")
 # Methods whose runs are short: all numbers of sites, several strengths, and honest partitions. The
 # slowest has one held-out seed, and is not measured on data of another spread.
-SHORT, LONGEST = ("average", "fedcgs", "afl", "fedcof", "fedbe", "fedkt"), ("dp-fedavg",)
+SHORT, LONGEST = ("average", "fedbe", "fedkt"), ("dp-fedavg",)
 WITH_HONEST = (*SHORT, "fedavg")
 ALPHAS, SEARCHED, HELD_OUT, HONEST = ("0.1", "100"), 100, (101, 102), range(200, 208)
 BEST, SEARCHED_WITH = 3, "1 of 4"
@@ -184,26 +177,21 @@ STRONGER = (0.7, 1.0, 1.5)
 
 @dataclass(frozen=True)
 class Attacked:
-    """An attack of some strength on updates, heads and images, or a lie about class means."""
+    """An attack of some strength on updates, heads and images."""
 
     name: str
     strength: float
-    counts: int = CLAIMED
 
     def __str__(self) -> str:
-        return f"{self.name} {self.strength:g}" + (", own count" if self.counts == 1 else "")
+        return f"{self.name} {self.strength:g}"
 
     def variants(self) -> list["Attacked"]:
         """Of other strengths."""
         return [replace(self, strength=factor * self.strength) for factor in STRONGER]
 
 
-def grid_of(method: str) -> list[Attacked]:
-    """All attacks on a method."""
-    if method in CLOSED:
-        return [
-            Attacked(*each) for each in itertools.product(DIRECTIONS, (0.3, 0.7, 1.4, 2.5), (1, 10))
-        ]
+def all_attacks() -> list[Attacked]:
+    """All attacks."""
     return [Attacked(name, times) for name, (many, _) in ATTACKS.items() for times in many]
 
 
@@ -311,8 +299,6 @@ class Bench:
         if attack is None:
             return sent
         honest = sent[self.hostile :]
-        if self.run.method.name in CLOSED:
-            return [with_lie_about_means(each, attack) for each in sent[: self.hostile]] + honest
         records = CLAIMED * max(each.records for each in honest)
         # The attacker compares with honest replies of the same form as its own.
         rows = [vector(each) for each in honest]
@@ -330,9 +316,6 @@ def bench_of(method: str, alpha: str, seed: int, sites: str) -> Bench:
     """The digits at sites by a Dirichlet distribution."""
     hostile, count = SITES[sites]
     data = federation(alpha, seed, count)
-    if method in CLOSED:
-        # To lie about every class, a hostile site needs records of each.
-        data.sites[:hostile] = [_like_all(data, index) for index in range(hostile)]
     settings = {"method": method, "seed": seed, "deadline": 60.0} | METHODS[method]
     return Bench(data, settings, hostile)
 
@@ -355,35 +338,6 @@ def with_vector(reply: Reply, value: Tensor, records: int) -> Reply:
     return replace(reply, tensors=tensors, records=records)
 
 
-def with_lie_about_means(sent: Parameters, attack: Attacked) -> Parameters:
-    """Statistics with moved class means, and more records."""
-    grouped = "means" in sent.tensors
-    given = sent if not grouped else replace(sent, tensors=_sums_of_groups(sent))
-    known, sums = given.tensors["counts"].double(), given.tensors["sums"].double()
-    means = sums / known.clamp_min(1e-30)[:, None]
-    moves = torch.zeros_like(means)
-    there = known > 0
-    moves[there] = attack.strength * ways(means[there].float(), attack.name).double()
-    lied = (sums + known[:, None] * moves).to(given.tensors["sums"])
-    moved = replace(given, tensors={**given.tensors, "sums": lied})
-    if grouped:
-        change = moved.tensors["sums"] - given.tensors["sums"]
-        shift = (change / given.tensors["counts"].clamp_min(1)[:, None])[:, None]
-        counts = sent.tensors["counts"]
-        means = torch.where(counts[..., None] > 0, sent.tensors["means"] + shift, 0.0)
-        moved = replace(sent, tensors={"counts": counts, "means": means})
-    tensors = {
-        name: attack.counts * tensor if name in ("counts", "sums", "squares") else tensor
-        for name, tensor in moved.tensors.items()
-    }
-    return replace(moved, tensors=tensors, records=attack.counts * sent.records)
-
-
-def _sums_of_groups(sent: Parameters) -> dict[str, Tensor]:
-    counts, means = sent.tensors["counts"], sent.tensors["means"]
-    return {"counts": counts.sum(1), "sums": (counts[..., None] * means).sum(1)}
-
-
 def federation(alpha: str, seed: int, sites: int) -> Federation:
     """Digits at sites by a Dirichlet distribution."""
     parts, (features, labels) = uneven_digits(float(alpha), seed, sites)
@@ -391,21 +345,11 @@ def federation(alpha: str, seed: int, sites: int) -> Federation:
     return Federation([site(x, y, test, classes, "f" * 16) for x, y in parts], test)
 
 
-def _like_all(data: Federation, seed: int) -> SiteFeatures:
-    """A site of the median size with records of all sites."""
-    whole = joined([each.train for each in data.sites])
-    size = sorted(data.sizes)[len(data.sizes) // 2]
-    rows = torch.randperm(len(whole.labels), generator=torch.Generator().manual_seed(seed))[:size]
-    first = data.sites[0]
-    own = (whole.features[rows], whole.labels[rows])
-    return site(*own, first.test, first.classes, first.fingerprint)
-
-
 def rows_of(method: str, alpha: str) -> Iterator[tuple[Any, ...]]:
     """The rows of a method on data of one spread: the search, and honest sites."""
     slow = method not in SHORT
     seeds = HELD_OUT[:1] if method in LONGEST else HELD_OUT
-    grid = grid_of(method)[:: 2 if method in LONGEST else 1]
+    grid = all_attacks()[:: 2 if method in LONGEST else 1]
     bench = bench_of(method, alpha, SEARCHED, SEARCHED_WITH)
     best = sorted(grid, key=lambda attack: -bench.loss(attack)[0])[:BEST]
     # In the long ones, the worst of the grid as it is.

@@ -1,5 +1,5 @@
-"""One hostile site that knows the honest replies and the defence, in methods that send heads, class
-sums or updates: the attacks that a search found to be the worst.
+"""One hostile site that knows the honest replies and the defence, in methods that send heads or
+updates: the attacks that a search found to be the worst.
 benchmarks/searched_attacks_rounds.py searches for more.
 """
 
@@ -17,7 +17,6 @@ from benchmarks.searched_attacks_rounds import (
     Attacked,
     Bench,
     bench_of,
-    grid_of,
 )
 from fedsurrogate.common.run import parse_run
 
@@ -47,25 +46,6 @@ def test_a_hostile_head_among_heads_of_similar_data_costs_a_few_points(
     assert found.suspects <= {"0"}
 
 
-@pytest.mark.parametrize("sites", ["1 of 4", "1 of 10"])
-@pytest.mark.parametrize("method", ["afl", "fedcgs"])
-def test_a_site_that_moves_class_means_costs_closed_forms_a_few_points(
-    method: str, sites: str
-) -> None:
-    """Also where the others hold few classes. Without a defence it costs up to 55 points."""
-    for alpha, most in (("100", 5.0), ("0.1", 10.0)):
-        own = bench(method, alpha, sites)
-        found = [own.loss(attack) for attack in grid_of(method)[::4]]
-        assert max(loss for loss, _ in found) <= most
-        assert all(each.suspects <= {"0"} for _, each in found)
-
-
-@pytest.mark.slow
-def test_quadratic_discriminants_from_sums_are_defended_too() -> None:
-    own = bench("gh-ofl", "0.1", "1 of 4")
-    assert max(own.loss(attack)[0] for attack in grid_of("gh-ofl")[::5]) <= 10.0
-
-
 @pytest.mark.parametrize(("attack", "most"), [("shifted labels x", 15.0), ("own x", 10.0)])
 def test_a_hostile_update_counts_as_one_site_where_sites_hold_few_classes(
     attack: str, most: float
@@ -76,12 +56,9 @@ def test_a_hostile_update_counts_as_one_site_where_sites_hold_few_classes(
     assert own.loss(Attacked(attack, strength))[0] <= most
 
 
-@pytest.mark.parametrize("method", ["average", "afl", "fedcgs", "gh-ofl"])
 @pytest.mark.parametrize("sites", ["1 of 4", "1 of 10"])
-def test_honest_sites_with_few_classes_are_not_accused_and_lose_little(
-    method: str, sites: str
-) -> None:
-    own = bench(method, "0.1", sites)
+def test_honest_sites_with_few_classes_are_not_accused_and_lose_little(sites: str) -> None:
+    own = bench("average", "0.1", sites)
     found = own.result(None)
     assert not found.suspects
     assert found.accuracy >= own.result(None, defence="none").accuracy - 5.0
