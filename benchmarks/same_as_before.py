@@ -77,7 +77,6 @@ ALONE = (
         "average",
         "fedbe",
         "fedkt",
-        "fedcof",
         "dsc",
         "feddm",
         "scaffold",
@@ -85,7 +84,7 @@ ALONE = (
     ),
     *("fedlambda", "knn-per", "fedrep"),
 )
-IN_SUMS = ("afl", "fedcgs", "gh-ofl", "fedavg", "fedprox", "fedyogi", "fedsgd")
+IN_SUMS = ("fedavg", "fedprox", "fedyogi", "fedsgd")
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram"}
 # By name: settings. The part of a name before a comma is the method, or the kind of a run that
 # counts.
@@ -109,7 +108,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedpft, private secure sum": SUM | BUDGET | GRAM,
     **{name: {} for name in (*ALONE, *IN_SUMS)},
     **{f"{name}, secure sum": SUM for name in IN_SUMS},
-    "gh-ofl, naive Bayes": {"ghofl.head": "nb-diag"},
     "fedavg, hidden layer": {"fedavg.model": "mlp", "fedavg.width": 8},
     **{name: {} for name in ("fedlap", "dpcvae", "dpcgan")},
     **{

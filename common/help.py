@@ -96,9 +96,9 @@ def without_effect(method: Method, given: Mapping[str, Any]) -> list[str]:
 
     Example:
         >>> from fedsurrogate.common.run import parse_run
-        >>> run = parse_run({"method": "afl", "fedcof.groups": 5})
+        >>> run = parse_run({"method": "average", "fedavg.keep": 0.25})
         >>> without_effect(run.method, run.settings.flat())
-        ["fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"]
+        ["fedavg.keep = 0.25 has no effect: method = 'average' does not use it, but dsfl does"]
     """
     return [
         f"{row.key} = {given[row.key]!r} has no effect: method = {given['method']!r} does not "

@@ -14,7 +14,7 @@ from typing import Any
 from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import METHODS, method_of, plan_of
+from fedsurrogate.common.methods import METHODS, gone, method_of, plan_of
 from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
@@ -46,8 +46,6 @@ REASONS = {
     "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
 }
 UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
-# What run folders of earlier versions name: a setting that with this value asked for nothing.
-GONE: dict[str, Scalar] = {"counting.models": 0}
 
 
 @dataclass(frozen=True)
@@ -335,12 +333,12 @@ class Run:
         if not own.features.ranges:
             return
         if not self.plan.ranges:
-            names = [each.name for each in METHODS.values() if each.usual.ranges]
-            names = ["fedpft", "afl"] if self.target is not None else names
+            names = [repr(each.name) for each in METHODS.values() if each.usual.ranges]
+            names = ["'fedpft'"] if self.target is not None else names
             raise ConfigError(
                 f"features.ranges = {own.features.ranges[:100]!r}, but method = {own.method!r} with "
-                f"these settings moves no features first, as {', '.join(names)} do; use one of "
-                "these, or scale the columns at all sites alike, or remove it"
+                f"these settings moves no features first; use {', '.join(names)}, or scale the "
+                "columns at all sites alike, or remove it"
             )
         for key, given in (
             ("features.projection", own.features.given_projection),
@@ -480,7 +478,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
     Args:
         flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
-            have their defaults. Those of `GONE` may be there too.
+            have their defaults. Those of `gone.SETTINGS` may be there too.
 
     Returns:
         The run.
@@ -488,8 +486,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     Raises:
         ConfigError: one line that names key, value and the allowed values.
     """
-    known = {key: value for key, value in flat.items() if (key, value) not in GONE.items()}
-    return Run.resolve(parse_settings(Settings, known))
+    return Run.resolve(parse_settings(Settings, gone.left(flat)))
 
 
 def _with_records(settings: Settings) -> Settings:

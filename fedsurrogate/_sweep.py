@@ -133,7 +133,7 @@ def sweep(
 
     Args:
         sites: as in `simulate`.
-        grid: values by setting, such as {"method": ["fedpft", "afl"], "epsilon": [1.0, 8.0]}; also
+        grid: values by setting, such as {"fedpft.rank": [16, 64], "epsilon": [1.0, 8.0]}; also
             of "sites", numbers of sites that share `data`, and of "backbone".
         seeds: of the runs; a number means so many: 0, 1, 2, and so on.
         data: as in `simulate`.
@@ -160,7 +160,7 @@ def sweep(
         >>> from sklearn.datasets import load_iris
         >>> x, y = load_iris(return_X_y=True)
         >>> with TemporaryDirectory() as runs:
-        ...     table = sweep([(x[::2], y[::2]), (x[1::2], y[1::2])], grid={"method": ["fedpft", "afl"]},
+        ...     table = sweep([(x[::2], y[::2]), (x[1::2], y[1::2])], grid={"method": ["fedpft", "average"]},
         ...         seeds=1, output_dir=runs, progress=False)
         >>> [row["accuracy"] > 0.8 for row in table.rows]
         [True, True]

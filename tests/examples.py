@@ -1,5 +1,5 @@
-"""Small data of hospitals that several tests share, and what their sites would send, made by hand
-in double precision.
+"""Small data of hospitals that several tests share, statistics of them in double precision, and a
+method whose sites send class sums.
 
 The statistics here are computed from the definitions, with plain products of all records. So they
 are an oracle for code that never sees all records.
@@ -8,13 +8,18 @@ are an oracle for code that never sees all records.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.class_sums import fold
+from fedsurrogate.common.methods import plan_of
+from fedsurrogate.common.methods.class_sums import class_sums_plan
+from fedsurrogate.common.methods.method import Method
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import parse_settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 
@@ -33,17 +38,6 @@ class Hospital:
     features: Tensor
     labels: Tensor
     classes: tuple[str, ...] = CLASSES
-
-    def sums(self) -> Parameters:
-        """What a site of AFL sends: records and feature sums of each class, and the second moment
-        around class means.
-        """
-        targets = torch.eye(len(self.classes), dtype=torch.float64)[self.labels]
-        counts, totals = targets.sum(0), targets.T @ self.features
-        deviations = self.features - (totals / counts.clamp_min(1)[:, None])[self.labels]
-        header = Header("afl", parse_run({"method": "afl"}).digest, self.site, "f", self.classes)
-        tensors = {"counts": counts, "sums": totals, "squares": fold(deviations.T @ deviations)}
-        return Parameters(header, 1, tensors, len(self.labels))
 
 
 def records(count: int = RECORDS, dimension: int = DIMENSION) -> Hospital:
@@ -71,7 +65,7 @@ def three_hospitals(everything: Hospital | None = None) -> list[Hospital]:
 
 def statistics_of(features: Tensor, labels: Tensor, classes: int) -> Statistics:
     """The statistics of records from their definition: features (n, d), labels (n,) below
-    `classes`; with variances.
+    `classes`.
     """
     x, targets = features.double(), torch.eye(classes, dtype=torch.float64)[labels]
     counts = targets.sum(0)
@@ -82,5 +76,29 @@ def statistics_of(features: Tensor, labels: Tensor, classes: int) -> Statistics:
         counts,
         means,
         deviations.T @ deviations / len(x),
-        targets.T @ deviations.square() / divisors,
     )
+
+
+def nearest_mean(statistics: Statistics, header: Header) -> tuple[Head, dict[str, float]]:
+    """The nearest class mean as a linear head."""
+    means = statistics.means.float()
+    return Head(header, means, -means.square().sum(1) / 2), {}
+
+
+NEAREST_MEAN = Method(
+    "nearest-mean",
+    "Nearest class mean",
+    "Mensink et al. 2013",
+    lambda settings: class_sums_plan(
+        settings, "tests.examples:nearest_mean", shares={"counts": 0.1, "sums": 0.9}
+    ),
+)
+
+
+def class_sums_run(**given: Any) -> Run:
+    """A run of a method whose sites send counts and sums by class, as docs/tutorials/add-a-method.md
+    adds one.
+    """
+    flat = {"method": NEAREST_MEAN.name, "defence": "none"} | given
+    settings = parse_settings(Settings, flat)
+    return Run(settings, NEAREST_MEAN, plan_of(NEAREST_MEAN, settings))

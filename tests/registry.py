@@ -39,7 +39,6 @@ TINY: dict[str, Scalar] = {
         "fedavg.local-epochs": 1,
         "fedlap.image-steps": 2,
     },
-    "ghofl.head": "nb-diag",
     **{
         "fedlap.server-steps": 3,
         "dpcvae.rounds": 2,

@@ -29,7 +29,6 @@ from tests.replies import mutations, refused, replies, spoiled
 NOT_IN_THE_DIGEST = {
     "fedpft": {"public", "order", "seal", "bits"},
     "head": {"solver", "shrinkage"},
-    "fedcof": {"shrinkage"},
 }
 
 
@@ -246,9 +245,8 @@ def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec:
 def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_sum(
     tmp_path: Path, spec: Method
 ) -> None:
-    # The forms of these methods that are sums.
-    forms = {"fedpft.covariance": "gram", "ghofl.head": "fishermix"}
-    settings = settings_of(spec) | forms | {"secure-sum": True, "classes": CLASSES}
+    settings = settings_of(spec) | {"fedpft.covariance": "gram"}
+    settings |= {"secure-sum": True, "classes": CLASSES}
     metrics = metrics_of(run_federation(tmp_path, sites(3), partition="iid", **settings))
     assert metrics["status"] == "ok"
     assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"

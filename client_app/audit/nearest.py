@@ -47,8 +47,7 @@ def usual_distance(features: Tensor) -> float:
 def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
     """Means in a release.
 
-    They are the means of a mixture's components, or of the classes, or groups of their records, in
-    statistics.
+    They are the means of a mixture's components, or of the classes in sums.
 
     Args:
         sent: the release.
@@ -60,17 +59,10 @@ def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
     match sent:
         case Surrogate():
             return sent.mixtures.means.double(), sent.mixtures.labels
-        case Parameters() if "counts" in sent.tensors and sent.tensors.keys() & {"sums", "means"}:
-            counts = sent.tensors["counts"]
-            sums = sent.tensors.get("sums")
-            means = (
-                sent.tensors["means"].double()
-                if sums is None
-                else sums.double() / counts.clamp_min(1)[:, None]
-            )
-            labels = torch.arange(len(counts)).repeat_interleave(counts[0].numel())
-            there = counts.flatten() > 0
-            return means.reshape(-1, means.shape[-1])[there], labels[there]
+        case Parameters() if {"counts", "sums"} <= sent.tensors.keys():
+            counts, sums = sent.tensors["counts"], sent.tensors["sums"].double()
+            there = counts > 0
+            return (sums / counts.clamp_min(1)[:, None])[there], torch.arange(len(counts))[there]
     return None
 
 

@@ -154,9 +154,7 @@ def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
     for rows, t in zip(torch.split(features, ROWS), torch.split(code, ROWS), strict=True):
         sums.addmm_(t.T, rows.double() - around)
     apart = code if centre is None else code - code.mean(0)
-    squares = second_moment(
-        features, None if centre is None else centre[None], torch.zeros(count, dtype=torch.int64)
-    )
+    squares = second_moment(features, centre)
     return {
         RECORDS: torch.tensor([float(count)], dtype=torch.float64),
         TOTALS: _total(features),

@@ -1,15 +1,12 @@
 """The sums over a site's records that a head in closed form needs: exact ones, or bounded for
 noise.
 
-They are records and feature sums of each class, and one second moment of all features. A message
-has the second moment around the class means, since 16 bits cannot hold a variance next to the
-square of a large mean. The parts of a secure sum are only added, and no site knows the means of all
-sites, so its second moment is around zero.
+They are records and feature sums of each class, and in a secure sum one second moment of all
+features. Its parts are only added, and no site knows the means of all sites, so this moment is around
+zero.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -33,27 +30,17 @@ ROWS = 8192
 
 
 def released_sums(task: Task) -> MethodOutput:
-    """This site's sums, those that its plan names, at 16 bits: exact ones, or with noise.
-
-    Exact are counts (C,), sums (C, d), squares around the class means, folded, and variances of
-    each dimension within each class (C, d), for the site's own classes. With a budget: noisy
-    counts, sums and squares around zero of features of norm at most one, for all classes that the
-    data can have.
+    """This site's counts (C,) and sums (C, d) at 16 bits: exact ones, for its own classes; with a
+    budget noisy ones of features of norm at most one, for all classes that the data can have.
 
     Args:
         task: the request.
-
-    Source: AFL (He et al. 2025, equations 7 to 9); Fed3R (Fanì et al. 2024, equation 3). FedCGS
-    (Guan et al. 2025) takes the same sums, GH-OFL (Turazza et al. 2026) also sums of squares of
-    each class. Differs from AFL, whose sites send their own solution as well: the coordinator finds
-    it from the sums.
     """
-    names = {field.name for field in task.run.plan.messages.sends}
     claim = task.mechanism(centre_digest(PublicMap().centre))
     if claim is None:
-        return _exact(task, names)
+        return _exact(task)
     frame, classes = task.public_frame, task.found.classes
-    bounded = _bounded(task.found, claim, PublicMap(), frame, classes, names)
+    bounded = _bounded(task.found, claim, PublicMap(), frame, classes)
     noisy = with_noise(bounded, claim)
     tensors = {each.name: each.value for each in noisy}
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
@@ -76,18 +63,16 @@ def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     """
     public = task.agreed(unpack_map(task.payload or b""))
     classes = task.run.settings.classes
-    names = {each.name for each in task.run.plan.combination.sums}
+    squares = "squares" in {each.name for each in task.run.plan.combination.sums}
     claim = task.mechanism(centre_digest(public.centre))
     if claim is not None:
-        bounded = _bounded(task.found, claim, public, task.public_frame, classes, names)
+        bounded = _bounded(task.found, claim, public, task.public_frame, classes, squares)
         return {each.name: each.value for each in bounded}, claim
     features, labels = task.training_data(classes, task.public_frame)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
-    return moments | (
-        {"squares": fold(second_moment(features))} if "squares" in names else {}
-    ), None
+    return moments | ({"squares": fold(second_moment(features))} if squares else {}), None
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -113,15 +98,12 @@ def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, 
     return torch.bincount(labels, minlength=classes).double(), sums
 
 
-def second_moment(
-    features: Tensor, means: Tensor | None = None, labels: Tensor | None = None
-) -> Tensor:
+def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
     """Sum of the outer products of features.
 
     Args:
         features: of the records, (n, d).
-        means: of classes, (C, d); the products are then around the mean of a record's class.
-        labels: indices of classes, (n,); only with `means`.
+        centre: from which features are measured, (d,); None for zero.
 
     Returns:
         The sum (d, d), float64.
@@ -133,27 +115,18 @@ def second_moment(
     squares = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
     for start in range(0, len(features), ROWS):
         rows = features[start : start + ROWS].double()
-        if means is not None and labels is not None:
-            rows = rows - means[labels[start : start + ROWS]]
+        if centre is not None:
+            rows = rows - centre
         squares.addmm_(rows.T, rows)
     return squares
 
 
-def _exact(task: Task, names: Collection[str]) -> MethodOutput:
-    """The exact sums of the site's own classes, around their means."""
+def _exact(task: Task) -> MethodOutput:
+    """The exact sums of the site's own classes."""
     classes = task.classes
     features, labels, frame = task.own_data(classes)
     counts, sums = class_sums(features, labels, len(classes))
-    divisors = counts.clamp_min(1)[:, None]
-    means = sums / divisors
     tensors = {"counts": counts, "sums": sums}
-    if "squares" in names:
-        tensors["squares"] = fold(second_moment(features, means, labels))
-    if "variances" in names:
-        spreads = torch.zeros_like(sums)
-        for rows, own in zip(torch.split(features, ROWS), torch.split(labels, ROWS), strict=True):
-            spreads.index_add_(0, own, (rows.double() - means[own]).square())
-        tensors["variances"] = spreads / divisors
     sent = Parameters(task.header(classes, frame), 1, tensors, round(float(counts.sum())))
     return MethodOutput(pack_parameters(sent))
 
@@ -164,7 +137,7 @@ def _bounded(
     public: PublicMap,
     frame: bytes,
     classes: tuple[str, ...],
-    names: Collection[str],
+    squares: bool = False,
 ) -> list[BoundedSum]:
     """Sums of features that are clipped as for noisy class sums, without the noise."""
     train = found.train
@@ -177,5 +150,5 @@ def _bounded(
     )
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
-    family = "joint" if "squares" in names else "spherical"
+    family = "joint" if squares else "spherical"
     return statistics(features, labels.clamp_min(0), weights, len(classes), family, *done)

@@ -11,8 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import heads
-from fedsurrogate.common.methods.closed_form import CLOSED_FORM
+from fedsurrogate.common.methods import gone, heads
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import FEDPFT, KD
 from fedsurrogate.common.methods.generators import GENERATORS
@@ -29,7 +28,7 @@ METHODS: dict[str, Method] = {
     for method in (
         *(FEDPFT, *SYNTHETIC_RECORDS, KD, *GENERATORS),
         *(heads.LOCAL, heads.ENSEMBLE, heads.AVERAGE, heads.FEDBE, heads.FEDKT),
-        *(*CLOSED_FORM, *TRAINED),
+        *TRAINED,
     )
 }
 # method = "fedpft" with fedpft.topology = "chain".
@@ -78,7 +77,8 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
 
 
 def method_named(name: str) -> Method:
-    """The description of a method. Raises ConfigError with a list of all methods."""
+    """The description of a method. Raises ConfigError for a name that is not here."""
+    gone.check_method(name)
     if name not in METHODS:
         # The sender of the settings chooses the name: looking for similar ones takes time.
         close = get_close_matches(name[:40], METHODS, n=1)

@@ -5,18 +5,15 @@ plan for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.heads import HEAD
 from fedsurrogate.common.methods.method import (
-    BY_HARM,
     Combination,
     Defences,
     Field,
     Messages,
     Plan,
-    Sizes,
     Summed,
     Work,
 )
@@ -28,18 +25,10 @@ from fedsurrogate.common.settings import Settings
 MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
 
 
-def _triangle(classes: int, dimension: int, records: int) -> Sizes:
-    """T numbers of a symmetric matrix."""
-    return {"T": dimension * (dimension + 1) // 2}
-
-
 def class_sums_plan(
     settings: Settings,
     learn: str,
-    squares: bool = False,
-    variances: bool = False,
     shares: Mapping[str, float] | None = None,
-    options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
@@ -51,12 +40,8 @@ def class_sums_plan(
         learn: "module:function" at the coordinator: from statistics of all records and a header for
             the model, to the model and facts about it; see `Learn` in
             `fedsurrogate.strategies.closed_form.strategy`.
-        squares: whether sites also send the second moment of all records around their class means.
-        variances: whether they also send the variance of each dimension in each class; never
-            private.
-        shares: part of the privacy budget of each of "counts", "sums" and "squares", which add up
-            to one; None for a method without privacy.
-        options: what `learn` takes besides, by name.
+        shares: part of the privacy budget of "counts" and "sums", which add up to one; None for a
+            method without privacy.
 
     Returns:
         The plan. Private sites send the sums of features of norm at most one, with noise.
@@ -65,17 +50,15 @@ def class_sums_plan(
         ValueError: for shares of other statistics than those that are sent.
 
     Example:
-        >>> plan = class_sums_plan(Settings(), "fedsurrogate.strategies.heads.analytic:afl_model", squares=True)
+        >>> plan = class_sums_plan(Settings(), "fedsurrogate.strategies.nearest_mean:learn")
         >>> [field.name for field in plan.messages.sends]
-        ['counts', 'sums', 'squares']
+        ['counts', 'sums']
     """
     private = bool(settings.epsilon) and shares is not None
-    sends = [
+    sends = (
         Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
         Field("sums", "C d"),
-    ]
-    sends += [Field("squares", "T")] if squares else []
-    sends += [Field("variances", "C d", 0)] if variances else []
+    )
     privacy = None
     if settings.epsilon and shares is not None:
         if set(shares) != (names := {field.name for field in sends}):
@@ -84,17 +67,14 @@ def class_sums_plan(
         privacy = NoisySums(name, settings.epsilon, settings.delta, shares)
 
     def work(classes: int, dimension: int) -> Work:
-        columns = (dimension if squares else 1) + (2 if variances else 1) * classes
-        return Work(passes=1, numbers=dimension * columns)
+        return Work(passes=1, numbers=dimension * (1 + classes))
 
-    what = "noisy second moments" if squares else "noisy class sums"
     return Plan(
         kind="one-shot",
         messages=Messages(
-            tuple(sends),
+            sends,
             (),
             HEAD,
-            symbols=_triangle,
             introduces=False,
             all_classes=private and not settings.secure_sum,
         ),
@@ -102,16 +82,13 @@ def class_sums_plan(
             site="fedsurrogate.client_app.methods.sums:released_sums",
             strategy="fedsurrogate.strategies.closed_form.strategy:FromStatistics",
             learn=learn,
-            options=options or {},
             stored=True,
-            sums=MOMENTS if squares else MOMENTS[:2],
+            sums=MOMENTS[:2],
             site_sums="fedsurrogate.client_app.methods.sums:class_moments",
             from_sums="fedsurrogate.strategies.closed_form.strategy:learn_from_sum",
         ),
         work=work,
         privacy=privacy,
-        defences=BY_HARM
-        if squares and not privacy
-        else Defences(reason=f", whose {what} show no harm; max-share limits a site"),
+        defences=Defences(reason=", whose class sums show no harm; max-share limits a site"),
         ranges=True,
     )

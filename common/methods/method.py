@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -172,7 +172,6 @@ class Combination:
             evaluated; empty where all sites have the received model.
         learn: "module:function" at the coordinator, which learns from what all sites sent: class
             sums or heads; empty where the strategy itself learns.
-        options: what `learn` takes besides, by name.
         tested: what each site evaluates on its own test records, in words.
         stored: whether replies are stored, so that a model can be learned again without the sites.
         samples: whether the coordinator can draw features from what it learned.
@@ -194,7 +193,6 @@ class Combination:
     evaluate: str = "fedsurrogate.client_app.methods.evaluation:received_model"
     personal: str = ""
     learn: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
     tested: str = "the model of the run"
     stored: bool = False
     samples: bool = False

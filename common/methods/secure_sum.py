@@ -91,7 +91,7 @@ def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings, continues:
             f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
             "sum over sites; use method = 'fedpft' with fedpft.covariance = 'gram', "
             "fedpft.components = 1, fedpft.topology = 'star', fedpft.privacy = 'auto' and a head "
-            "in closed form (head.solver = 'auto', 'lda' or 'ridge'), 'afl' or 'fedavg'"
+            "in closed form (head.solver = 'auto', 'lda' or 'ridge'), or 'fedavg'"
         )
     file = settings.features.given_projection
     if file and "sums" not in {each.name for each in sums}:

@@ -24,11 +24,7 @@ from fedsurrogate.common.settings.fedlap import FedLAPSettings
 from fedsurrogate.common.settings.fedpft import FedPFTSettings
 from fedsurrogate.common.settings.generators import DPCVAESettings
 from fedsurrogate.common.settings.heads import (
-    AFLSettings,
     BaselineSettings,
-    FedCGSSettings,
-    FedCOFSettings,
-    GHOFLSettings,
     HeadSettings,
 )
 from fedsurrogate.common.settings.settings import (
@@ -45,7 +41,6 @@ from fedsurrogate.common.settings.training import FedAvgSettings
 __all__ = [
     "AUGMENTATIONS",
     "SECURE_SUM_KEYS",
-    "AFLSettings",
     "AnyCovariance",
     "Augmentations",
     "BackboneSettings",
@@ -62,11 +57,8 @@ __all__ = [
     "FeatureClip",
     "FeaturesSettings",
     "FedAvgSettings",
-    "FedCGSSettings",
-    "FedCOFSettings",
     "FedLAPSettings",
     "FedPFTSettings",
-    "GHOFLSettings",
     "HeadSettings",
     "Model",
     "Names",

@@ -59,22 +59,20 @@ class FeaturesSettings(Section):
         "and scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty "
         "leaves them as they are.",
     )
-    projection: Annotated[str, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
+    projection: Annotated[str, Only("fedpft")] = Field(
         AUTO,
         description="Public map before noise, in a secure sum a file with a projection or a head; auto "
         "leaves out the mean of a record's columns, and projects secure sums to the backbone's own head "
         "or random directions; empty for none.",
     )
-    dimensions: Annotated[int, Only("fedpft", "afl", "fedcgs", "gh-ofl"), Unit("dimensions")] = (
-        Field(
-            0,
-            ge=0,
-            le=MOST_DIMENSIONS,
-            description="Most dimensions after the projection; 0 chooses them from features.records "
-            "and the joint noise.",
-        )
+    dimensions: Annotated[int, Only("fedpft"), Unit("dimensions")] = Field(
+        0,
+        ge=0,
+        le=MOST_DIMENSIONS,
+        description="Most dimensions after the projection; 0 chooses them from features.records "
+        "and the joint noise.",
     )
-    records: Annotated[Records, Only("fedpft", "afl", "fedcgs", "gh-ofl")] = Field(
+    records: Annotated[Records, Only("fedpft")] = Field(
         10_000,
         ge=1,
         le=10**9,

@@ -30,11 +30,7 @@ from fedsurrogate.common.settings.fedpft import FedPFTSettings
 from fedsurrogate.common.settings.flat import flatten
 from fedsurrogate.common.settings.generators import DPCVAESettings
 from fedsurrogate.common.settings.heads import (
-    AFLSettings,
     BaselineSettings,
-    FedCGSSettings,
-    FedCOFSettings,
-    GHOFLSettings,
     HeadSettings,
 )
 from fedsurrogate.common.settings.partition import PREFIX, Partition
@@ -72,10 +68,6 @@ class Sections(Section):
     fedlap: FedLAPSettings = FedLAPSettings()
     dpcvae: DPCVAESettings = DPCVAESettings()
     baseline: BaselineSettings = BaselineSettings()
-    afl: AFLSettings = AFLSettings()
-    fedcof: FedCOFSettings = FedCOFSettings()
-    fedcgs: FedCGSSettings = FedCGSSettings()
-    ghofl: GHOFLSettings = GHOFLSettings()
     counting: CountingSettings = CountingSettings()
 
 

@@ -60,7 +60,7 @@ def sweep(
 
     `coordinator report RUN` draws the report of one of the runs.
 
-    Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "afl"]' -g 'alpha=[0.1, 1.0]'
+    Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "average"]' -g 'alpha=[0.1, 1.0]'
     """
     from fedsurrogate.common.extras.packages import is_installed, missing
     from fedsurrogate.common.run import parse_run

@@ -78,23 +78,16 @@ def of_sums(sent: Parameters, classes: Sequence[str]) -> Statistics:
     """The statistics of one site's records from its class sums.
 
     Args:
-        sent: counts (C_k,), sums (C_k, d), and squares: the upper triangle of the second moment
-            around the site's class means. Also variances (C_k, d) within its classes, if the method
-            sends them.
+        sent: counts (C_k,) and sums (C_k, d), whose covariance is not known: zero.
         classes: of the run, C, which hold all of the site's.
     """
     rows = class_indices(classes, sent.header.classes)
     counts, sums = sent.tensors["counts"].double(), sent.tensors["sums"].double()
     means = sums / counts.clamp_min(1e-30)[:, None]
-    covariance: Tensor | Factored = _no_covariance(sums.shape[1])
-    if "squares" in sent.tensors:
-        covariance = unfold(sent.tensors["squares"].double(), sums.shape[1]).div_(counts.sum())
-    variances = sent.tensors.get("variances")
     return Statistics(
         _placed(counts, rows, len(classes)),
         _placed(means, rows, len(classes)),
-        covariance,
-        None if variances is None else _placed(variances.double(), rows, len(classes)),
+        _no_covariance(sums.shape[1]),
     )
 
 

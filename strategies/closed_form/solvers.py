@@ -164,9 +164,6 @@ def naive_bayes(statistics: Statistics, shrinkage: float | None = None) -> Solut
     """Naive Bayes with one variance a dimension for all classes: `lda` with a diagonal covariance,
     and so a linear head.
 
-    Differs from NB-diag of GH-OFL (Turazza et al. 2026), which has a diagonal for each class: its
-    scores are quadratic.
-
     Args:
         statistics: of all records; the diagonal of their covariance is used.
         shrinkage: as in `lda`; None takes RESTRICTED.
@@ -184,7 +181,7 @@ def ridge(statistics: Statistics, shrinkage: float | None = None) -> Solution:
         shrinkage: s, zero or more. None takes the one with the smallest generalised
             cross-validation error (Golub, Heath & Wahba 1979), which follows from the statistics.
 
-    Source: AFL (He et al. 2025, equation 9), with the ridge kept; Fed3R (Fanì et al. 2024).
+    Source: He et al. 2025, equation 9, with the ridge kept; Fanì et al. 2024.
 
     Example:
         >>> def table(*rows): return torch.tensor(rows, dtype=torch.float64)
@@ -220,25 +217,6 @@ def balanced_ridge(statistics: Statistics, shrinkage: float | None = None) -> So
     there = (statistics.counts > 0).double()
     alike = there * statistics.records / there.sum().clamp_min(1)
     return ridge(replace(statistics, counts=alike), shrinkage)
-
-
-def gaussian(statistics: Statistics, shrinkage: float = 0.0) -> Solution:
-    """w_c = S^-1 mu_c and b_c = log(N_c / N) - mu_c . w_c / 2, with S the covariance of ALL records
-    around their mean.
-
-    Args:
-        statistics: of all records.
-        shrinkage: added to the diagonal of S, as a share of its mean; zero in the paper.
-
-    Source: FedCGS (Guan et al. 2025), and its published code: S holds the scatter between classes
-        as well, which `lda` leaves out, and is divided by N - 1.
-    """
-    records, means = statistics.records, statistics.means
-    covariance = statistics.total().mul_(records / max(1.0, records - 1))
-    covariance.diagonal().add_(shrinkage * covariance.diagonal().mean())
-    weight, added = solved(covariance, means)
-    bias = statistics.priors.clamp_min(LEAST_PRIOR).log() - (weight * means).sum(1) / 2
-    return Solution(weight, bias, shrinkage, added)
 
 
 def qda(by_class: Iterable[Statistics], shrinkage: float | None = None) -> QuadraticSolution:

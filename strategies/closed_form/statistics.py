@@ -33,8 +33,6 @@ class Statistics:
             for all classes, divided by the number of records. A matrix, or `Factored` where few
             sites have sent factors of a low rank; solvers take both, and `matrix` is a matrix in
             each case.
-        variances: variance of each dimension within each class, (C, d), divided by the records of
-            the class; None where sites do not send it.
         sampled: whether the covariance is an empirical one. False if it was restricted to a
             diagonal or to one variance, which few records determine.
 
@@ -70,7 +68,6 @@ class Statistics:
     counts: Tensor
     means: Tensor
     covariance: Tensor | Factored
-    variances: Tensor | None = None
     sampled: bool = True
 
     def __post_init__(self) -> None:
@@ -85,8 +82,6 @@ class Statistics:
             tables.append(("covariance's variances", variances, (dimension,)))
         else:
             tables.append(("covariance", self.covariance, (dimension, dimension)))
-        if self.variances is not None:
-            tables.append(("variances", self.variances, shape))
         for name, tensor, expected in tables:
             if tensor.dtype != torch.float64:
                 raise ValueError(f"statistics: {name} in {tensor.dtype}; torch.float64 is needed")
@@ -113,8 +108,7 @@ class Statistics:
         Args:
             kept: indices of the classes, (K,), or a mask, (C,).
         """
-        variances = None if self.variances is None else self.variances[kept]
-        return replace(self, counts=self.counts[kept], means=self.means[kept], variances=variances)
+        return replace(self, counts=self.counts[kept], means=self.means[kept])
 
     def divided(self, scales: Tensor) -> Statistics:
         """The statistics of the same records with each column divided by a number.
@@ -122,14 +116,13 @@ class Statistics:
         Args:
             scales: (d,), float64, not zero.
         """
-        covariance, variances = self.covariance, self.variances
+        covariance = self.covariance
         return replace(
             self,
             means=self.means / scales,
             covariance=covariance.divided(scales)
             if isinstance(covariance, Factored)
             else covariance / scales / scales[:, None],
-            variances=None if variances is None else variances / scales.square(),
         )
 
     def total(self) -> Tensor:
@@ -183,8 +176,7 @@ def sum_of(parts: Iterable[Statistics]) -> Statistics:
     of the covariance of the others.
 
     Args:
-        parts: statistics of the same classes in the same order. The result has variances if all
-            parts have them.
+        parts: statistics of the same classes in the same order.
 
     Returns:
         Their sum. Its covariance is `Factored` while the parts have few factors together.
@@ -196,7 +188,7 @@ def sum_of(parts: Iterable[Statistics]) -> Statistics:
     first = next(remaining, None)
     if first is None:
         raise ValueError("no statistics to add")
-    counts, means, variances, sampled = first.counts, first.means, first.variances, first.sampled
+    counts, means, sampled = first.counts, first.means, first.sampled
     scatter = CovarianceSum(means.shape[1], means.device)
     scatter.add(first.covariance, first.records)
     for part in remaining:
@@ -210,11 +202,6 @@ def sum_of(parts: Iterable[Statistics]) -> Statistics:
         weights = part.counts * (1 - share)
         scatter.add(part.covariance, part.records)
         scatter.add_factor((apart[both] * weights[both].sqrt()[:, None]).T)
-        if variances is not None and part.variances is not None:
-            change = part.variances - variances + apart.square() * (1 - share)[:, None]
-            variances = variances + change * share[:, None]
-        else:
-            variances = None
         means = means + apart * share[:, None]
         sampled = sampled and part.sampled
-    return Statistics(counts, means, scatter.divided(float(counts.sum())), variances, sampled)
+    return Statistics(counts, means, scatter.divided(float(counts.sum())), sampled)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,17 +16,16 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
+from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.closed_form.received import of_noisy_sums, of_sums, of_total
-from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
+from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 from fedsurrogate.strategies.pooling.total import Total
-from fedsurrogate.strategies.robustness.defence import by_harm, cap_sums, caps_of, without
-from fedsurrogate.strategies.robustness.evidence import sites_of
+from fedsurrogate.strategies.robustness.defence import cap_sums, caps_of
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.
@@ -36,18 +34,18 @@ MOST_DIMENSIONS = 8192
 Made = tuple[Classifier, Mapping[str, float]]
 
 
-# What `Combination.learn` names, with the options of the plan: the model of a method from the
-# statistics of all sites' records, and a header for it with their classes. Under privacy statistics
-# are noisy, and of features that were scaled to norm one; the model then scales its input too, which
-# is added here afterwards. A class may have no record: its mean is zero, or noise. Without a second
-# moment in the messages, the covariance is zero. The model has finite numbers all the same.
+# What `Combination.learn` names: the model of a method from the statistics of all sites' records, and
+# a header for it with their classes. Under privacy statistics are noisy, and of features that were
+# scaled to norm one; the model then scales its input too, which is added here afterwards. A class may
+# have no record: its mean is zero, or noise. Messages have no second moment, so the covariance is
+# zero. The model has finite numbers all the same.
 Learn = Callable[[Statistics, Header], Made]
 
 
 class FromStatistics(Heads):
     """A run of one round whose sites send sums over their records, whatever their partition."""
 
-    # Most second moments of images with a black border are zero.
+    # Most sums of images with a black border are zero.
     most_with_zeros = MOST_DIMENSIONS**2
 
     def check(self, sent: Parameters) -> None:
@@ -59,21 +57,9 @@ class FromStatistics(Heads):
         if private:
             _check_noisy(sent)
             return
-        d = self.dimension(sent)
-        check_counts(sent, d, "classes")
+        _check_counts(sent, self.dimension(sent))
         if sent.tensors["sums"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the sum of a class without records is not zero")
-        if "squares" not in sent.tensors:
-            return
-        squares = unfold(sent.tensors["squares"].double(), d)
-        trace = squares.trace()
-        squares.diagonal().add_(EIGENVALUE_ROUNDING * trace + 1e-30)
-        if trace < 0 or torch.linalg.cholesky_ex(squares)[1]:
-            raise SurrogateError(
-                "second moments that no records have: the matrix has a negative eigenvalue"
-            )
-        if "variances" in sent.tensors:
-            _check_variances(sent)
 
     def dimension(self, sent: Parameters) -> int:
         """Columns of the sums."""
@@ -109,10 +95,8 @@ class FromStatistics(Heads):
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
-        """Cap weights: by records, and by the spread of all records. One record of large numbers
+        """Cap weights: by records, and by the spread of the class means. One record of large numbers
         would outweigh the rest. Noisy sums are of features of norm at most one.
-
-        With "harm", lower the weight of sites that harm the others.
 
         Args:
             sent: checked sums, one for each site.
@@ -122,53 +106,41 @@ class FromStatistics(Heads):
         if self.config.mechanism is not None:
             return replace(cap_sums(sent, most, private=True), kept=list(sent))
         capped = caps_of(sent, [each.tensors["counts"].tolist() for each in sent], most)
-        defended = Defended(list(sent), capped)
-        if self.config.defence == "harm":
-            names = [each.header.site for each in sent]
-            found = by_harm(
-                names,
-                sites_of(
-                    lambda: (
-                        of_sums(each, classes).scaled(capped.get(each.header.site, 1.0))
-                        for each in sent
-                    )
-                ),
-                capped,
-            )
-            defended = replace(found, kept=without(sent, found.suspects))
-        kept = defended.kept
-        if most and len(kept) >= FEWEST_SITES:
+        if most and len(sent) >= FEWEST_SITES:
             means = torch.stack(
                 [
                     each.tensors["sums"].double().sum(0) / each.tensors["counts"].double().sum()
-                    for each in kept
+                    for each in sent
                 ]
             )
-            spreads = torch.stack([_spread(each, means.median(0).values) for each in kept])
-            cap_spreads(kept, spreads, most, defended.capped)
-        return defended
+            spreads = torch.stack([_spread(each, means.median(0).values) for each in sent])
+            _cap_spreads(sent, spreads, most, capped)
+        return Defended(list(sent), capped)
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
-        """The sums of these classes, and their part, by records, of the second moment around the
-        class means.
+        """The sums of these classes.
 
         Args:
             sent: checked sums of a site.
             classes: to keep.
 
         Returns:
-            The sums; None without records of these classes.
+            The rows of these classes, and the number of their records, at least one; None without
+            such records.
         """
-        own = of_classes(sent, classes, [name for name in sent.tensors if name != "squares"])
-        if own is None or "squares" not in sent.tensors:
-            return own
-        share = float(own.tensors["counts"].sum()) / float(sent.tensors["counts"].sum())
-        return replace(own, tensors={**own.tensors, "squares": sent.tensors["squares"] * share})
+        rows = torch.tensor([name in classes for name in sent.header.classes])
+        if not (left := float(sent.tensors["counts"][rows].sum())):
+            return None
+        names = tuple(name for name in sent.header.classes if name in classes)
+        own = {name: tensor[rows] for name, tensor in sent.tensors.items()}
+        header = replace(sent.header, classes=names)
+        return replace(sent, header=header, tensors=own, records=max(1, round(left)))
 
 
 def learned_by(plan: Plan) -> Learn:
     """The function that a run's plan names."""
-    return partial(load(plan.combination.learn), **plan.combination.options)
+    learn: Learn = load(plan.combination.learn)
+    return learn
 
 
 def learn_from_sum(total: Total, run: Run) -> Learned:
@@ -238,9 +210,7 @@ def _check_noisy(sent: Parameters) -> None:
             f"noise for {', '.join(sigmas)[:200]}, but sums {', '.join(sent.tensors)[:200]}"
         )
     tensors = sent.tensors
-    for name, length, most in lengths(
-        Sums(tensors["counts"], tensors["sums"], tensors.get("squares"), sigmas)
-    ):
+    for name, length, most in lengths(Sums(tensors["counts"], tensors["sums"], None, sigmas)):
         if bool((length > most).any()):
             worst = int(torch.argmax(length - most))
             raise SurrogateError(
@@ -249,70 +219,25 @@ def _check_noisy(sent: Parameters) -> None:
             )
 
 
-def _check_variances(sent: Parameters) -> None:
-    counts, variances = (sent.tensors[name].double() for name in ("counts", "variances"))
-    own = diagonal(sent)
-    room = 0.01 * own + EIGENVALUE_ROUNDING * own.sum() / len(own) + 1e-30
-    if ((counts @ variances - own).abs() > room).any():
-        raise SurrogateError("variances of the classes that do not sum to the second moments")
-
-
-def check_counts(sent: Parameters, dimension: int, what: str) -> None:
-    """Check the counts of a site, and the dimension of its features.
-
-    Args:
-        sent: with the tensor "counts", of any shape.
-        dimension: of the features.
-        what: the counts are of, in the error message.
-
-    Raises:
-        SurrogateError: if the counts do not sum to the site's records, or features have too many
-            dimensions.
-    """
+def _check_counts(sent: Parameters, dimension: int) -> None:
+    """Raise SurrogateError for counts that are not the site's records, or for too many dimensions."""
     total = float(sent.tensors["counts"].sum())
     if abs(total - sent.records) > 0.01 * sent.records:
-        raise SurrogateError(f"{what} of {total:g} records together, but {sent.records} records")
+        raise SurrogateError(f"classes of {total:g} records together, but {sent.records} records")
     if dimension > MOST_DIMENSIONS:
         raise SurrogateError(
-            f"features of dimension {dimension}; least squares here takes at most {MOST_DIMENSIONS}"
+            f"features of dimension {dimension}; a coordinator takes at most {MOST_DIMENSIONS}"
         )
 
 
-def of_classes(sent: Parameters, classes: Sequence[str], names: Sequence[str]) -> Parameters | None:
-    """The part of a site's message that is about some classes.
-
-    Args:
-        sent: with the tensor "counts", whose first axis is the site's classes.
-        classes: to keep.
-        names: of the tensors to keep, whose first axis is the site's classes.
-
-    Returns:
-        The rows of these classes, and the number of their records, at least one; None without such
-        records.
-    """
-    rows = torch.tensor([name in classes for name in sent.header.classes])
-    if not (left := float(sent.tensors["counts"][rows].sum())):
-        return None
-    header = replace(
-        sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
-    )
-    own = {name: sent.tensors[name][rows] for name in names}
-    return replace(sent, header=header, tensors=own, records=max(1, round(left)))
-
-
-def cap_spreads(
+def _cap_spreads(
     sent: Sequence[Parameters], spreads: Tensor, most: float, shares: dict[str, float]
 ) -> None:
-    """Lower the share of each site whose records spread too widely.
-
-    Args:
-        sent: of the S sites.
-        spreads: of their records, (S,). The limit is `most` times the median one above zero.
-        most: 0 for no limit. Nor is there one for fewer than FEWEST_SITES spreads above zero.
-        shares: of its weight that each site keeps, by site; changed.
+    """Lower the share of each site whose spread (S,) is more than `most` times the median one above
+    zero, if at least FEWEST_SITES are above zero.
     """
     known = spreads[spreads > 0]
-    if not most or len(known) < FEWEST_SITES:
+    if len(known) < FEWEST_SITES:
         return
     for each, share in zip(
         sent, (most * known.median() / spreads.clamp_min(1e-300)).tolist(), strict=True
@@ -322,36 +247,7 @@ def cap_spreads(
 
 
 def _spread(sent: Parameters, centre: Tensor) -> Tensor:
-    """Sum of the squared distances (a scalar) of all records from a centre (d,)."""
-    within = diagonal(sent).sum() if "squares" in sent.tensors else 0.0
-    return weighted_deviations(sent, centre).square().sum() + within
-
-
-def weighted_deviations(sent: Parameters, centre: Tensor) -> Tensor:
-    """Class means minus a centre, times the root of the records of the class.
-
-    Args:
-        sent: counts (C,) and sums (C, d).
-        centre: (d,), float64.
-
-    Returns:
-        (C, d), float64; zero for a class without records.
-    """
+    """Sum over records of the squared distance of their class mean from a centre (d,): a scalar."""
     counts = sent.tensors["counts"].double()[:, None]
-    return (sent.tensors["sums"].double() / counts.clamp_min(1e-30) - centre) * counts.sqrt()
-
-
-def diagonal(sent: Parameters) -> Tensor:
-    """The diagonal of a site's second moment.
-
-    Args:
-        sent: sums (C, d), and squares: the upper triangle of the second moment, row by row.
-
-    Returns:
-        (d,), float64.
-    """
-    d = sent.tensors["sums"].shape[1]
-    # In the upper triangle, row i begins with its diagonal entry, after rows of d, d - 1, ...
-    # entries.
-    rows = torch.arange(d)
-    return sent.tensors["squares"].double()[rows * d - rows * (rows - 1) // 2]
+    apart = sent.tensors["sums"].double() / counts.clamp_min(1e-30) - centre
+    return (counts * apart.square()).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import METHODS, method_named
+from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
@@ -35,7 +35,7 @@ def settings_of(strategy: type, given: Settings) -> Run:
         config = parse_run({**({"method": own[0]} if own else {}), **(given or {})})
     runs: type = load(config.plan.combination.strategy)
     # A chain's surrogates are learned from again as those of a star.
-    again: type = load(method_named(config.settings.method).usual.combination.strategy)
+    again: type = load(config.method.usual.combination.strategy)
     if not issubclass(strategy, (runs, again) if config.plan.kind == "chain" else runs):
         raise ConfigError(
             f"method = {config.settings.method!r} is run by {runs.__name__}, not by "

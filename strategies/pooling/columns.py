@@ -85,7 +85,7 @@ def _scaled(matrix: Tensor, factor: Tensor) -> Tensor:
 
 
 def moved_parameters(sent: Parameters, wanted: bytes) -> Parameters:
-    """Class sums, means of groups, or a head, in another frame.
+    """Class sums, or a head, in another frame.
 
     Args:
         sent: tensors of a site, in the frame of its header.
@@ -102,16 +102,8 @@ def moved_parameters(sent: Parameters, wanted: bytes) -> Parameters:
     if "mean" in own:
         tensors["mean"] = tensors["mean"] * factor + shift
         tensors["deviation"] = tensors["deviation"] * factor
-    if "means" in own:
-        there = (tensors["counts"] > 0)[..., None]
-        tensors["means"] = torch.where(there, tensors["means"] * factor + shift, 0.0)
     if "sums" in own:
         tensors["sums"] = tensors["sums"] * factor + tensors["counts"][:, None] * shift
-    if "squares" in own:
-        around = unfold(tensors["squares"], len(factor))
-        tensors["squares"] = fold(around * factor * factor[:, None])
-    if "variances" in own:
-        tensors["variances"] = tensors["variances"] * factor.square()
     floats = {name: tensor.float() for name, tensor in tensors.items()}
     return replace(sent, header=replace(sent.header, frame=wanted), tensors=floats)
 

@@ -24,7 +24,7 @@ from fedsurrogate.strategies.targets.checks import (
     check_labels,
     check_numbers,
 )
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads, ridge_discriminant
+from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
@@ -52,7 +52,7 @@ class Answering:
 
 # A column whose deviation is this share of the largest one is constant but for rounding.
 CONSTANT = 1e-6
-Fit = Callable[[CodedSums, Target, float | None], Answering]
+Fit = Callable[[CodedSums, Target], Answering]
 
 
 def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
@@ -71,9 +71,9 @@ def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict
     """
     fit = FITS[target.name]
     if not header.frame or sums.noise is not None:
-        return head_of(fit(sums, target, None), header, target)
+        return head_of(fit(sums, target), header, target)
     factor = column_factors(sums)
-    made = fit(sums.rescaled(factor), target, None)
+    made = fit(sums.rescaled(factor), target)
     return head_of(replace(made, weight=made.weight * factor), header, target)
 
 
@@ -90,23 +90,6 @@ def column_factors(sums: CodedSums) -> Tensor:
     deviation = sums.covariance.diagonal().clamp_min(0).sqrt()
     varies = deviation > CONSTANT * deviation.max()
     return torch.where(varies, 1 / deviation.clamp_min(1e-300), 1.0)
-
-
-def ridged(
-    sums: CodedSums, header: Header, target: Target, ridge: float
-) -> tuple[Head, dict[str, str | float]]:
-    """The model of AFL: least squares with `afl.ridge`, as `learned` otherwise.
-
-    Args:
-        sums: as in `learned`, without noise.
-        header: as in `learned`.
-        target: as in `learned`.
-        ridge: `afl.ridge`, added to the moment of all records, or of those that a label has.
-
-    Raises:
-        RunError: as in `learned`.
-    """
-    return head_of(FITS[target.name](sums, target, ridge), header, target)
 
 
 def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
@@ -128,11 +111,10 @@ def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict
     return head, {**target.choices, **made.facts}
 
 
-def _number(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
+def _number(sums: CodedSums, target: Target) -> Answering:
     assert isinstance(target, Number)
     low, high = zip(*target.ranges, strict=True)
-    strength = None if ridge is None else ridge / sums.records
-    head = number_head(sums, low, high, strength)
+    head = number_head(sums, low, high)
     facts = {
         f"explained-{name}": share
         for name, share in zip(target.columns, head.explained.tolist(), strict=True)
@@ -142,23 +124,14 @@ def _number(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
     )
 
 
-def _labels(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
+def _labels(sums: CodedSums, target: Target) -> Answering:
     assert isinstance(target, Labels)
     annotated = annotated_of(sums, target)
     moments = sums.moments() if sums.groups else None
     heads = label_heads(sums, annotated, target.columns, moments, calibrated=True)
-    weight, bias = heads.weight, heads.bias
-    if ridge is not None:
-        places = [target.columns.index(name) for name in heads.labels]
-        pairs = [
-            ridge_discriminant(annotated, at, own.matrix, ridge / own.records)
-            for at in places
-            for own in [sums.moment if moments is None else moments[at]]
-        ]
-        weight, bias = (torch.stack(list(each)) for each in zip(*pairs, strict=True))
     public = {"prevalence": heads.prevalence.tolist(), "left-out": dict(heads.left_out)}
     facts = {"labels": float(len(heads.labels)), "labels-left-out": float(len(heads.left_out))}
-    return Answering(heads.labels, weight, bias, public, facts)
+    return Answering(heads.labels, heads.weight, heads.bias, public, facts)
 
 
 def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
@@ -168,7 +141,7 @@ def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
     return Annotated.exact(sums, len(target.columns))
 
 
-def _time(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
+def _time(sums: CodedSums, target: Target) -> Answering:
     assert isinstance(target, Time)
     head = risk_head(sums)
     made = risks(head, cells_of(sums), target)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.closed_form.solving import solved
 from fedsurrogate.strategies.targets.strength import (
     Directions,
     Fitted,
@@ -45,16 +44,13 @@ class NumberHead:
     strength: Tensor
 
 
-def number_head(
-    sums: CodedSums, low: Sequence[float], high: Sequence[float], strength: float | None = None
-) -> NumberHead:
-    """The ridge of numbers on features.
+def number_head(sums: CodedSums, low: Sequence[float], high: Sequence[float]) -> NumberHead:
+    """The ridge of numbers on features, T + kappa I, whose strength kappa follows from the sums.
 
     Args:
         sums: of the code (1, u), u the numbers scaled from [low, high] to [-1, 1]; with products.
         low: lower end of the range of each number, (r,).
         high: upper end of each, (r,).
-        strength: kappa of the ridge T + kappa I; None chooses it from the sums. Not with noise.
 
     Returns:
         The head.
@@ -64,7 +60,7 @@ def number_head(
     """
     middle, half = _range(low, high)
     cross, variance = _moments(sums)
-    fitted = _fitted(sums, cross, variance, strength)
+    fitted = _fitted(sums, cross, variance)
     means = sums.code[1:] / _records(sums)
     weight = half[:, None] * fitted.weight
     bias = middle + half * (means - fitted.weight @ sums.mean)
@@ -117,24 +113,7 @@ def _noise_of_variance(sums: CodedSums) -> Tensor:
     return total.sqrt() / _records(sums)
 
 
-def _given(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float) -> Fitted:
-    """The ridge of a given strength, with its generalised cross-validation error."""
-    if sums.noise is not None:
-        raise ValueError("with noise, the strength of a ridge follows from the noise")
-    covariance = sums.covariance.clone()
-    ridged = covariance + strength * torch.eye(len(covariance), dtype=torch.float64)
-    weight, _ = solved(ridged.clone(), cross)
-    inverse_part, _ = solved(ridged, covariance)
-    freedom = (1 + float(inverse_part.trace())) / sums.records
-    residual = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
-    error = residual.clamp_min(0) / max(1 - freedom, 0.01) ** 2
-    given = torch.full_like(variance, strength)
-    return Fitted(weight, cross, given, error, torch.zeros_like(error))
-
-
-def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor, strength: float | None) -> Fitted:
-    if strength is not None:
-        return _given(sums, cross, variance, strength)
+def _fitted(sums: CodedSums, cross: Tensor, variance: Tensor) -> Fitted:
     records = _records(sums)
     each = torch.full_like(variance, records)
     if sums.noise is None:

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.methods.method import Plan, load
@@ -31,7 +31,7 @@ from fedsurrogate.strategies.targets.received import around_zero, of_site
 from fedsurrogate.strategies.targets.steps import added
 from fedsurrogate.strategies.targets.sums import CodedSums
 
-# What `Combination.learn` names, with the options of the plan: the model of a target from the sums
+# What `Combination.learn` names: the model of a target from the sums
 # over all records, and facts about it.
 LearnCoded = Callable[[CodedSums, Header, Target], tuple[Head, dict[str, str | float]]]
 
@@ -146,7 +146,8 @@ class FromCodedSums(FromStatistics):
 
 def learned_by(plan: Plan) -> LearnCoded:
     """The function that a run's plan names."""
-    return partial(load(plan.combination.learn), **plan.combination.options)
+    learn: LearnCoded = load(plan.combination.learn)
+    return learn
 
 
 def learn_from_sum(total: Total, run: Run) -> Learned:

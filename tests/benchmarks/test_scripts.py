@@ -31,9 +31,7 @@ def test_every_method_learns_in_the_harness(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae", "afl"]
-)
+@pytest.mark.parametrize("name", ["fedpft", "fedavg", "scaffold", "fedrep", "fedlap", "dpcvae"])
 def test_the_harness_learns_what_messages_do(tmp_path: Path, name: str) -> None:
     settings = settings_of(SPECS[name]) | SPLIT
     run = parse_run(settings)

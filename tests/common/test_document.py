@@ -64,7 +64,7 @@ KINDS: tuple[Flat, ...] = (
 )
 # Texts of every form that some setting takes; a setting tries those that its own type accepts.
 TEXTS = (
-    *("x", "y", "a", "b,a", "fedavg", "afl", "0,1", "-2,2; -2,2", "north=edema", "flip", "cpu"),
+    *("x", "y", "a", "b,a", "fedavg", "average", "0,1", "-2,2; -2,2", "north=edema", "flip", "cpu"),
     *("iid", "column", "flwr:IidPartitioner", "labels", "pixels:rgb", "torchvision:resnet50"),
     *("f" * 64, "e" * 128, "edema", "0,50", "ridge", ""),
 )
@@ -242,7 +242,7 @@ def test_only_named_settings_are_left_out_and_each_is_one_of_the_settings() -> N
     assert sum(len(keys.split()) for keys in REASONS.values()) == len(UNSIGNED)
 
 
-@pytest.mark.parametrize("method", ["fedpft", "afl", "average", "fedcof"])
+@pytest.mark.parametrize("method", ["fedpft", "average"])
 def test_a_site_answers_alike_whatever_a_setting_says_that_nobody_signs(
     tmp_path: Path, method: str
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_section_shows_its_keys() -> None:
     assert [row.key for row in descriptions("head")] == [
         row.key for row in ROWS if row.key.startswith("head.")
     ]
-    assert descriptions("afl", "fedpft") == ()
+    assert descriptions("fedlap", "fedpft") == ()
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,16 @@ def test_a_number_is_named_where_the_method_does_not_use_it_and_only_there(name:
 
 def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -> None:
     """Also where the settings come whole, as from a run folder: their defaults are no remark."""
-    run = parse_run({"method": "afl", "fedcof.groups": 5, "fedlap.model": "mlp", "afl.ridge": 0.2})
-    first, second = without_effect(run.method, run.settings.flat())
-    assert first.startswith(
-        "fedlap.model = 'mlp' has no effect: method = 'afl' does not use it, but fedlap and "
+    run = parse_run(
+        {"method": "average", "fedavg.keep": 0.25, "fedlap.model": "mlp", "head.epochs": 2}
     )
+    first, second = without_effect(run.method, run.settings.flat())
     assert (
-        second == "fedcof.groups = 5 has no effect: method = 'afl' does not use it, but fedcof does"
+        first
+        == "fedavg.keep = 0.25 has no effect: method = 'average' does not use it, but dsfl does"
+    )
+    assert second.startswith(
+        "fedlap.model = 'mlp' has no effect: method = 'average' does not use it, but fedlap and "
     )
     for name in METHODS:
         private = {"epsilon": 1.0, "delta": 1e-5} if METHODS[name].needs_budget else {}
@@ -183,7 +186,7 @@ def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -
         run = parse_run(whole)
         assert not without_effect(run.method, run.settings.flat()), name
     events: list[dict[str, object]] = []
-    settings = {"method": "afl", "fedcof.groups": 5, "output-dir": str(tmp_path)}
+    settings = {"method": "average", "fedavg.keep": 0.25, "output-dir": str(tmp_path)}
     simulate_here(2, settings, events.append, report=False)
     reasons = [str(event["reason"]) for event in events if event["event"] == "remark"]
-    assert [each for each in reasons if "has no effect" in each] == [second]
+    assert [each for each in reasons if "has no effect" in each] == [first]

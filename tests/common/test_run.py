@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
+from fedsurrogate.common.methods import gone
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import GONE, Run, parse_run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
 
@@ -60,9 +61,22 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing() -> None:
     assert parse_run({"counting.models": 0, "seed": 3}) == parse_run({"seed": 3})
-    assert GONE.keys().isdisjoint(known_keys(Settings))
+    assert gone.SETTINGS.keys().isdisjoint(known_keys(Settings))
+    assert parse_run(dict(gone.SETTINGS)) == parse_run({})
     with pytest.raises(ConfigError, match=r"unknown key 'counting\.models'"):
         parse_run({"counting.models": 7})
+
+
+@pytest.mark.parametrize("method", gone.METHODS)
+def test_a_method_that_is_gone_is_refused_with_the_version_that_has_it(method: str) -> None:
+    """Whatever its own settings were: these are gone too."""
+    stored: dict[str, Scalar] = (
+        {"method": method, "seed": 3} | dict(gone.SETTINGS) | {"afl.ridge": 5.0}
+    )
+    assert message(stored) == (
+        f"method = '{method}' is gone: version 0.2.0 is the last that runs it and learns from its "
+        "runs; use method = 'fedpft' with fedpft.covariance = 'gram'"
+    )
 
 
 def test_dotted_keys_reach_their_section() -> None:

@@ -84,7 +84,7 @@ def test_the_page_shows_what_its_commands_print(
     imports = "".join(
         f"from fedsurrogate.common.methods.{file} import {name}\n" for file, name in names.items()
     )
-    listed = registry.read_text().replace("*TRAINED),", f"*TRAINED, {', '.join(names.values())}),")
+    listed = registry.read_text().replace("*TRAINED,", f"*TRAINED, {', '.join(names.values())},")
     registry.write_text(listed.replace("\nMETHODS:", f"\n{imports}METHODS:"))
     readme = copy / "README.md"
     readme.write_text(readme.read_text() + "\n`nearest-mean`, `fedavgm`\n")

@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with X-rays and the folders of two runs over them."""
     folder = tmp_path_factory.mktemp("work")
     write_xrays(folder / "xrays", hospitals=3, images=400, pixels=24)
-    for method in ("afl", "fedpft"):
+    for method in ("average", "fedpft"):
         settings: dict[str, str | int] = {
             "method": method,
             "data": "imagefolder",

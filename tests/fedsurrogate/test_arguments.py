@@ -24,7 +24,7 @@ from fedsurrogate.common.methods import METHODS
 
 X, Y = load_iris(return_X_y=True)
 SITES = [(X[number::3], Y[number::3]) for number in range(3)]
-ONE, OTHER = fs.fit(X, Y, site="a"), fs.fit(X, Y, site="b", method="afl")
+ONE, OTHER = fs.fit(X, Y, site="a"), fs.fit(X, Y, site="b", method="average")
 MODEL = fs.learn([ONE])
 IMAGE = [np.zeros((8, 8))]
 PRIVATE: dict[str, Any] = {"classes": range(3), "delta": 1e-5}
@@ -61,7 +61,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "simulate(classes=3)": (lambda: fs.simulate(SITES, classes=3), r"such as range\(3\)"),
     "simulate(sitess=...)": (lambda: fs.simulate(sitess=SITES), "did you mean 'sites'"),
-    "simulate(methd=...)": (lambda: fs.simulate(SITES, methd="afl"), "did you mean 'method'"),
+    "simulate(methd=...)": (lambda: fs.simulate(SITES, methd="average"), "did you mean 'method'"),
     "simulate twice sites": (
         lambda: fs.simulate(SITES, sites=2),  # type: ignore[misc]
         "multiple values for argument 'sites'",
@@ -87,11 +87,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "learn([1, 2])": (lambda: fs.learn([1, 2]), "number 0 of the list is 1"),  # type: ignore[list-item]
     "learn('x')": (lambda: fs.learn("x"), "no list of surrogates"),  # type: ignore[arg-type]
     "learn([model])": (lambda: fs.learn([MODEL]), "an object of type Model"),  # type: ignore[list-item]
-    "learn([fedpft, afl])": (
+    "learn([fedpft, average])": (
         lambda: fs.learn([ONE, OTHER]),
-        "site 'b' is of method 'afl', that of site 'a' of 'fedpft'",
+        "site 'b' is of method 'average', that of site 'a' of 'fedpft'",
     ),
-    "learn(method=...)": (lambda: fs.learn([ONE], method="afl"), "are of method 'fedpft'"),
+    "learn(method=...)": (lambda: fs.learn([ONE], method="average"), "are of method 'fedpft'"),
     "fit(site=3)": (lambda: fs.fit(X, Y, site=3), "site = 3: must be a text"),  # type: ignore[arg-type]
     "fit(site=None)": (lambda: fs.fit(X, Y, site=None), "site = None: must be a text"),  # type: ignore[arg-type]
     "fit(method=[])": (lambda: fs.fit(X, Y, method=["fedpft"]), "method = .*must be 'fedpft'"),  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_file_of_another_kind_or_method_is_refused_by_name(tmp_path: Path) -> 
     with pytest.raises(fs.SurrogateError, match="has a Model, and no Surrogate"):
         fs.load(model, fs.Surrogate)
     with pytest.raises(fs.SurrogateError, match="load it with the method"):
-        fs.load(surrogate, method="afl")
+        fs.load(surrogate, method="average")
     with pytest.raises(fs.ConfigError, match="takes no setting 'epsilon'"):
         fs.load(model, epsilon=1.0)
 
@@ -183,7 +183,7 @@ def test_what_a_user_means_is_taken(tmp_path: Path) -> None:
     data_dir: dict[str, Any] = {"data_dir": tmp_path}
     assert fs.fit(X, Y, **data_dir).config.settings.data_dir == str(tmp_path)
     assert fs.learn(each for each in [ONE]).score(X, Y) > 0.9  # type: ignore[arg-type]
-    table = fs.sweep(SITES, seeds=2, method="afl", output_dir=tmp_path, progress=False)
+    table = fs.sweep(SITES, seeds=2, method="average", output_dir=tmp_path, progress=False)
     assert [row["seed"] for row in table.rows] == [0, 1]
 
 
@@ -209,14 +209,14 @@ def test_errors_version_and_methods_are_public() -> None:
     assert frame.loc["fedpft", "sends"] == "once"
     assert frame.loc["fedavg", "sends"] == "in rounds"
     assert bool(frame.loc["dp-fedavg", "privacy"])
-    assert not frame.loc["afl", "privacy"]
+    assert not frame.loc["average", "privacy"]
     assert pickle.loads(pickle.dumps(fs.fit)) is fs.fit
 
 
 def test_a_verbose_run_prints_lines_and_no_dictionaries(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fs.simulate(SITES, method="afl", output_dir=tmp_path, verbose=True)
+    fs.simulate(SITES, method="average", output_dir=tmp_path, verbose=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3
     assert all(re.match(r"\d\d:\d\d:\d\d \w", line) for line in lines)

@@ -13,7 +13,7 @@ import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError, DataError
 
 TARGETS: dict[str, dict[str, Any]] = {
-    "class": {"method": "afl"},
+    "class": {"covariance": "gram"},
     "number": {"target": "number", "target_range": (-3, 3)},
     "labels": {"target": "labels", "label_columns": "edema,mass"},
     "time": {"target": "time", "horizon": 3.0, "bins": 3, "secure_sum": True},

@@ -71,7 +71,7 @@ def test_the_names_of_sites_decide_who_sends_what() -> None:
     assert (list(alone.sites_), len(alone.bytes_)) == (["site"], 1)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "afl", "ensemble"])
+@pytest.mark.parametrize("method", ["fedavg", "ensemble"])
 def test_methods_in_rounds_and_those_that_send_once_take_all_records(
     method: str,
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_search_over_epsilon_and_covariance_prefers_no_noise() -> None:
 
 def test_a_pickle_a_clone_and_a_page_of_an_estimator() -> None:
     frame = pd.DataFrame(ROWS, columns=["a", "b", "c", "d"])
-    model = Classifier("afl", settings={"afl__ridge": 0.5}).fit(frame, LABELS, sites=PLACES)
+    model = Classifier(settings={"head__shrinkage": 0.5}).fit(frame, LABELS, sites=PLACES)
     assert list(model.feature_names_in_) == ["a", "b", "c", "d"]
     assert model.n_features_in_ == 4
     again = pickle.loads(pickle.dumps(model))

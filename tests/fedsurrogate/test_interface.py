@@ -50,7 +50,7 @@ def test_what_is_learned_from_fitted_surrogates_is_what_a_run_learns(tmp_path: P
 
 
 def test_a_model_follows_the_conventions_of_scikit_learn() -> None:
-    model = fs.learn(made(method="afl"))
+    model = fs.learn(made(covariance="gram"))
     assert model.classes_.dtype.kind == "i"
     probabilities = model.predict_proba(TEST[0])
     assert probabilities.shape == (397, 10)
@@ -68,7 +68,7 @@ def test_names_of_classes_stay_names() -> None:
     assert model.score(X[binary], words) > 0.9
 
 
-@pytest.mark.parametrize("method", ["fedpft", "ensemble", "average", "afl"])
+@pytest.mark.parametrize("method", ["fedpft", "ensemble", "average"])
 def test_saved_models_and_surrogates_load_as_they_were(tmp_path: Path, method: str) -> None:
     surrogates = made(method=method)
     again = [

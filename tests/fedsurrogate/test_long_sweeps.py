@@ -24,12 +24,12 @@ from tests.commands import coordinator
 
 X, Y = load_iris(return_X_y=True)
 SITES = [(X[number::3], Y[number::3]) for number in range(3)]
-GRID: dict[str, Any] = {"ridge": [0.1, 10.0]}
-COMMON: dict[str, Any] = {"method": "afl", "progress": False}
+GRID: dict[str, Any] = {"shrinkage": [0.1, 0.9]}
+COMMON: dict[str, Any] = {"covariance": "gram", "progress": False}
 
 
 def results(table: fs.Sweep) -> list[Any]:
-    return [(row["ridge"], row["seed"], row["accuracy"], row["bytes"]) for row in table.rows]
+    return [(row["shrinkage"], row["seed"], row["accuracy"], row["bytes"]) for row in table.rows]
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_a_process_that_is_killed_is_a_failed_row(
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("DIES", "1")
-    table = fs.sweep(SITES, seeds=1, output_dir=tmp_path / "runs", workers=2, method="afl")
+    table = fs.sweep(SITES, seeds=1, output_dir=tmp_path / "runs", workers=2, covariance="gram")
     assert "ended with -9" in table.rows[0]["error"]
     assert "take fewer workers" in table.rows[0]["error"]
 
@@ -95,7 +95,11 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
         return trial
 
     monkeypatch.setattr(sweeps, "_finished", interrupted)
-    call: dict[str, Any] = {**COMMON, "output_dir": tmp_path, "grid": {"ridge": [0.1, 1.0, 10.0]}}
+    call: dict[str, Any] = {
+        **COMMON,
+        "output_dir": tmp_path,
+        "grid": {"shrinkage": [0.1, 0.5, 0.9]},
+    }
     with pytest.raises(KeyboardInterrupt):
         fs.sweep(SITES, seeds=1, workers=workers, **call)
     (file,) = tmp_path.glob("sweep-*.json")
@@ -103,10 +107,10 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
     assert 1 <= len(kept) < 3
     printed = capsys.readouterr().out
     assert f"resume='{file}'" in printed
-    assert re.search(r"ridge=0.1: \d\d\.\d\d%, 1 run\b", printed)
+    assert re.search(r"shrinkage=0.1: \d\d\.\d\d%, 1 run\b", printed)
     monkeypatch.setattr(sweeps, "_finished", real)
     table = fs.sweep(SITES, seeds=1, resume=file, **call)
-    assert [row["ridge"] for row in table.rows] == [0.1, 1.0, 10.0]
+    assert [row["shrinkage"] for row in table.rows] == [0.1, 0.5, 0.9]
     assert [row["folder"] for row in table.rows][: len(kept)] == [row["folder"] for row in kept]
     assert table.file == file
     assert json.loads(file.read_text()) == table.rows
@@ -120,9 +124,9 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
 
 def test_what_does_not_belong_to_a_sweep_is_not_kept(tmp_path: Path) -> None:
     call: dict[str, Any] = {**COMMON, "output_dir": tmp_path, "seeds": 1}
-    file = fs.sweep(SITES, ridge=0.1, **call).file
-    with pytest.raises(fs.ConfigError, match=r"had afl.ridge = 0.1, and this sweep has 10.0"):
-        fs.sweep(SITES, ridge=10.0, resume=file, **call)
+    file = fs.sweep(SITES, shrinkage=0.1, **call).file
+    with pytest.raises(fs.ConfigError, match=r"had head.shrinkage = 0.1, and this sweep has 0.9"):
+        fs.sweep(SITES, shrinkage=0.9, resume=file, **call)
     (tmp_path / "other.json").write_text("[1]")
     for wrong in (tmp_path / "other.json", tmp_path / "none.json"):
         with pytest.raises(fs.ConfigError, match="cannot be read"):
@@ -135,23 +139,23 @@ def test_what_does_not_belong_to_a_sweep_is_not_kept(tmp_path: Path) -> None:
 def test_a_data_frame_of_a_sweep_is_tidy(tmp_path: Path) -> None:
     table = fs.sweep(
         SITES,
-        grid={"afl.ridge": [0.1, 10.0], "test-fraction": [0.3]},
+        grid={"head.shrinkage": [0.1, 0.9], "test-fraction": [0.3]},
         seeds=2,
         output_dir=tmp_path,
         **COMMON,
     )
     frame = table.to_frame()
     assert len(frame) == 4
-    assert {"afl__ridge", "test_fraction", "seed", "accuracy", "epsilon_spent"} <= set(frame)
+    assert {"head__shrinkage", "test_fraction", "seed", "accuracy", "epsilon_spent"} <= set(frame)
     assert all(name.isidentifier() for name in frame)
-    assert frame.groupby("afl__ridge").accuracy.mean().between(0.5, 1).all()
+    assert frame.groupby("head__shrinkage").accuracy.mean().between(0.5, 1).all()
 
 
 @pytest.mark.slow
 def test_the_command_goes_on_and_takes_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", "--sites", 2, "--seeds", 2, "-g", 'method=["afl"]']
+    words = ["sweep", "--sites", 2, "--seeds", 2, "-g", 'fedpft.covariance=["gram"]']
     words += ["-c", f'output-dir="{tmp_path}"']
     real = fedsurrogate.server_app.deployment.local_engine.federate
     calls: list[int] = []
@@ -166,7 +170,7 @@ def test_the_command_goes_on_and_takes_processes(
     assert coordinator(monkeypatch, *words) == 130
     printed = capsys.readouterr()
     (file,) = tmp_path.glob("sweep-*.json")
-    assert "afl" in printed.out
+    assert "gram" in printed.out
     assert f"--resume '{file}'" in printed.err
     assert coordinator(monkeypatch, *words, "--resume", file, "--workers", 2, "--json") == 0
     printed = capsys.readouterr()

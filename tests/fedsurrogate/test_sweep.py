@@ -64,7 +64,7 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
         return real(*arguments, **options)
 
     monkeypatch.setattr(fedsurrogate.server_app.deployment.local_engine, "federate", breaks_once)
-    grid = {"epsilon": [0.0, 2.0], "method": ["afl"]}
+    grid = {"epsilon": [0.0, 2.0], "method": ["average"]}
     found = fs.sweep(
         SITES, grid=grid, seeds=[0, 1], delta=1e-5, output_dir=tmp_path, progress=False
     )
@@ -86,7 +86,7 @@ def test_a_failed_run_is_a_row_with_its_reason_and_the_others_go_on(
         ({"seeds": []}, "seed has no values"),
         ({"grid": {"seed": [1]}}, "give the seeds as seeds"),
         ({"grid": {"data": ["digits"]}}, "data cannot be part of a grid"),
-        ({"method": "afl", "epsilon": 1.0, "delta": 1e-5}, "does not support it"),
+        ({"method": "average", "epsilon": 1.0, "delta": 1e-5}, "does not support it"),
     ],
 )
 def test_a_sweep_in_which_nothing_could_run_is_refused_at_once(
@@ -112,14 +112,16 @@ def test_the_command_prints_one_table_and_fails_if_a_run_fails(
         "--seeds",
         1,
         "-g",
-        'method=["afl", "average"]',
+        'method=["ensemble", "average"]',
         "-g",
         "head.min-steps=[20]",
     ]
     words += ["-c", f'head.epochs=1 output-dir="{tmp_path}"']
     assert coordinator(monkeypatch, *words) == 0
     printed = capsys.readouterr()
-    assert all(word in printed.out for word in ("method", "afl", "average", "%", "rows", "plot"))
+    assert all(
+        word in printed.out for word in ("method", "ensemble", "average", "%", "rows", "plot")
+    )
     assert "2 of 2: method=average" in printed.err
     (rows,), (picture,) = list(tmp_path.glob("sweep-*.json")), list(tmp_path.glob("sweep-*.png"))
     assert (len(json.loads(rows.read_text())), picture.stem) == (2, rows.stem)
@@ -168,7 +170,7 @@ def test_a_sweep_over_numbers_of_sites_computes_features_once(tmp_path: Path) ->
         data=data,
         grid={"sites": [2, 5], "partition": ["iid"]},
         seeds=1,
-        method="afl",
+        covariance="gram",
         output_dir=tmp_path,
         progress=False,
     )

@@ -47,9 +47,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedpft-secure-sum": {"fedpft.covariance": "gram", "secure-sum": True, "classes": NAMED},
     "fedpft-chain": CHAIN,
     "fedpft-chain-interrupted": CHAIN,
-    "afl": {"method": "afl"},
-    "fedcgs": {"method": "fedcgs"},
-    "gh-ofl": {"method": "gh-ofl", "ghofl.head": "nb-diag"},
     "dpcvae": {
         "method": "dpcvae",
         "dpcvae.rounds": 2,

@@ -21,7 +21,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.common.errors import BudgetError, LedgerError, RunError
+from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
@@ -59,7 +59,7 @@ from tests.pins.stored import (
 
 # Heads in closed form: other processors round differently.
 CLOSE = 1e-6
-RELEARNED = ("fedpft", "fedpft-private", "afl", "fedcgs", "gh-ofl")
+RELEARNED = ("fedpft", "fedpft-private")
 EXPECTED = json.loads((STORED / "site" / "expected.json").read_text())
 Copy = Callable[[str], Path]
 # Folders of a machine. A stored run names none, nor a user or host by them.
@@ -97,6 +97,7 @@ def test_stored_folders_are_small_and_name_no_machine() -> None:
     assert not [file for file in files if MACHINE.search(file.read_bytes())]
     assert {folder.name for folder in STORED.iterdir() if folder.is_dir()} == {
         *RUNS,
+        "afl",
         "data",
         "exchange",
         "site",
@@ -151,6 +152,19 @@ def test_learning_again_gives_the_stored_head(
     assert sorted(json.loads((without / "manifest.json").read_text())["sites"]) == ["north", "west"]
     assert model.header.classes == CLASSES
     assert not close(without, folder, name in CALIBRATED)
+
+
+def test_a_run_of_a_method_that_is_gone_is_shown_and_learned_from_by_the_version_that_has_it(
+    copy: Copy,
+) -> None:
+    folder = copy("afl")
+    assert read_run(folder).method == "afl"
+    assert "afl" in write_report(folder).read_text()
+    assert read_signed_model(folder / "model.fedsurrogate").classifier.header.classes == CLASSES
+    with pytest.raises(
+        ConfigError, match=r"'afl' is gone: version 0\.2\.0 .*use method = 'fedpft'"
+    ):
+        relearn(folder)
 
 
 def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:

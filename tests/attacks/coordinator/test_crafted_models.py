@@ -140,9 +140,6 @@ OF_MODELS: dict[str, dict[str, Any]] = {
 }
 OF_RECORDS: dict[str, dict[str, Any]] = {
     "gram": {},
-    "afl": {"method": "afl"},
-    "fedcgs": {"method": "fedcgs"},
-    "gh-ofl": {"method": "gh-ofl", "ghofl.head": "fishermix"},
     "survey": {"counting.kind": "survey"},
     "joint noise": PRIVATE,
     "joint noise on gradients": PRIVATE | {"method": "dp-fedavg"},

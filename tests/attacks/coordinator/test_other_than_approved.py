@@ -87,7 +87,6 @@ ROUNDS: dict[str, Any] = PRIVATE | {
 MAPPED: dict[str, dict[str, Any]] = {
     "sum": SUM | {"fedpft.covariance": "gram", "features.projection": "map"},
     "private sum": SUM | PRIVATE | {"fedpft.covariance": "gram", "features.projection": "map"},
-    "afl": SUM | {"method": "afl", "features.projection": "map"},
     "rounds": SUM | ROUNDS | {"features.projection": "map"},
     "rounds of sites": ROUNDS | {"fedpft.public": "public"},
     "centre": PRIVATE | {"fedpft.covariance": "diag", "fedpft.public": "public"},

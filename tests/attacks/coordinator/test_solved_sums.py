@@ -180,9 +180,7 @@ def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospita
         )
 
 
-@pytest.mark.parametrize(
-    "other", [{"method": "afl"}, {"method": "fedcgs"}, {"classes": "malign,benign"}]
-)
+@pytest.mark.parametrize("other", [{"head.solver": "ridge"}, {"classes": "malign,benign"}])
 def test_the_rule_holds_whatever_is_summed(seven: Hospitals, other: dict[str, Any]) -> None:
     """Class counts are in the sums of every method."""
     assert total(seven, "1234") is not None
@@ -196,7 +194,7 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
     file = seven.folder / "4" / "f-train.safetensors"
     x, y = (load_file(file)[name] for name in "xy")
     save_file({"x": x[:-1], "y": y[:-1]}, file, {"classes": CLASSES, "fingerprint": "f" * 16})
-    for settings in ({}, {"method": "afl"}):
+    for settings in ({}, {"classes": "malign,benign"}):
         seven.settings |= settings
         withheld = total(seven, "1234")
         assert withheld is not None

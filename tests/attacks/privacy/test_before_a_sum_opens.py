@@ -188,7 +188,7 @@ def _settings_compared_by_records(patch: pytest.MonkeyPatch) -> None:
 
 LEAKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str], Data, Data, Data]] = {
     "records looked at to say hello": (_introduced_by_records, ["gram"], MANY, (), ()),
-    "a failure": (_a_failure_that_shows, ["narrow afl"], MANY, (Record(fault="broken"),), MANY),
+    "a failure": (_a_failure_that_shows, ["narrow gram"], MANY, (Record(fault="broken"),), MANY),
     "a site with nothing": (_an_empty_site_that_refuses, ["survey"], MANY, (), ()),
     "a change": (_changed_data_that_refuse, ["gram", "gram"], MANY, MANY, (*MANY, RARE)),
     "other classes": (

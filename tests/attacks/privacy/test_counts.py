@@ -72,7 +72,7 @@ def test_allowing_exact_counts_opens_no_other_request(
     if kind != "query.hello":
         assert ask(nodes[0], kind, **exact, **{"secure-sum": True}) == "policy"
     assert ask(nodes[0], "train", **exact) == "ok", "the survey itself is answered"
-    assert ask(nodes[0], "train", method="afl") == "policy", "and nothing else without privacy"
+    assert ask(nodes[0], "train", method="average") == "policy", "and nothing else without privacy"
     assert {entry["mechanism"] for entry in entries(nodes[0])} == {"sums", "exact-counts"}
 
 

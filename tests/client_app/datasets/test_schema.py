@@ -42,7 +42,6 @@ def test_headers_that_cannot_be_read_name_the_folder(
 def number() -> Target:
     """A run's target that is a number."""
     settings_: dict[str, Any] = {
-        "method": "afl",
         "target": "number",
         "value-columns": "age",
         "target-range": "0,99",

@@ -31,6 +31,7 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
+from tests.examples import class_sums_run
 
 ROOT = Path(__file__).parents[3]
 IMAGES = 6 * SHARD
@@ -306,9 +307,11 @@ def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
 
 
 def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path) -> None:
-    memory, file = tasks(data, parse_run({"method": "gh-ofl"}))
+    memory, file = tasks(data, class_sums_run())
     assert released_sums(file).payload == released_sums(memory).payload
-    memory, file = tasks(data, parse_run({"method": "afl", "secure-sum": True, "classes": "0,1,2"}))
+    memory, file = tasks(
+        data, parse_run({"secure-sum": True, "classes": "0,1,2", "fedpft.covariance": "gram"})
+    )
     for ours, theirs in zip(
         class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True
     ):

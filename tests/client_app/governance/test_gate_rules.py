@@ -27,7 +27,12 @@ from tests.client_app.governance.ledger_processes import release
 
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
 COUNTS: dict[str, Any] = {"counting.kind": "survey", "classes": "a,b"}
-SUMMED: dict[str, Any] = {"secure-sum": True, "method": "afl", "classes": "a,b", "sites": 9}
+SUMMED: dict[str, Any] = {
+    "secure-sum": True,
+    "fedpft.covariance": "gram",
+    "classes": "a,b",
+    "sites": 9,
+}
 RUNS = [
     parse_run(each)
     for each in (
@@ -47,7 +52,7 @@ RUNS = [
 ]  # fmt: skip
 POLICIES = st.builds(
     Policy,
-    methods=st.sampled_from([("*",), ("fedpft",), ("afl", "surv*"), ("local",)]),
+    methods=st.sampled_from([("*",), ("fedpft",), ("average", "surv*"), ("local",)]),
     backbones=st.sampled_from([("*",), ("pixels",), ("torchvision:*", "digits")]),
     mechanisms=st.sampled_from([("*",), ("sums", "counts"), ("theorem-4.1",)]),
     without_dp=st.booleans(),
@@ -123,7 +128,7 @@ OPEN = Policy(
         ({}, {"require_secure_sum": True}, "require-secure-sum = true: the run would show"),
         (SUMMED, {"smallest_colluding": 0.9}, "smallest-colluding = 0.9: the run is safe only"),
         ({"classes": "a,b"}, {"most_classes": 1}, "most-classes = 1: the run requests 2"),
-        ({}, {"methods": ("afl",)}, "methods = afl: the run requests 'fedpft'"),
+        ({}, {"methods": ("average",)}, "methods = average: the run requests 'fedpft'"),
         ({}, {"backbones": ("timm:*",)}, "backbones = timm:*: the run requests 'pixels'"),
         (PRIVATE, {"mechanisms": ("dp-em",)}, "mechanisms = dp-em: the run requests 'sums'"),
         ({}, {"without_dp": False}, "without-dp = false: the run has no differential privacy"),

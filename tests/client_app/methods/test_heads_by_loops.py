@@ -17,7 +17,6 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.heads import distillation
-from fedsurrogate.client_app.methods.heads.class_means import class_means
 from fedsurrogate.client_app.methods.heads.distillation import distil
 from fedsurrogate.client_app.methods.heads.local_head import local_head, own_head, student_head
 from fedsurrogate.client_app.methods.task import Task
@@ -119,39 +118,6 @@ def test_a_student_learns_what_most_teachers_of_disjoint_parts_say(
     torch.testing.assert_close(sent.tensors["weight"], weight, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(sent.tensors["bias"], bias, rtol=2e-3, atol=2e-3)
     assert sent.records == len(y)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    labels=st.lists(st.integers(0, 2), min_size=12, max_size=30),
-    groups=st.integers(1, 4),
-    each=st.integers(2, 4),
-    limit=st.sampled_from([0, 2, 9]),
-)
-def test_every_record_is_in_one_group_and_groups_are_as_many_and_as_large_as_set(
-    labels: list[int], groups: int, each: int, limit: int
-) -> None:
-    config = run("fedcof", **{"fedcof.groups": groups, "fedcof.samples-per-group": each})
-    x, y = records(labels)
-    site = SiteFeatures(LabelledFeatures(x, y), LabelledFeatures(x, y), NAMES, "f", 0.0, False)
-    limits = SiteLimits(components=limit)
-    asked = Task(config, NodeConfig(site="north"), "north", site, limits)
-    sent = unpack_parameters(class_means(asked).payload)
-    # Counts are rounded on the way, to 16 bits.
-    counts, means = sent.tensors["counts"].double().round(), sent.tensors["means"].double()
-    assert (tuple(counts.shape), tuple(means.shape)) == ((3, groups), (3, groups, D))
-    assert (sent.records, sent.round) == (len(labels), 1)
-    for label in range(3):
-        own = x[y == label].double()
-        wanted = min(groups, limit or groups, len(own) // each)
-        used = max(1, wanted) if len(own) else 0
-        assert (counts[label] > 0).tolist() == [at < used for at in range(groups)]
-        assert not means[label, used:].any()
-        assert float(counts[label].sum()) == len(own)
-        if used:
-            assert float(counts[label, :used].max() - counts[label, :used].min()) <= 1
-            total = (counts[label][:, None] * means[label]).sum(0)
-            torch.testing.assert_close(total, own.sum(0), rtol=5e-3, atol=5e-2)
 
 
 # Distillation along a chain.

@@ -131,15 +131,13 @@ def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_
         count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
 
 
-RUN = parse_run(
-    {"method": "afl", "target": "number", "value-columns": "age", "target-range": "0,99"}
-)
+RUN = parse_run({"target": "number", "value-columns": "age", "target-range": "0,99"})
 assert RUN.target is not None
 PUBLIC: dict[str, Any] = json.loads(json.dumps(RUN.target.public))
 
 
 def answers(facts: dict[str, Any]) -> Head:
-    header = Header("afl", "r", "coordinator", "f", ("age",))
+    header = Header("fedpft", "r", "coordinator", "f", ("age",))
     text = json.dumps(facts) if facts else ""
     return Head(header, torch.ones(1, 2), torch.zeros(1), target=text)
 

@@ -24,14 +24,14 @@ from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.sum_proto import pack_map
+from tests.examples import class_sums_run
 from tests.rounds_of_times import hospitals, task_of
 
 NAMES, D = ("a", "b", "c"), 4
 PRIVATE = {"epsilon": 3.0, "delta": 1e-5, "classes": "c,a"}
 GRAM = {"fedpft.covariance": "gram"}
 SUMMED = [
-    parse_run({"secure-sum": True, "classes": "c,a"} | each)
-    for each in ({"method": "afl"}, GRAM, GRAM | PRIVATE)
+    parse_run({"secure-sum": True, "classes": "c,a"} | each) for each in (GRAM, GRAM | PRIVATE)
 ]
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("pqr")), min_size=1, max_size=11)
 
@@ -49,10 +49,10 @@ def task(run: Run, rows: list[tuple[int, str]], least: int = 1, **more: Any) -> 
 
 @settings(max_examples=25, deadline=None)
 @given(rows=ROWS, least=st.integers(1, 4), at_a_time=st.sampled_from([1, 3, 100]))
-def test_exact_sums_are_around_the_means_of_classes_with_enough_records(
+def test_exact_sums_are_of_classes_with_enough_records(
     rows: list[tuple[int, str]], least: int, at_a_time: int
 ) -> None:
-    asked = task(parse_run({"method": "afl"}), rows, least)
+    asked = task(class_sums_run(), rows, least)
     labels = [label for label, _ in rows]
     # Where one record is enough, a class without any is named as well.
     classes = [label for label in range(3) if labels.count(label) >= least or least == 1]
@@ -60,26 +60,19 @@ def test_exact_sums_are_around_the_means_of_classes_with_enough_records(
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sums, "ROWS", at_a_time)
-        sent = unpack_parameters(sums._exact(asked, {"squares", "variances"}).payload)
+        sent = unpack_parameters(sums.released_sums(asked).payload)
     # Columns of few records may be in a frame of their own.
     x, y, _ = asked.own_data(tuple(NAMES[label] for label in classes))
     own = [x[y == at].double().numpy() for at in range(len(classes))]
     assert sent.header.classes == tuple(NAMES[label] for label in classes)
     assert (sent.records, sent.round) == (sum(map(len, own)), 1)
-    squares = sum((each - each.mean(0)).T @ (each - each.mean(0)) for each in own if len(each))
     wanted = {
         "counts": np.array([float(len(each)) for each in own]),
         "sums": np.stack([each.sum(0) for each in own]),
-        "variances": np.stack([each.var(0) if len(each) else np.zeros(D) for each in own]),
     }
-    assert sent.tensors.keys() == {*wanted, "squares"}
+    assert sent.tensors.keys() == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_allclose(sent.tensors[name], value, rtol=3e-3, atol=3e-3, err_msg=name)
-    np.testing.assert_allclose(
-        unfold(sent.tensors["squares"].double(), D), squares, rtol=3e-3, atol=2e-2
-    )
-    assert sums._exact(asked, set()).payload != sums._exact(asked, {"squares"}).payload
-    assert unpack_parameters(sums._exact(asked, set()).payload).tensors.keys() == {"counts", "sums"}
 
 
 @settings(max_examples=20, deadline=None)

@@ -62,7 +62,7 @@ CHANGES = st.sampled_from(
         {"epsilon": 2.0},
         {"delta": 1e-4},
         {"classes": "a,b,c"},
-        {"method": "afl", "epsilon": 0.0, "delta": 0.0},
+        {"method": "average", "epsilon": 0.0, "delta": 0.0},
         {"secure-sum": True},
         {"seed": 1},
         {"fedpft.components": 3},

@@ -176,7 +176,7 @@ def test_a_request_is_of_a_run_in_which_a_site_sends_one_message_alone(
 
 
 @pytest.mark.parametrize("projection", [None, "auto", ""])
-@pytest.mark.parametrize("method", ["fedpft", "afl", "fedcgs", "gh-ofl"])
+@pytest.mark.parametrize("method", ["fedpft", "average"])
 @pytest.mark.parametrize("budget", [{}, {"epsilon": 1.0, "delta": 1e-5}])
 def test_sites_answer_the_run_that_was_asked_for_and_earlier_ones_read_what_they_know(
     method: str, projection: str | None, budget: dict[str, Any]

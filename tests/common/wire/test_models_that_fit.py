@@ -28,7 +28,7 @@ from fedsurrogate.common.wire.generator_files import (
 )
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 
-HEADER = Header("gh-ofl", "r", "coordinator", "f", ("a", "b", "c"))
+HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
 
 
 def head(dimension: int = 4, classes: tuple[str, ...] = HEADER.classes) -> Head:

@@ -46,7 +46,7 @@ DEALT = st.builds(
 )
 SIGNED = st.dictionaries(st.sampled_from("abc"), BYTES)
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)
-HEADER = Header("afl", "r" * 16, "north", "print", ("a", "b"))
+HEADER = Header("fedpft", "r" * 16, "north", "print", ("a", "b"))
 
 
 @settings(max_examples=25)

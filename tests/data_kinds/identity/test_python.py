@@ -397,7 +397,7 @@ def test_any_labels_and_patients_give_a_result_or_one_error(
     given_as = values if plain else _objects(values)
     settings = {"classes": [0, 1], "patients": given_as} if as_patients else {}
     try:
-        made = fs.fit(X, HALF if as_patients else given_as, method="fedcgs", **settings)
+        made = fs.fit(X, HALF if as_patients else given_as, covariance="gram", **settings)
     except FedSurrogateError as error:
         refused = str(error)
     else:

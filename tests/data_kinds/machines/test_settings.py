@@ -100,10 +100,8 @@ def test_data_with_their_kind_are_taken(tmp_path: Path) -> None:
 
 
 LARGE = [
-    {"method": "afl", "backbone": "torchvision:resnet50"},
     {"method": "fedpft", "fedpft.covariance": "gram", "backbone": "torchvision:resnet50"},
     {"method": "fedpft", "fedpft.covariance": "full", "backbone": "torchvision:mobilenet_v2"},
-    {"method": "fedcof", "fedcof.groups": 400, "backbone": "torchvision:resnet50"},
     {"method": "fedavg", "fedavg.model": "mlp", "fedavg.width": 1024, "backbone": "pixels"}
     | {"image-size": 64},
 ]
@@ -123,11 +121,13 @@ def test_a_payload_above_the_limit_is_refused_by_its_setting(own: dict[str, obje
 def test_a_run_on_a_superlink_is_refused_as_far_as_its_settings_tell() -> None:
     with pytest.raises(ConfigError, match="max-payload-mib"):
         check_submission(parse_run(LARGE[0] | TINY), "coordinator.example.org:9093")  # type: ignore[arg-type]
-    check_submission(parse_run({"method": "afl"} | TINY), "coordinator.example.org:9093")
+    check_submission(
+        parse_run({"fedpft.covariance": "gram"} | TINY), "coordinator.example.org:9093"
+    )
 
 
 def test_a_plan_and_a_simulation_are_refused_before_any_work(tmp_path: Path) -> None:
-    settings = 'method="afl" max-payload-mib=1'
+    settings = 'fedpft.covariance="gram" max-payload-mib=1'
     done = CliRunner().invoke(app, ["plan", "-c", settings, "--dimension", "2048"])
     assert isinstance(done.exception, ConfigError)
     save_file(
@@ -140,7 +140,8 @@ def test_a_plan_and_a_simulation_are_refused_before_any_work(tmp_path: Path) -> 
         tmp_path / "own-test.safetensors",
         {"classes": "a,b"},
     )
-    flat = {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "own", "method": "afl"}
+    flat = {"data": "safetensors", "data-dir": str(tmp_path), "dataset": "own"}
+    flat["fedpft.covariance"] = "gram"
     with pytest.raises(ConfigError, match="max-payload-mib = 1"):
         check_records(parse_run(flat | TINY), 2)
     assert "12 used" in check_records(parse_run(flat), 2)[0]

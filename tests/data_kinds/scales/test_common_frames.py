@@ -162,7 +162,7 @@ def test_rounds_train_in_the_common_frame(method: str, change: Affine) -> None:
     assert found >= oracle(changed, labels) - 0.03
 
 
-@pytest.mark.parametrize("method", ["afl", "average", "fedcof"])
+@pytest.mark.parametrize("method", ["fedpft", "average"])
 def test_what_single_precision_has_lost_is_all_that_is_lost(method: str) -> None:
     """A column far below its shift has a few values left, in the frame as without."""
     clean, labels = records(seed=3, apart=1.0)

@@ -34,16 +34,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "lowrank": {"covariance": "lowrank", "rank": 4},
     "gram": {"covariance": "gram"},
     "ridge": {"covariance": "gram", "head__solver": "ridge"},
-    "afl": {"method": "afl"},
-    "fedcgs": {"method": "fedcgs"},
-    "gh-ofl": {"method": "gh-ofl"},
-    "fedcof": {"method": "fedcof"},
     "average": {"method": "average"},
     "ensemble": {"method": "ensemble"},
     "fedkt": {"method": "fedkt", "baseline__synthetic": 1000},
 }
-# Heads that are trained, or solved from the means of few groups, and so take longer or vary more.
-TRAINED = ("spherical", "diag", "fedcof", "average", "ensemble", "fedkt")
+# Heads that are trained, and so take longer or vary more.
+TRAINED = ("spherical", "diag", "average", "ensemble", "fedkt")
 POINT = 0.0101
 
 
@@ -85,7 +81,7 @@ def test_no_change_of_columns_costs_a_point(name: str, change: Affine) -> None:
 
 
 @pytest.mark.parametrize("power", [-36, -20, -8, 6, 15, 30])
-@pytest.mark.parametrize("name", ["gram", "afl", "fedcgs", "gh-ofl"])
+@pytest.mark.parametrize("name", ["gram", "ridge"])
 def test_columns_that_are_all_tiny_or_huge_cost_nothing(name: str, power: int) -> None:
     clean, labels = records()
     changed = (clean.double() * 10.0**power).float()
@@ -210,10 +206,10 @@ def test_columns_that_are_mostly_zero_or_constant_are_not_odd() -> None:
 def test_a_surrogate_in_a_frame_survives_a_file(tmp_path: Any) -> None:
     clean, labels = records()
     far = clean + 1e4
-    parts = sent(far, labels, {"method": "afl"})
+    parts = sent(far, labels, {"covariance": "gram"})
     for number, each in enumerate(parts):
         each.save(tmp_path / f"{number}.pb")
-    again = [fs.load(tmp_path / f"{number}.pb", method="afl") for number in range(3)]
+    again = [fs.load(tmp_path / f"{number}.pb", covariance="gram") for number in range(3)]
     assert [each.payload for each in again] == [each.payload for each in parts]
     model = fs.learn(again)
     model.save(tmp_path / "model.safetensors")

@@ -92,14 +92,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedpft, theorem": {"method": "fedpft", "fedpft__privacy": "theorem-4.1"} | BUDGET,
     "fedpft, secure": {"method": "fedpft"} | SECURE,
     "fedpft, both": {"method": "fedpft"} | SECURE | BUDGET,
-    "afl": {"method": "afl"} | SECURE,
-    "fedcgs": {"method": "fedcgs"} | SECURE,
-    "gh-ofl": {"method": "gh-ofl"} | SECURE,
     "fedavg": {"method": "fedavg"} | SECURE,
     "dp-fedavg": {"method": "dp-fedavg"} | BUDGET,
     "dp-fedavg, both": {"method": "dp-fedavg"} | SECURE | BUDGET,
 }
-QUICK = ("fedpft, private", "afl")
+QUICK = ("fedpft, private", "fedpft, secure")
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from tests.data_kinds.scales.affine import records
 WITHOUT: list[dict[str, Any]] = [
     {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"},
     {"method": "dp-fedavg", "epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"},
-    {"method": "afl", "secure-sum": True, "classes": "0,1,2", "sites": 3},
+    {"fedpft.covariance": "gram", "secure-sum": True, "classes": "0,1,2", "sites": 3},
     {"method": "fedpft", "fedpft.topology": "chain"},
     {"method": "fedlap"},
     {"method": "dpcvae"},
 ]
-WITH: list[dict[str, Any]] = [{"method": "afl"}, {"method": "fedpft"}, {"method": "fedavg"}]
+WITH: list[dict[str, Any]] = [{"method": "fedpft"}, {"method": "fedavg"}]
 
 
 def written(folder: Path, features: torch.Tensor) -> dict[str, Any]:

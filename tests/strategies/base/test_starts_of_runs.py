@@ -41,7 +41,7 @@ SECURE: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "dropouts": 0.0}
 # Each method as it is by default, and strategies that other settings choose.
 RUNS: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "chain": {"fedpft.topology": "chain"},
-    "secure sum": SECURE | {"method": "afl"},
+    "secure sum": SECURE | {"fedpft.covariance": "gram"},
     "secure rounds": SECURE | {"method": "fedavg"},
     "numbers": {"method": "fedpft", "target": "number", "target-range": "0,9"},
     "times": {"method": "fedpft", "target": "time", "horizon": 3.0},

@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.closed_form import strategy as module
 from fedsurrogate.strategies.closed_form.received import of_total
-from fedsurrogate.strategies.closed_form.strategy import learn_from_sum, pooled_sums
-from fedsurrogate.strategies.heads.analytic import Analytic
+from fedsurrogate.strategies.closed_form.strategy import (
+    FromStatistics,
+    learn_from_sum,
+    pooled_sums,
+)
 from fedsurrogate.strategies.pooling.total import Total
-from tests.strategies.closed_form.test_limits_of_sums import AFL, CLASSES, D, sums_of
+from tests.examples import class_sums_run
+from tests.strategies.closed_form.test_limits_of_sums import CLASSES, RUN, D, sums_of
 
 few = settings(max_examples=10, deadline=None)
 
@@ -56,11 +59,11 @@ def claimed(sent: Any, claim: Any) -> Any:
 def test_the_statistics_are_of_all_sites_with_the_weights_that_they_keep(
     sizes: list[int], classes: tuple[str, ...]
 ) -> None:
-    sent = [sums_of(at, AFL, n=n) for at, n in enumerate(sizes)]
+    sent = [sums_of(at, n=n) for at, n in enumerate(sizes)]
     capped = {f"s{len(sizes) - 1}": 0.25}
     with pytest.MonkeyPatch.context() as patch:
         learned = Learned(patch)
-        strategy = Analytic(AFL)
+        strategy = FromStatistics(RUN)
         patch.setattr(strategy, "defend", lambda given_, known: Defended(list(given_), capped))
         found = strategy.learn(sent, classes)
     ((statistics, header),) = learned.seen
@@ -84,15 +87,14 @@ def test_the_statistics_are_of_all_sites_with_the_weights_that_they_keep(
 
 
 def test_noisy_sums_have_the_classes_of_the_sites_and_a_head_of_clipped_features() -> None:
-    private = parse_run({"method": "afl", "defence": "none"})
     claim = parse_run({"epsilon": 4.0, "delta": 1e-5, "fedpft.covariance": "full"}).mechanism
     assert claim is not None
-    sent = [claimed(sums_of(at, AFL), claim) for at in range(3)]
+    sent = [claimed(sums_of(at), claim) for at in range(3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(private), "mechanism", property(lambda own: claim))
+        patch.setattr(type(RUN), "mechanism", property(lambda own: claim))
         for ensemble in (False, True):
             learned = Learned(patch, ensemble)
-            strategy = Analytic(private)
+            strategy = FromStatistics(RUN)
             patch.setattr(strategy, "defend", lambda given_, known: Defended(list(given_), {}))
             if ensemble:
                 with pytest.raises(RunError, match="noisy sums must be a linear head"):
@@ -109,13 +111,10 @@ def test_noisy_sums_have_the_classes_of_the_sites_and_a_head_of_clipped_features
 def test_a_secure_sum_gives_a_head_with_the_map_of_the_sites(
     monkeypatch: pytest.MonkeyPatch, ensemble: bool
 ) -> None:
-    run = parse_run({"method": "afl", "secure-sum": True, "classes": "a,b,c"})
-    sent = sums_of(1, AFL)
+    run = class_sums_run(**{"secure-sum": True, "classes": "a,b,c"})
+    sent = sums_of(1)
     public = PublicMap(torch.ones(D, 9), torch.ones(9))
     tensors = {name: each.double() for name, each in sent.tensors.items()}
-    # Around zero, as sites of a secure sum send it.
-    sums = tensors["sums"]
-    tensors["squares"] += fold(sums.T @ (sums / tensors["counts"][:, None]))
     header = replace(sent.header, site="coordinator")
     total = Total(header, tensors, public=public)
     learned = Learned(monkeypatch, ensemble)

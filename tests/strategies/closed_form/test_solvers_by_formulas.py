@@ -26,7 +26,6 @@ from fedsurrogate.strategies.closed_form.solvers import (
     _unequal_scales,
     balanced_ridge,
     fewest_records,
-    gaussian,
     lda,
     naive_bayes,
     qda,
@@ -151,24 +150,6 @@ def test_least_squares_weighed_by_records_or_by_classes(
             solves(found.weight, shrunk, 0.0, (means - mean) * own[:, None])
         assert found.shrinkage == shrinkage
         np.testing.assert_allclose(found.bias, own - found.weight.numpy() @ mean, atol=1e-12)
-
-
-@few
-@given(SEEDS, st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
-def test_the_gaussian_of_all_records(
-    seed: int, classes: int, factors: bool, absent: bool, shrinkage: float
-) -> None:
-    given_ = classes_of(seed, classes, D, factors, absent)
-    counts, priors, means, within = parts(given_)
-    mean, n = priors @ means, counts.sum()
-    total = within + (means - mean).T @ ((means - mean) * priors[:, None])
-    total *= n / max(1.0, n - 1)
-    shrunk = total + shrinkage * total.diagonal().mean() * np.eye(D)
-    found = gaussian(given_, shrinkage)
-    solves(found.weight, shrunk, 0.0, means)
-    bias = log_priors(priors) - (found.weight.numpy() * means).sum(1) / 2
-    np.testing.assert_allclose(found.bias, bias)
-    assert (found.shrinkage, found.added) == (shrinkage, 0.0)
 
 
 def oracle(matrix: Array, n: float) -> float:

@@ -18,7 +18,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.pooling.plausibility import check_gradients, check_moments, weight_of
 from fedsurrogate.strategies.pooling.total import Total
 
-HEADER = Header("afl", "r", "coordinator", "f", ("a", "b", "c"))
+HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
 D, TOLERANCE = 3, 1e-2
 FALSE = (
     "the secure sum has {}, so some site has added false numbers, or more records than "

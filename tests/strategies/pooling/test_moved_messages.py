@@ -1,5 +1,5 @@
-"""Messages in another frame are those of the moved records, whatever they hold: heads, class sums, means
-of groups, moments of features, variances.
+"""Messages in another frame are those of the moved records, whatever they hold: heads, class sums,
+moments of features.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
@@ -46,23 +45,18 @@ FRAMES = st.none() | st.integers(0, 99)
 
 
 def message(x: Tensor, y: Tensor, head: Tensor, frame_: bytes) -> Parameters:
-    """All that sites send of records (n, d): with an empty group of each class."""
+    """All that sites send of records (n, d)."""
     counts = torch.bincount(y, minlength=C).double()
     sums = torch.zeros(C, D).double().index_add_(0, y, x)
-    means = sums / counts[:, None]
-    apart = x - means[y]
-    variances = torch.stack([apart[y == c].square().mean(0) for c in range(C)])
     tensors = {
         "weight": head[:, :-1],
         "bias": head[:, -1],
         "mean": x.mean(0),
         "deviation": x.std(0, correction=0),
         "sums": sums,
-        "squares": fold(apart.T @ apart),
-        "variances": variances,
         "counts": counts,
     }
-    return Parameters(Header("afl", "r", "s", "f", ("a", "b"), frame_), 1, tensors, len(x))
+    return Parameters(Header("fedpft", "r", "s", "f", ("a", "b"), frame_), 1, tensors, len(x))
 
 
 @few
@@ -82,7 +76,7 @@ def test_all_sums_are_those_of_the_moved_records_and_heads_decide_the_same(
     if bytes_of(first) == bytes_of(last):
         assert moved is sent
         return
-    for name in ("mean", "deviation", "sums", "squares", "variances", "counts"):
+    for name in ("mean", "deviation", "sums", "counts"):
         torch.testing.assert_close(
             moved.tensors[name].double(), wanted.tensors[name], rtol=1e-4, atol=1e-4
         )
@@ -90,26 +84,6 @@ def test_all_sums_are_those_of_the_moved_records_and_heads_decide_the_same(
     own = after @ moved.tensors["weight"].double().T + moved.tensors["bias"].double()
     torch.testing.assert_close(own, scores, rtol=1e-4, atol=1e-3)
     assert {tensor.dtype for tensor in moved.tensors.values()} == {torch.float32}
-
-
-@few
-@given(st.integers(0, 9999), FRAMES, FRAMES)
-def test_means_of_groups_move_and_those_without_records_stay_zero(
-    seed: int, first: int | None, last: int | None
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    counts = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
-    raw = torch.randn(2, 2, D, generator=draw).double()
-    there = (counts > 0)[..., None]
-
-    def sent(which: int | None) -> Parameters:
-        means = torch.where(there, seen(raw, which), 0.0)
-        header = Header("fedcof", "r", "s", "f", ("a", "b"), bytes_of(which))
-        return Parameters(header, 1, {"counts": counts, "means": means}, 5)
-
-    moved = moved_parameters(sent(first), bytes_of(last))
-    wanted = sent(last).tensors["means"]
-    torch.testing.assert_close(moved.tensors["means"].double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def covariance_of(kind: str, draw: torch.Generator) -> AnyCovariance:

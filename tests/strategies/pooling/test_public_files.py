@@ -24,7 +24,7 @@ from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from tests.strategies.pooling.test_public_projection import SECURE
 
-HEADER = Header("afl", "r", "coordinator", "f", ("a", "b", "c"))
+HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
 
 
 def test_public_features_are_a_finite_table_of_records(tmp_path: Path) -> None:

@@ -58,9 +58,7 @@ def lost(names: tuple[str, ...], kind: str, **fault: Any) -> dict[int, Fault]:
     return {int(name): Fault(offline=not fault, kind=kind, **fault) for name in names}
 
 
-@pytest.mark.parametrize(
-    "settings", [SECURE, PRIVATE, SECURE | {"method": "afl"}], ids=["exact", "private", "afl"]
-)
+@pytest.mark.parametrize("settings", [SECURE, PRIVATE], ids=["exact", "private"])
 def test_the_total_is_exact_and_nothing_holds_one_sites_part(
     tmp_path: Path, vectors: Vectors, settings: dict[str, Any]
 ) -> None:

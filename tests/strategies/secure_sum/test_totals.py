@@ -26,7 +26,11 @@ from fedsurrogate.strategies.secure_sum.strategy import TOTAL_FILE, SecureSum
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES, D = ("a", "b"), 3
-SETTINGS: dict[str, Any] = {"method": "afl", "secure-sum": True, "classes": "a,b"}
+SETTINGS: dict[str, Any] = {
+    "fedpft.covariance": "gram",
+    "secure-sum": True,
+    "classes": "a,b",
+}
 
 
 def prepared(members: int, pinned: dict[str, bool], **more: Any) -> SecureSum:
@@ -36,7 +40,7 @@ def prepared(members: int, pinned: dict[str, bool], **more: Any) -> SecureSum:
     strategy._shapes = shapes_of(run.plan, len(CLASSES), D, 1)
     strategy._numbers = numbers_of(run.plan, run.settings, members, 1)
     strategy._rules = rules_of(run.settings, members)
-    strategy._header = Header("afl", run.digest, "coordinator", "f" * 16, CLASSES)
+    strategy._header = Header("fedpft", run.digest, "coordinator", "f" * 16, CLASSES)
     strategy._claims, strategy._spares = dict.fromkeys(pinned), {}
     strategy._pinned = pinned
     strategy.outcome.sites = {at: Site(f"s{at}", "used", "") for at in range(members)}

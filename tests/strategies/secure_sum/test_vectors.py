@@ -32,7 +32,9 @@ def changed(field: str) -> st.SearchStrategy[Any]:
 
 def coordinator() -> Any:
     """What the strategy needs to read a vector of `north`."""
-    run = parse_run({"secure-sum": True, "classes": ",".join(ASKED.classes), "method": "afl"})
+    run = parse_run(
+        {"secure-sum": True, "classes": ",".join(ASKED.classes), "fedpft.covariance": "gram"}
+    )
     return SimpleNamespace(
         _header=ASKED,
         _shapes={"counts": (3,)},

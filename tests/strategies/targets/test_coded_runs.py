@@ -12,7 +12,6 @@ import torch
 from sklearn.linear_model import Ridge
 
 import fedsurrogate as fs
-from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.server_app.export.model_card import model_card
@@ -115,29 +114,6 @@ def test_a_run_is_learned_again_without_a_site_that_leaves(
     _, never = relearn(run.folder, without=[])
     assert torch.equal(left.arrays()["weight"], never.arrays()["weight"])
     assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
-
-
-@pytest.mark.parametrize("kind", [NUMBER, LABELS], ids=["number", "labels"])
-def test_afl_learns_least_squares_of_a_target_with_its_own_ridge(kind: dict[str, Any]) -> None:
-    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
-    x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
-    weak, strong = (
-        fs.learn(
-            [
-                fs.fit(*site, site=f"s{at}", method="afl", ridge=ridge, **kind)
-                for at, site in enumerate(sites)
-            ]
-        )
-        for ridge in (1.0, 1e4)
-    )
-    assert weak.score(x, y) > 0.6
-    norms = [float(m.classifier.arrays()["weight"].norm()) for m in (weak, strong)]
-    assert norms[1] < norms[0]
-    if kind is NUMBER:
-        oracle = Ridge(alpha=1.0).fit(x, y.clip(-4, 4))
-        assert np.abs(oracle.predict(x) - weak.predict(x)).max() < 0.01
-    with pytest.raises(ConfigError, match="no least squares"):
-        fs.fit(x[:, :2], np.c_[x[:, 0] ** 2, x[:, 1] > 0], method="afl", **TIME)
 
 
 def test_one_large_site_is_capped(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:
         ({"features.ranges": "0,1", "method": "fedlap"}, "moves no features first"),
         ({"features.ranges": "0,1", "fedpft.topology": "chain"}, "moves no features first"),
         (PLAIN | {"features.ranges": "1,0"}, "the first number must be below the second"),
-        (PLAIN | {"features.ranges": "0,1", "method": "fedavg"}, "as fedpft, afl do"),
+        (PLAIN | {"features.ranges": "0,1", "method": "fedavg"}, "use 'fedpft', or scale"),
         (
             PLAIN
             | {

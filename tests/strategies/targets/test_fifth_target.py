@@ -66,7 +66,7 @@ EVENTS = Kind(
 
 
 # The head in strategies/targets/.
-def head(sums: CodedSums, target: Target, ridge: float | None) -> Answering:
+def head(sums: CodedSums, target: Target) -> Answering:
     assert isinstance(target, Events)
     low, high = zip(*target.ranges, strict=True)
     found = number_head(sums, low, high)

@@ -28,7 +28,7 @@ few = settings(max_examples=20, deadline=None)
 
 
 def reply(**tensors: torch.Tensor) -> Parameters:
-    return Parameters(Header("afl", "r", "s", "f", ("a",)), 1, tensors, 5)
+    return Parameters(Header("fedpft", "r", "s", "f", ("a",)), 1, tensors, 5)
 
 
 def residuals(seed: int, n: int = 20) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:

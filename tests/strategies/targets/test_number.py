@@ -45,14 +45,11 @@ def of_sites(x: Tensor, y: Tensor, count: int, seed: int = 0) -> CodedSums:
 
 
 @pytest.mark.parametrize("sites", [1, 5, 50])
-@pytest.mark.parametrize("strength", [1e-3, 1.0])
-def test_the_ridge_is_that_of_scikit_learn_for_any_number_of_sites(
-    sites: int, strength: float
-) -> None:
+def test_the_ridge_is_that_of_scikit_learn_for_any_number_of_sites(sites: int) -> None:
     x, y = diabetes()
     x = x + 0.7
-    head = number_head(of_sites(x, y, sites), [LOW], [HIGH], strength)
-    pooled = Ridge(alpha=len(x) * strength).fit(x.numpy(), y[:, 0].numpy())
+    head = number_head(of_sites(x, y, sites), [LOW], [HIGH])
+    pooled = Ridge(alpha=len(x) * float(head.strength)).fit(x.numpy(), y[:, 0].numpy())
     assert np.abs(head.weight[0].numpy() - pooled.coef_).max() < 1e-9
     assert abs(float(head.bias[0]) - pooled.intercept_) < 1e-9
 
@@ -219,9 +216,6 @@ def test_what_cannot_be_learned_is_refused() -> None:
         number_head(narrow, [-1e4], [1e4])
     with pytest.raises(ValueError, match="low must lie below high"):
         number_head(number_sums(y, x, LOW, HIGH), [HIGH], [LOW])
-    small = released(*in_ball(3000, 8, 0), 1.0, 0)
-    with pytest.raises(ValueError, match="follows from the noise"):
-        number_head(small, [-1.0], [1.0], strength=1.0)
     whole = number_sums(y, x, LOW, HIGH)
     without = CodedSums(whole.code, whole.sums, whole.moment)
     with pytest.raises(ValueError, match="need the products"):

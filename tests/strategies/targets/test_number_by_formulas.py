@@ -95,26 +95,3 @@ def test_a_head_of_exact_sums_knows_what_rounding_has_changed(
     fitted = cross_validated(Directions.of(sums.covariance, rounding), outcomes)
     check(number_head(sums, *ENDS), sums, fitted, variance, np.zeros(2))
     assert float(fitted.strength.min()) >= rounding
-    # A given strength, with the error of its hat matrix; at most 99 % of the records are explained.
-    covariance = sums.covariance.numpy()
-    for kappa in (1e-12, 0.1, 3.0):
-        ridged = covariance + kappa * np.eye(4)
-        weight = np.linalg.solve(ridged, cross.T).T
-        freedom = (1 + np.trace(np.linalg.solve(ridged, covariance))) / n
-        left = [v - 2 * w @ c + w @ covariance @ w for v, w, c in zip(variance, weight, cross, strict=True)]  # fmt: skip
-        error = np.maximum(left, 0) / max(1 - freedom, 0.01) ** 2
-        tensors = map(torch.from_numpy, (weight, cross, np.full(2, kappa), error, np.zeros(2)))
-        check(number_head(sums, *ENDS, kappa), sums, Fitted(*tensors), variance, np.zeros(2))
-
-
-def test_as_few_records_as_dimensions_leave_a_hundredth_of_freedom() -> None:
-    sums = cohort(1, 4)
-    head = number_head(sums, LOW, HIGH, 1e-9)
-    covariance = sums.covariance.numpy()
-    assert sums.products is not None
-    means = sums.code[1:].numpy() / 4
-    variance = np.diag(sums.products.numpy()) / 4 - means**2
-    cross = sums.sums[1:].numpy() / 4 - np.outer(means, sums.mean)
-    weight = np.linalg.solve(covariance + 1e-9 * np.eye(4), cross.T).T
-    left = variance - 2 * (weight * cross).sum(1) + ((weight @ covariance) * weight).sum(1)
-    np.testing.assert_allclose(head.deviation, np.sqrt(np.maximum(left, 0)) / 0.01, atol=1e-4)

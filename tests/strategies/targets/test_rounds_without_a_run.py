@@ -69,7 +69,7 @@ def begun(
 
 
 def reply(site: int, records: int = 5, rows: tuple[str, ...] = ROWS) -> Parameters:
-    return Parameters(Header("afl", "r", f"s{site}", "f", rows), 1, {}, records)
+    return Parameters(Header("fedpft", "r", f"s{site}", "f", rows), 1, {}, records)
 
 
 ROW = st.lists(st.integers(0, 900).map(float), min_size=1, max_size=3)

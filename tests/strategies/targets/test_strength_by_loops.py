@@ -238,21 +238,3 @@ def test_a_noisy_head_of_numbers_is_that_of_its_outcomes(
         np.testing.assert_allclose(head.weight[at], half * fitted.weight[at], rtol=1e-5, atol=1e-8)
         wanted = middle + half * (means[at] - float(fitted.weight[at] @ sums.mean))
         assert float(head.bias[at]) == pytest.approx(wanted)
-
-
-@few
-@given(SEEDS, st.sampled_from([1e-6, 0.1, 3.0]), st.sampled_from([3, 6, 90]))
-def test_a_given_ridge_has_its_generalised_error(seed: int, strength: float, n: int) -> None:
-    """From the hat matrix of the records."""
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(n, D))
-    y = (x[:, :1] + draw.normal(size=(n, 1))).clip(-4, 4)
-    head = number_head(
-        number_sums(torch.from_numpy(y), torch.from_numpy(x), -4, 4), [-4.0], [4.0], strength
-    )
-    apart = x - x.mean(0)
-    hat = apart @ np.linalg.solve(apart.T @ apart + n * strength * np.eye(D), apart.T)
-    left = (y - y.mean()) - hat @ (y - y.mean())
-    error = float((left**2).mean()) / max(1 - (1 + np.trace(hat)) / n, 0.01) ** 2
-    assert float(head.deviation[0]) ** 2 == pytest.approx(error, rel=1e-3, abs=1e-7)
-    assert head.strength.tolist() == [strength]
