@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.targets.labels import Annotated, _outcome, discriminant
+from fedsurrogate.strategies.targets.strength import Directions
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 
@@ -93,3 +95,16 @@ def noisy(
     noise = Noise(code, sums, squares, products)
     total = torch.zeros(d, dtype=torch.float64) if centre else table[0]
     return CodedSums.around_zero(noisy_code, table, second, (records, total), pairs, noise)
+
+
+def ridge_discriminant(
+    annotated: Annotated, index: int, covariance: Tensor, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Weight (d,) and bias () of the discriminant of one label, for a given ridge: kappa of
+    T + kappa I, with T the covariance (d, d).
+    """
+    outcome, mean, difference = _outcome(annotated, index)
+    directions = Directions.of(covariance)
+    weight = directions.weights(outcome.cross, torch.tensor([strength], dtype=torch.float64))[0]
+    prevalence = float(annotated.prevalence[index])
+    return discriminant(outcome.cross[0], weight, prevalence, mean, difference)

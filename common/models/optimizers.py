@@ -51,10 +51,6 @@ class UncompiledAdam(_Uncompiled, torch.optim.Adam):
     """`torch.optim.Adam`."""
 
 
-class UncompiledAdamW(_Uncompiled, torch.optim.AdamW):
-    """`torch.optim.AdamW`."""
-
-
 def _plain(method: Any) -> Callable[..., Any]:
     """The function of a bound method, without the compiler's wrappers if that is not loaded."""
     function: Callable[..., Any] = method.__func__

@@ -97,21 +97,10 @@ def of_noisy_sums(tensors: Mapping[str, Tensor]) -> Statistics:
     A class whose noisy count is below zero has zero records here, and noise for a mean.
 
     Args:
-        tensors: counts (C,), sums (C, d) and perhaps squares around zero, folded, float64, of
-            features of norm at most one.
+        tensors: counts (C,) and sums (C, d), float64, of features of norm at most one.
     """
     counts, sums = tensors["counts"].clamp_min(0), tensors["sums"]
-    means = sums / counts.clamp_min(1)[:, None]
-    if "squares" not in tensors:
-        return Statistics(counts, means, _no_covariance(sums.shape[1]))
-    covariance = unfold(tensors["squares"], sums.shape[1]) / counts.sum().clamp_min(1) - _around(
-        counts, means
-    )
-    return Statistics(counts, means, covariance)
-
-
-def _around(counts: Tensor, means: Tensor) -> Tensor:
-    return (means * (counts / counts.sum().clamp_min(1))[:, None]).T @ means
+    return Statistics(counts, sums / counts.clamp_min(1)[:, None], _no_covariance(sums.shape[1]))
 
 
 def _no_covariance(dimension: int) -> Factored:
@@ -125,7 +114,7 @@ def of_total(total: Total) -> tuple[Statistics, Header]:
     """The statistics of all records from a secure sum.
 
     Args:
-        total: counts (C,), sums (C, d) and perhaps squares around zero, folded, float64.
+        total: counts (C,), sums (C, d) and, without noise, perhaps squares around zero, folded, float64.
 
     Returns:
         The statistics, and their header: without noise, of the classes that have any records; with

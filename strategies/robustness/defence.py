@@ -53,26 +53,18 @@ def defend_surrogates(
     if rule != "harm":
         return Defended(kept, capped)
     sites = [each.header.site for each in kept]
-    found = by_harm(sites, of_surrogates(kept, classes), capped, power)
+    found = _by_harm(sites, of_surrogates(kept, classes), capped, power)
     kept = [
         scaled(each, found.effects[each.header.site].kept) for each in without(kept, found.suspects)
     ]
     return replace(found, kept=kept)
 
 
-def by_harm(
-    names: Sequence[str], sites: Sites, capped: Mapping[str, float], power: float = 1.0
+def _by_harm(
+    names: Sequence[str], sites: Sites, capped: Mapping[str, float], power: float
 ) -> Defended[Any]:
-    """What is decided about sites by the harm that they do.
-
-    Args:
-        names: of the sites.
-        sites: what they sent.
-        capped: the share of its weight that each site has already, by its name; one for others.
-        power: n records have the weight n ** power.
-
-    Returns:
-        Effects, suspects and shares, without anything kept.
+    """Effects, suspects and shares by the harm that sites do, without anything kept. n records have the
+    weight n ** power; `capped` is the share of its weight that a site has already.
     """
     found = judged(sites)
     shares = found.weights.pow(1 / power).tolist()

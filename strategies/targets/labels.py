@@ -232,30 +232,6 @@ def discriminant(
     return weight / scale, log_odds - weight @ between / (2 * scale)
 
 
-def ridge_discriminant(
-    annotated: Annotated, index: int, covariance: Tensor, strength: float
-) -> tuple[Tensor, Tensor]:
-    """The discriminant of one label for a given ridge.
-
-    Args:
-        annotated: sums by label, without noise.
-        index: of the label.
-        covariance: T, (d, d).
-        strength: kappa of T + kappa I, zero or more.
-
-    Returns:
-        Weight (d,) and bias () of the log odds.
-
-    Raises:
-        RunError: as in `discriminant`.
-    """
-    outcome, mean, difference = _outcome(annotated, index)
-    directions = Directions.of(covariance)
-    weight = directions.weights(outcome.cross, torch.tensor([strength], dtype=torch.float64))[0]
-    prevalence = float(annotated.prevalence[index])
-    return discriminant(outcome.cross[0], weight, prevalence, mean, difference)
-
-
 def _rows(sums: CodedSums) -> tuple[Tensor, Tensor]:
     if sums.noise is None:
         raise ValueError("these sums have no noise")

@@ -44,8 +44,8 @@ Numbers = NDArray[np.float64]
 
 
 def release(kind: str, names: tuple[str, ...], seed: int) -> Any:
-    """A release of classes in the order of `names`; of mixtures and statistics, one to three
-    means of each class.
+    """A release of classes in the order of `names`; of mixtures, one to three means of each
+    class.
     """
     generator, count = torch.Generator().manual_seed(seed), len(names)
     header = Header("m", "r", "s", "f", names)
@@ -67,13 +67,6 @@ def release(kind: str, names: tuple[str, ...], seed: int) -> Any:
         return SumsSurrogate(header, Sums(torch.ones(count), normal(count, D), None, {}), claim)
     if kind == "head":
         return Parameters(header, 1, {"weight": normal(count, D), "bias": normal(count)})
-    if kind == "groups":
-        # Of groups without records the means are zeros, which stand for nothing.
-        counts = torch.randint(0, 3, (count, 3), generator=generator)
-        counts[:, 0] += 1
-        return Parameters(
-            header, 1, {"counts": counts, "means": normal(count, 3, D) * (counts > 0)[..., None]}
-        )
     counts = torch.randint(1, 9, (count,), generator=generator)
     return Parameters(header, 1, {"counts": counts, "sums": 4 * normal(count, D)})
 
@@ -103,7 +96,7 @@ def known(sent: Any, name: str, x: Numbers) -> float:
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(["mixtures", "noisy sums", "head", "sums", "groups"]),
+    st.sampled_from(["mixtures", "noisy sums", "head", "sums"]),
     SENT.filter(lambda names: len(names) > 1),
     st.integers(0, 10**6),
 )
@@ -132,7 +125,7 @@ def test_a_release_that_no_attack_reads_is_refused() -> None:
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(["mixtures", "sums", "groups"]), SENT, st.integers(0, 10**6))
+@given(st.sampled_from(["mixtures", "sums"]), SENT, st.integers(0, 10**6))
 def test_the_records_next_to_a_mean_are_those_of_scikit_learn(
     kind: str, names: tuple[str, ...], seed: int
 ) -> None:

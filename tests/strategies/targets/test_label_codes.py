@@ -25,10 +25,10 @@ from fedsurrogate.common.targets.labels import SET_PART, Labels
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.targets import received
 from fedsurrogate.strategies.targets.checks import check_capped
-from fedsurrogate.strategies.targets.labels import Annotated, ridge_discriminant
+from fedsurrogate.strategies.targets.labels import Annotated
 from fedsurrogate.strategies.targets.learning import annotated_of, check_sums
 from fedsurrogate.strategies.targets.sums import CodedSums
-from tests.coded import capped_code, coded, noisy
+from tests.coded import capped_code, coded, noisy, ridge_discriminant
 
 NAMES = ("a", "b", "c")
 LABELS: dict[str, Scalar] = {"target": "labels", "label-columns": ",".join(NAMES)}

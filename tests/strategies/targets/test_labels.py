@@ -19,10 +19,9 @@ from fedsurrogate.strategies.targets.labels import (
     discriminant,
     label_heads,
     moderated,
-    ridge_discriminant,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
-from tests.coded import capped_code, coded, exact_code, moment_of, noisy
+from tests.coded import capped_code, coded, exact_code, moment_of, noisy, ridge_discriminant
 
 NAMES = ["edema", "fracture", "effusion"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads, ridge_discriminant
+from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.strength import (
     CAUTION,
     Directions,
@@ -27,7 +27,7 @@ from fedsurrogate.strategies.targets.strength import (
     of_least_error,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
-from tests.coded import coded, exact_code, noisy
+from tests.coded import coded, exact_code, noisy, ridge_discriminant
 
 Array = NDArray[np.float64]
 D, L = 4, 2
