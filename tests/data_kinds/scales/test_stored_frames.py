@@ -20,7 +20,7 @@ from tests.data_kinds.scales.affine import RECORDS, records
 
 @pytest.mark.parametrize(
     "own",
-    [{"method": "average"}, {"fedpft__covariance": "gram"}],
+    [{"fedpft__covariance": "lowrank"}, {"fedpft__covariance": "gram"}],
     ids=lambda own: str(next(iter(own.values()))),
 )
 def test_models_from_stored_messages_are_those_of_the_run(
