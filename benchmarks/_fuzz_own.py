@@ -53,8 +53,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/processes/warm.py:serve_children",
         "server_app/deployment/audit_log.py:_entry",
         "server_app/deployment/audit_log.py:note",
-        "server_app/deployment/run_queue.py:folder_of",
-        "server_app/deployment/run_queue.py:read",
         "server_app/deployment/submit.py:find_folder",
         "server_app/export/pseudonyms.py:_events",
         "server_app/export/graph.py:_torchscript",

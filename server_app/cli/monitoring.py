@@ -97,16 +97,15 @@ def metrics(
 ) -> None:
     """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 
-    Reads the run folders and the queue at each request. Needs the extra `monitor`. Of a
+    Reads the run folders at each request. Needs the extra `monitor`. Of a
     SuperLink with TLS, and for names of sites, it takes FEDSURROGATE_ROOT_CERTIFICATES and
     FEDSURROGATE_REGISTERED, as `coordinator sites` does.
     """
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
     from fedsurrogate.server_app.monitoring.prometheus import serve
-    from fedsurrogate.server_app.monitoring.queue_metrics import QueueCollector
 
     more: list[Collector] = [MachineCollector(certificate or (), {"runs": runs})]
-    more += [QueueCollector(runs, _rules()), *_of_superlink(superlink)]
+    more += _of_superlink(superlink)
     with serve(runs, host, port, newest, exposed, more) as url:
         console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
@@ -164,21 +163,6 @@ def mlflow(
 
     for run in log_to_mlflow(what, Place(store, experiment)):
         console.print(run, soft_wrap=True)
-
-
-def _rules() -> Path | None:
-    """Folder of the federation's rules, which lie next to the table of sites; None where no variable
-    names either.
-    """
-    import os
-
-    from fedsurrogate.common.security.registrations import VARIABLE
-    from fedsurrogate.server_app.deployment.supernodes import table_file
-
-    authority = os.environ.get("FEDSURROGATE_ROOT_CERTIFICATES")
-    if not (authority or os.environ.get(VARIABLE)):
-        return None
-    return table_file(Path(authority or ".").parent).parent
 
 
 def _of_superlink(address: str) -> list[LinkCollector]:

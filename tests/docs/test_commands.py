@@ -52,7 +52,6 @@ RUN_BY = {
     "coordinator approve": "e2e/test_hospitals_decide.py",
     "coordinator approver": "e2e/test_hospitals_decide.py",
     "coordinator audit-log": "e2e/test_hospitals_decide.py",
-    "coordinator queue": "e2e/test_hospitals_decide.py",
     "coordinator evaluate": "server_app/cli/test_model.py",
     "coordinator survey": "server_app/cli/test_model.py",
     "coordinator export": "server_app/export/test_export.py",
