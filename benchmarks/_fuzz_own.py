@@ -54,7 +54,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/audit_log.py:_entry",
         "server_app/deployment/audit_log.py:note",
         "server_app/deployment/submit.py:find_folder",
-        "server_app/export/pseudonyms.py:_events",
         "server_app/export/graph.py:_torchscript",
         "server_app/export/graph.py:_torch_export",
         "server_app/export/graph.py:_onnx",
@@ -107,5 +106,4 @@ OWN: dict[str, tuple[str, ...]] = {
     "digits whose form was checked; their bytes go to a parser of the registry": (
         "strategies/secure_sum/steps.py:Steps._key_list",
     ),
-    "it writes an archive": ("server_app/export/research_object.py:write_research_object",),
 }

@@ -4,4 +4,13 @@ _QUEUE = (
     "the queue of runs is gone, and no release had it; cron, at or systemd-run start `coordinator "
     "run --proposal FILE` at a time, and the SuperLink starts one run after another"
 )
-GONE = {"queue": _QUEUE, "run --queue": _QUEUE, "run --at": _QUEUE}
+_CRATE = (
+    "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
+    "`--format card` write what a reader needs, and any archiver packs the folder of the run"
+)
+GONE = {
+    "queue": _QUEUE,
+    "run --queue": _QUEUE,
+    "run --at": _QUEUE,
+    "export --format rocrate": _CRATE,
+}

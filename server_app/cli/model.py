@@ -292,7 +292,6 @@ class Format(StrEnum):
     torchscript = "torchscript"
     torch_export = "torch-export"
     card = "card"
-    rocrate = "rocrate"
 
 
 ENDINGS = {
@@ -301,7 +300,6 @@ ENDINGS = {
     Format.torchscript: ".pt",
     Format.torch_export: ".pt2",
     Format.card: ".md",
-    Format.rocrate: ".zip",
 }
 
 
@@ -321,8 +319,8 @@ def export(
         typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
     ] = None,
 ) -> None:
-    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), model
-    card, or research object.
+    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), or model
+    card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
@@ -346,10 +344,6 @@ def export(
         from fedsurrogate.server_app.export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")
-    elif format_ is Format.rocrate:
-        from fedsurrogate.server_app.export.research_object import write_research_object
-
-        write_research_object(model, run, file)
     else:
         from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
         from fedsurrogate.server_app.export.model_card import model_card
