@@ -8,9 +8,15 @@ _CRATE = (
     "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
     "`--format card` write what a reader needs, and any archiver packs the folder of the run"
 )
+_GRAPHS = (
+    "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
+    "`--format onnx` writes the same graph for onnxruntime"
+)
 GONE = {
     "queue": _QUEUE,
     "run --queue": _QUEUE,
     "run --at": _QUEUE,
     "export --format rocrate": _CRATE,
+    "export --format torchscript": _GRAPHS,
+    "export --format torch-export": _GRAPHS,
 }
