@@ -12,8 +12,13 @@ _GRAPHS = (
     "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
     "`--format onnx` writes the same graph for onnxruntime"
 )
+_TENSORBOARD = (
+    "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
+    "mlflow RUN` logs a run, and `coordinator metrics` shows one that goes on to Prometheus"
+)
 GONE = {
     "queue": _QUEUE,
+    "tensorboard": _TENSORBOARD,
     "run --queue": _QUEUE,
     "run --at": _QUEUE,
     "export --format rocrate": _CRATE,

@@ -31,7 +31,7 @@ from fedsurrogate.server_app.cli.enrol import enrol
 from fedsurrogate.server_app.cli.gone import GONE
 from fedsurrogate.server_app.cli.kit import kit
 from fedsurrogate.server_app.cli.model import evaluate, export, survey
-from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, tensorboard, watch
+from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
@@ -279,7 +279,6 @@ for command in (
     stop,
     watch,
     metrics,
-    tensorboard,
     mlflow,
     show_key,
     request,

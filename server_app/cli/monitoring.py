@@ -1,4 +1,4 @@
-"""The `coordinator watch`, `metrics`, `tensorboard` and `mlflow` commands: they monitor and log runs."""
+"""The `coordinator watch`, `metrics` and `mlflow` commands: they monitor and log runs."""
 
 from __future__ import annotations
 
@@ -115,25 +115,6 @@ def metrics(
             )
             stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
-
-
-def tensorboard(
-    run: Run,
-    logdir: Annotated[
-        Path | None,
-        typer.Option(help="Write into LOGDIR/<name of the run>; default: RUN/tensorboard."),
-    ] = None,
-    timeout: Timeout = 0.0,
-) -> None:
-    """Write a run's scalars for TensorBoard: accuracy, bytes and epsilon per round, seconds per
-    site.
-
-    Follows an active run to its end. Replaces files from an earlier call for the same run. Needs
-    the extra `tensorboard`. Prints the folder to give to `tensorboard --logdir`.
-    """
-    from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
-
-    console.print(str(write_scalars(run, logdir, timeout)), soft_wrap=True)
 
 
 def mlflow(

@@ -61,7 +61,6 @@ RUN_BY = {
     "coordinator exchange": "server_app/exchange/test_files.py",
     "coordinator watch": "server_app/monitoring/test_watch.py",
     "coordinator metrics": "server_app/monitoring/test_prometheus.py",
-    "coordinator tensorboard": "server_app/monitoring/test_tensorboard.py",
     "coordinator mlflow": "server_app/monitoring/test_mlflow.py",
     "site enrol": "e2e/test_tls.py",
     "site approve": "e2e/test_hospitals_decide.py",

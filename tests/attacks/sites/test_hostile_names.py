@@ -55,10 +55,8 @@ from fedsurrogate.common.signed_models.signed_model import (
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
-from fedsurrogate.server_app.monitoring.tensorboard import scalars_of
 from fedsurrogate.server_app.monitoring.watch import show_once, watch
 from fedsurrogate.server_app.report.build import write_csv, write_report
-from fedsurrogate.server_app.runs.json_files import EventFile
 from fedsurrogate.strategies.counting.evaluated import payload_of
 from tests.client_app.audit.test_release_audit import attacked, hospital
 from tests.client_app.model_use.hospitals import site
@@ -144,13 +142,6 @@ def test_pages_tables_and_views_of_a_run_show_names_as_text(found: list[str]) ->
         labels = [value for f in families for s in f.samples for value in s.labels.values()]
         assert for_terminal(one) in labels
         assert not unsafe("".join(labels), "")
-        scalars = [
-            each
-            for event in EventFile(folder / "events.jsonl").read()
-            for each in scalars_of(event)
-        ]
-        assert scalars
-        assert not unsafe("".join(each.tag for each in scalars), "")
 
 
 @pytest.fixture(scope="module")
