@@ -57,9 +57,8 @@ def watch(
     """Watch a run until it ends: rounds, accuracy, the state of every site.
 
     Waits until a run begins if there is none yet. Reads files only, so it can be started and
-    stopped at any time. If the output is not a terminal, it prints a line for every event. Exits
-    with 0 when the run succeeded (with --once: has not failed), with 1 when it failed or --timeout
-    has passed.
+    stopped at any time. Prints a line for every event, then the state. Exits with 0 when the run
+    succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
     """
     from fedsurrogate.server_app.monitoring.watch import show_once, watch_json
     from fedsurrogate.server_app.monitoring.watch import watch as show
