@@ -46,8 +46,20 @@ REASONS = {
     "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
 }
 UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
-# What run folders of earlier versions name: a setting that with this value asked for nothing.
-GONE: dict[str, Scalar] = {"counting.models": 0}
+_COX = "Cox models in rounds, which no release had; time-head = 'residuals' ranks as well in two rounds"
+# Settings that are no more, which run folders of earlier versions name: the value that asked for
+# nothing, and what any other one asked for.
+GONE: dict[str, tuple[Scalar, str]] = {
+    "counting.models": (
+        0,
+        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator relearn RUN "
+        "--without SITE` learns the model without one",
+    ),
+    "cox-rounds": (0, _COX),
+    "feature-names": ("", _COX),
+}
+# The same of single values of settings that are there.
+GONE_VALUES: dict[tuple[str, Scalar], str] = {("time-head", "cox"): _COX}
 
 
 @dataclass(frozen=True)
@@ -480,7 +492,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
     Args:
         flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
-            have their defaults. Those of `GONE` may be there too.
+            have their defaults. Those of `GONE` may be there, if they asked for nothing.
 
     Returns:
         The run.
@@ -488,7 +500,12 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     Raises:
         ConfigError: one line that names key, value and the allowed values.
     """
-    known = {key: value for key, value in flat.items() if (key, value) not in GONE.items()}
+    for key, value in flat.items():
+        nothing, why = GONE.get(key, (value, ""))
+        why = GONE_VALUES.get((key, value), why if value != nothing else "")
+        if why:
+            raise ConfigError(f"{key} = {value!r} asks for what is gone: {why}")
+    known = {key: value for key, value in flat.items() if key not in GONE}
     return Run.resolve(parse_settings(Settings, known))
 
 

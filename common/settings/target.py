@@ -94,17 +94,10 @@ class TargetSettings(Section):
         description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
         "the last is four times as wide as the first.",
     )
-    time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
+    time_head: Literal["auto", "cells", "residuals"] = Field(
         "auto",
-        description="How risks are learned: from cells in one round, from residuals in two, or by a "
-        "Cox model in rounds, which gives hazard ratios; auto is residuals where each site's own "
-        "sums are shown, else cells.",
-    )
-    cox_rounds: Annotated[int, Unit("rounds")] = Field(
-        0, ge=0, le=5, description="Newton steps with time-head cox, one in a round; 0 for 3."
-    )
-    feature_names: Names = Field(
-        (), description="Names of the features in their order, for hazard ratios."
+        description="How risks are learned: from cells in one round, or from residuals in two; auto "
+        "is residuals where each site's own sums are shown, else cells.",
     )
     time_unit: str = Field(
         "", max_length=40, description="Unit of the times, such as years, for people."

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import GONE, Run, parse_run
+from fedsurrogate.common.run import GONE, GONE_VALUES, Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
 
@@ -59,10 +59,14 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 
 def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing() -> None:
-    assert parse_run({"counting.models": 0, "seed": 3}) == parse_run({"seed": 3})
+    nothing = {key: value for key, (value, _) in GONE.items()}
+    assert parse_run(nothing | {"seed": 3}) == parse_run({"seed": 3})
     assert GONE.keys().isdisjoint(known_keys(Settings))
-    with pytest.raises(ConfigError, match=r"unknown key 'counting\.models'"):
-        parse_run({"counting.models": 7})
+    asked = [(key, 7, why) for key, (_, why) in GONE.items()]
+    for key, value, why in [*asked, *((*pair, why) for pair, why in GONE_VALUES.items())]:
+        with pytest.raises(ConfigError) as refused:
+            parse_run({key: value})
+        assert str(refused.value) == f"{key} = {value!r} asks for what is gone: {why}"
 
 
 def test_dotted_keys_reach_their_section() -> None:

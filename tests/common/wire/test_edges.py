@@ -35,7 +35,7 @@ from fedsurrogate.common.surrogates.synthetic import Synthetic
 from fedsurrogate.common.wire import bundles, covariances, generator_files, surrogate_proto
 from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
 from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
 from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model
@@ -47,7 +47,6 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_parameters,
     unpack_synthetic,
 )
-from fedsurrogate.common.wire.parts import in_parts, joined
 from fedsurrogate.common.wire.records import (
     check_form,
     from_record,
@@ -213,22 +212,6 @@ def test_loadings_are_a_matrix_of_one_column_or_more(shape: tuple[int, ...]) -> 
         return
     with pytest.raises(SurrogateError, match="loadings of shape"):
         unpack_covariance(body, 1, 2)
-
-
-@few
-@given(st.integers(0, 99), st.integers(1, 4), st.sampled_from([torch.float32, torch.float64]))
-def test_each_part_adds_eleven_bits(seed: int, parts: int, kind: torch.dtype) -> None:
-    whole = torch.randn(7, generator=generator(seed), dtype=kind).requires_grad_()
-    found = in_parts("x", whole, parts)
-    assert len(found) == parts
-    assert not any(each.requires_grad for each in found.values())
-    both = joined("x", found, parts)
-    assert both.dtype == torch.float64
-    exact = whole.detach().double()
-    assert (
-        float((both - exact).abs().max()) <= 2.0 ** (-11 * parts) * float(exact.abs().max()) * 1.001
-    )
-    assert torch.equal(unpack(pack(whole), "x", (7,)), found["x"])
 
 
 # Bundles.
