@@ -47,6 +47,10 @@ REASONS = {
 }
 UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
 _COX = "Cox models in rounds, which no release had; time-head = 'residuals' ranks as well in two rounds"
+_LABELS = (
+    "a choice that no release had; the code is capped under privacy where label-sets are given, and a "
+    "label has the second moment of the sites that annotate it where no noise pays for it"
+)
 # Settings that are no more, which run folders of earlier versions name: the value that asked for
 # nothing, and what any other one asked for.
 GONE: dict[str, tuple[Scalar, str]] = {
@@ -57,6 +61,8 @@ GONE: dict[str, tuple[Scalar, str]] = {
     ),
     "cox-rounds": (0, _COX),
     "feature-names": ("", _COX),
+    "label-code": ("auto", _LABELS),
+    "label-moment": ("auto", _LABELS),
 }
 # The same of single values of settings that are there.
 GONE_VALUES: dict[tuple[str, Scalar], str] = {("time-head", "cox"): _COX}

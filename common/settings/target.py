@@ -67,17 +67,6 @@ class TargetSettings(Section):
     label_sets: Annotated[
         str, AfterValidator(_check_sets), Range("site=label,label; site=label")
     ] = Field("", description="Labels that each site annotates; empty where all annotate all.")
-    label_code: Literal["auto", "exact", "capped"] = Field(
-        "auto",
-        description="How records of labels are counted: each label for itself, or, under privacy, "
-        "with less noise, the present labels of a record together. auto: capped under privacy "
-        "where label-sets are given.",
-    )
-    label_moment: Literal["auto", "shared", "own"] = Field(
-        "auto",
-        description="Whose records a label takes its second moment from: all, or those of the sites "
-        "that annotate it, without noise. auto: own, but in secure sums only for up to four sets.",
-    )
     time_column: Name = Field(
         "", description="Column of the time to the event or to the end of observation."
     )

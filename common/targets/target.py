@@ -271,8 +271,12 @@ class Target(ABC):
 
     @property
     def choices(self) -> dict[str, str]:
-        """Settings that were "auto", by name: what they became, and why, for people."""
+        """What follows from the settings, by name: what it became, and why, for people."""
         return {}
+
+    def for_training(self) -> Target:
+        """The target where sites train a model in rounds, in place of sending sums."""
+        return self
 
     def fewest(self, sites: Collection[str] | None = None) -> tuple[str, int] | None:
         """What of the code, or which of it together, fewest sites know of their records, and their

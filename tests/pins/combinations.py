@@ -75,8 +75,6 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "value-columns": ("age",),
     "label-columns": ("edema",),
     "label-sets": ("north=edema",),
-    "label-code": ("exact", "capped"),
-    "label-moment": ("shared", "own"),
     "time-column": ("months",),
     "event-column": ("died",),
     "horizon": (3.0,),
@@ -289,14 +287,6 @@ WRONG: tuple[Flat, ...] = (
     {"target": "number", "target-range": "1,0"},
     {"target": "labels", "label-columns": "edema", "label-sets": "north"},
     {"target": "labels"},
-    {"target": "labels", "label-columns": "edema", "label-code": "capped"},
-    {
-        "target": "labels",
-        "label-columns": "edema",
-        "label-moment": "own",
-        "epsilon": 1.0,
-        "delta": 1e-5,
-    },
     {
         "target": "labels",
         "label-columns": "edema,mass",

@@ -22,7 +22,6 @@ NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns"
 LABELS: Flat = {"target": "labels", "label-columns": "edema,fracture,nodule"}
 TIME: Flat = {"target": "time", "horizon": 3.0, "bins": 6}
 CAPPED: Flat = LABELS | {
-    "label-code": "capped",
     "label-sets": "a=edema,fracture; b=nodule",
     "epsilon": 2.0,
     "delta": 1e-5,
