@@ -65,7 +65,12 @@ GONE: dict[str, tuple[Scalar, str]] = {
     "label-moment": ("auto", _LABELS),
 }
 # The same of single values of settings that are there.
-GONE_VALUES: dict[tuple[str, Scalar], str] = {("time-head", "cox"): _COX}
+GONE_VALUES: dict[tuple[str, Scalar], str] = {
+    ("time-head", "cox"): _COX,
+    ("fedpft.bits", 4): "loadings of 4 bits, and fedsurrogate 0.2.0 was the last with them; "
+    "fedpft.bits = 8 takes twice their bytes and is up to 2 points better, and a smaller "
+    "fedpft.rank takes as few",
+}
 
 
 @dataclass(frozen=True)

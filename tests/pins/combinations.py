@@ -84,7 +84,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "fedpft.covariance": ("full", "diag", "spherical", "gram", "lowrank"),
     "fedpft.components": (3,),
     "fedpft.rank": (4,),
-    "fedpft.bits": (8, 4),
+    "fedpft.bits": (8,),
     "fedpft.samples-per-component": (2,),
     "fedpft.privacy": ("none", "sums", "theorem-4.1"),
     "fedpft.clip": (2.5,),
@@ -376,7 +376,7 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
                 "fedpft.topology": ("star", "chain"),
             }
         )
-        yield from _combined({"fedpft.bits": (8, 4), "fedpft.rank": (4, 64)})
+        yield from _combined({"fedpft.bits": (8,), "fedpft.rank": (4, 64)})
         yield from _combined(
             {"head.solver": ("lda", "ridge", "qda"), "fedpft.covariance": ("full", "diag", "gram")}
         )
