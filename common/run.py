@@ -29,6 +29,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
+from fedsurrogate.common.settings.gone import without_gone
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
@@ -46,31 +47,6 @@ REASONS = {
     "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
 }
 UNSIGNED = {key: reason for reason, keys in REASONS.items() for key in keys.split()}
-_COX = "Cox models in rounds, which no release had; time-head = 'residuals' ranks as well in two rounds"
-_LABELS = (
-    "a choice that no release had; the code is capped under privacy where label-sets are given, and a "
-    "label has the second moment of the sites that annotate it where no noise pays for it"
-)
-# Settings that are no more, which run folders of earlier versions name: the value that asked for
-# nothing, and what any other one asked for.
-GONE: dict[str, tuple[Scalar, str]] = {
-    "counting.models": (
-        0,
-        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator relearn RUN "
-        "--without SITE` learns the model without one",
-    ),
-    "cox-rounds": (0, _COX),
-    "feature-names": ("", _COX),
-    "label-code": ("auto", _LABELS),
-    "label-moment": ("auto", _LABELS),
-}
-# The same of single values of settings that are there.
-GONE_VALUES: dict[tuple[str, Scalar], str] = {
-    ("time-head", "cox"): _COX,
-    ("fedpft.bits", 4): "loadings of 4 bits, and fedsurrogate 0.2.0 was the last with them; "
-    "fedpft.bits = 8 takes twice their bytes and is up to 2 points better, and a smaller "
-    "fedpft.rank takes as few",
-}
 
 
 @dataclass(frozen=True)
@@ -503,7 +479,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
     Args:
         flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
-            have their defaults. Those of `GONE` may be there, if they asked for nothing.
+            have their defaults. Those that are gone may be there, if they asked for nothing.
 
     Returns:
         The run.
@@ -511,13 +487,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     Raises:
         ConfigError: one line that names key, value and the allowed values.
     """
-    for key, value in flat.items():
-        nothing, why = GONE.get(key, (value, ""))
-        why = GONE_VALUES.get((key, value), why if value != nothing else "")
-        if why:
-            raise ConfigError(f"{key} = {value!r} asks for what is gone: {why}")
-    known = {key: value for key, value in flat.items() if key not in GONE}
-    return Run.resolve(parse_settings(Settings, known))
+    return Run.resolve(parse_settings(Settings, without_gone(flat)))
 
 
 def _with_records(settings: Settings) -> Settings:

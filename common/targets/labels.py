@@ -306,7 +306,9 @@ def _make(settings: Settings) -> Target:
                 f"label-sets: site {site!r} annotates {others[0]!r}, which is not in label-columns"
             )
     plain = Labels(settings.label_columns, tuple(sets.items()))
-    target = _with_moment(_coded(plain) if settings.epsilon else plain, settings)
+    target = _with_moment(
+        _coded(plain) if settings.epsilon else plain, bool(settings.epsilon), settings.secure_sum
+    )
     if settings.secure_sum and not settings.epsilon:
         _check_annotators(target, settings.colluding)
     return target
@@ -318,11 +320,11 @@ def _coded(target: Labels) -> Labels:
     return replace(target, capped=bool(target.sets), chosen=(*target.chosen, why))
 
 
-def _with_moment(target: Labels, settings: Settings) -> Labels:
+def _with_moment(target: Labels, private: bool, summed: bool) -> Labels:
     """With the moment of the sites that annotate a label, where it costs no noise and few numbers."""
-    sets, summed = len(target.label_sets), settings.secure_sum
+    sets = len(target.label_sets)
     few = "one set" if sets == 1 else "own in a sum" if sets <= MOST_MOMENTS else "many sets"
-    why = "noise" if settings.epsilon else few if summed else "own"
+    why = "noise" if private else few if summed else "own"
     chosen = (*target.chosen, ("label moment", MOMENTS[why]))
     return replace(target, own=why in ("own", "own in a sum"), summed=summed, chosen=chosen)
 

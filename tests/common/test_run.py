@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.run import GONE, GONE_VALUES, Run, parse_run
+from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
+from fedsurrogate.common.settings.gone import GONE, GONE_VALUES
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
