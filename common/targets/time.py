@@ -98,7 +98,7 @@ class Time(Target):
     @property
     def public(self) -> dict[str, object]:
         """Columns, edges and unit; and how risks are learned, if not from cells."""
-        usual = {
+        usual: dict[str, object] = {
             "name": self.name,
             "columns": list(self.columns),
             "edges": list(self.edges),
