@@ -31,7 +31,7 @@ from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters, unpack_synthetic
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.common.wire.sum_proto import unpack_total
+from tests.totals import unpack_total
 
 Attack = Callable[[Canaries, Seen], Tensor]
 # Canaries whose gradients are computed at a time.

@@ -53,12 +53,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/processes/warm.py:serve_children",
         "server_app/deployment/audit_log.py:_entry",
         "server_app/deployment/audit_log.py:note",
-        "server_app/deployment/run_queue.py:folder_of",
-        "server_app/deployment/run_queue.py:read",
         "server_app/deployment/submit.py:find_folder",
-        "server_app/export/pseudonyms.py:_events",
-        "server_app/export/graph.py:_torchscript",
-        "server_app/export/graph.py:_torch_export",
         "server_app/export/graph.py:_onnx",
         "server_app/report/plots/landscape.py:_read",
         "server_app/runs/writer_lock.py:_boot_in",
@@ -109,5 +104,4 @@ OWN: dict[str, tuple[str, ...]] = {
     "digits whose form was checked; their bytes go to a parser of the registry": (
         "strategies/secure_sum/steps.py:Steps._key_list",
     ),
-    "it writes an archive": ("server_app/export/research_object.py:write_research_object",),
 }

@@ -208,7 +208,6 @@ def _sums() -> Iterator[Parser]:
             "sum: masked",
             of_message(pb.MaskedSum),
         ),
-        ("sum: total", sum_proto.unpack_total, "sum: total", of_message(pb.SumTotal)),
         ("sum: list", sum_proto.unpack_list, "sum: list", of_message(pb.SumList)),
         ("sum: revealed", sum_proto.unpack_revealed, "sum: revealed", of_message(pb.SumRevealed)),
         ("sum: spare", sum_proto.unpack_spare, "sum: revealed", of_message(pb.SumRevealed)),

@@ -23,22 +23,16 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.shared_covariances import Gram
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
-from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.closed_form.received import pooled
+from fedsurrogate.common.wire.records import pack_surrogate
 from fedsurrogate.strategies.fedpft.learn import learn
 
 Point = tuple[str, float, int]
-# (rank, bits of the loadings) of the first message, or none for the public basis; directions; bits
-# of a correlation.
-TWO_MESSAGES = [
-    (first, r, bits) for first in ((16, 4), (32, 4)) for r, bits in ((128, 16), (256, 8), (384, 8))
-]
+# Directions, and bits of a correlation.
 PUBLIC = [(r, bits) for r, bits in ((128, 16), (256, 8), (256, 16), (384, 8), (512, 8))]
 
 
 def measured_points(
     whole: Sequence[AnySurrogate],
-    low: Callable[[int], Sequence[AnySurrogate]],
     run: Run,
     classes: tuple[str, ...],
     judge: Callable[..., float],
@@ -46,7 +40,7 @@ def measured_points(
 ) -> Iterator[Point]:
     """Line, accuracy in percent and bytes of all sites, of every variant.
 
-    whole: surrogates of `gram`. low: surrogates of low rank, by rank. weights: a file with the head
+    whole: surrogates of `gram`. weights: a file with the head
     of the backbone.
     """
     given = [each for each in whole if isinstance(each, Surrogate)]
@@ -61,20 +55,6 @@ def measured_points(
             replace(head, weight=head.weight @ basis.T.float())
         ), 2 * rows * r + covariances + 200 * len(given)
 
-    for (rank, loading_bits), r, bits in TWO_MESSAGES:
-        payloads = [pack_surrogate(each, loading_bits) for each in low(rank)]
-        received = [each for p in payloads if isinstance(each := unpack_surrogate(p), Surrogate)]
-        known = pooled(received, classes)
-        apart = (known.means - known.priors @ known.means) * known.priors.sqrt()[:, None]
-        vectors = torch.linalg.eigh(known.matrix + apart.T @ apart).eigenvectors
-        accuracy, sent = measure(vectors[:, -r:], bits)
-        # The class means need not be sent twice.
-        sent += sum(map(len, payloads)) - 2 * rows * r
-        yield (
-            f"two messages, r={rank} at {loading_bits} bits, then {r} x {r} at {bits} bits",
-            accuracy,
-            sent,
-        )
     table = load_file(weights)["classifier.1.weight"].double()
     directions = torch.linalg.svd(table - table.mean(0), full_matrices=False).Vh.T
     for r, bits in PUBLIC:

@@ -58,7 +58,7 @@ COLUMNS += ("before the run, GB", "stored MB", "head apart from pooled records")
 # By target: settings of the run. Times have two bins, so that every cell has several records.
 TARGETS: dict[str, dict[str, object]] = {
     "class": {"classes": ",".join(map(str, range(CLASSES))), "features.power": 1.0},
-    "labels": {"target": "labels", "label-columns": "a,b,c", "label-moment": "shared"},
+    "labels": {"target": "labels", "label-columns": "a,b,c"},
     "time": {"target": "time", "horizon": 2.0, "bins": 2, "time-head": "cells"},
 }
 

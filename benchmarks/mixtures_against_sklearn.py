@@ -24,6 +24,7 @@ from benchmarks.harness.timing import paired
 from fedsurrogate.client_app.datasets.partition import partition
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
+from tests.likelihood import log_likelihood
 
 warnings.filterwarnings("ignore", category=Warning, module="sklearn")
 
@@ -114,7 +115,7 @@ def _likelihoods(
         for label, model in zip(fitted, models, strict=True):
             rows = part[labels[part] == label]
             mine, peer = (
-                mixture.log_likelihood(features[rows], labels[rows]),
+                log_likelihood(mixture, features[rows], labels[rows]),
                 float(model.score(features[rows].numpy())),
             )
             equal = len(model.weights_) == 1 or model.weights_.min() * len(rows) >= SMALLEST

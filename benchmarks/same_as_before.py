@@ -95,7 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
         for each in ("full", "diag", "spherical", "gram")
     },
     "fedpft, mixtures": {"fedpft.components": 2},
-    "fedpft, 4 bits": {"fedpft.bits": 4, "fedpft.rank": 4},
+    "fedpft, 8 bits": {"fedpft.bits": 8, "fedpft.rank": 4},
     "fedpft, chain": {"fedpft.topology": "chain", "fedpft.covariance": "diag"},
     "fedpft, private": BUDGET,
     "fedpft, private diag": BUDGET | {"fedpft.covariance": "diag"},

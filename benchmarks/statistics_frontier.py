@@ -46,7 +46,7 @@ from fedsurrogate.strategies.fedpft.learn import learn
 Settings = dict[str, Any]
 Line = tuple[Any, ...]
 RAW, GOAL = "raw features, trained head", 71.0
-RANKS, BITS = (16, 32, 64, 128), (16, 8, 4)
+RANKS, BITS = (16, 32, 64, 128), (16, 8)
 COLUMNS = ("released", "accuracy %", "sd", "against raw features", "uplink MB, all sites")
 EXACT: Settings = {"max-share": 0.0, "defence": "none"}
 
@@ -216,7 +216,7 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
 
         weights = shared("weights/mobilenet_v2-imagenet.safetensors")
         for name, accuracy, sent in measured_points(
-            whole, low, run, fits.data.classes, fits.data.judge, weights
+            whole, run, fits.data.classes, fits.data.judge, weights
         ):
             results[name].append(Measured(accuracy, sent))
             print(f"seed {seed}, {name}: {accuracy:.2f} % with {sent / 1e6:.3f} MB", flush=True)

@@ -22,7 +22,7 @@ from fedsurrogate.server_app.relearn import relearn
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
 SWEEPS = (
-    ("fedpft.bits=[16, 8, 4]", 'features.power=0.5 fedpft.covariance="lowrank" fedpft.rank=64'),
+    ("fedpft.bits=[16, 8]", 'features.power=0.5 fedpft.covariance="lowrank" fedpft.rank=64'),
     ('fedpft.covariance=["gram"]', "features.power=0.5"),
     ('fedpft.covariance=["spherical", "diag"]', ""),
 )

@@ -117,11 +117,7 @@ def exact_rows(sites: int, seeds: range) -> Iterator[Row]:
     """Runs without noise."""
     data = [attributes(sites, EXACT, seed, uncertain=True) for seed in seeds]
     what: Row = (sites, EXACT)
-    for name, more in (
-        ("own moments (default)", {}),
-        ("shared moment", {"label_moment": "shared"}),
-    ):
-        yield means_of((*what, name), [[of_run(each, sets=False, **more)] for each in data])
+    yield means_of((*what, "own moments"), [[of_run(each, sets=False)] for each in data])
     yield means_of((*what, "each site alone"), [[[alone(each)]] for each in data])
     yield means_of((*what, "pooled logistic regression"), [[pooled(each)] for each in data])
 
@@ -134,7 +130,7 @@ def private_rows(sites: int, seeds: range) -> Iterator[Row]:
             runs = [
                 [of_run(each, sets=True)]
                 + [
-                    of_run(each, sets=True, epsilon=e, delta=DELTA, label_code=code, **joint)
+                    of_run(each, sets=code == "capped", epsilon=e, delta=DELTA, **joint)
                     for e in EPSILONS
                 ]
                 for each in data

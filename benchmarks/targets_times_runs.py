@@ -1,5 +1,5 @@
-"""Survival runs with the code of sites and coordinator: one round, two rounds and Newton's steps, beside a
-pooled Cox model.
+"""Survival runs with the code of sites and coordinator: one round and two rounds, beside a pooled Cox
+model.
 
 Claims: at 5 and at 50 sites all heads rank held-out patients as well as scikit-survival's Cox model of
 all records, within .01, and two rounds lose nothing against one; and flchain under privacy.
@@ -49,8 +49,6 @@ EPSILONS, DELTA, FINGERPRINT = (1.0, 2.0, 4.0, 8.0), 1e-5, "f" * 16
 HEADS: dict[str, dict[str, Scalar]] = {
     "cells, 1 round": {"time-head": "cells", "secure-sum": True, "secure-sum-records": 4000},
     "residuals, 2 rounds": {"time-head": "residuals"},
-    "Cox, 3 rounds": {"time-head": "cox"},
-    "Cox, 5 rounds": {"time-head": "cox", "cox-rounds": 5},
 }
 PRIVATE: dict[str, dict[str, Scalar]] = {
     "cells, 1 round, 10 bins that widen": {"time-head": "cells"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,11 +134,25 @@ class _Shared(click.Command):
 
 
 class _Command(_Shared, TyperCommand):
-    pass
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = f" {' '.join(args)} ".replace("=", " ")
+        for words, why in getattr(ctx.find_root().command, "gone", {}).items():
+            name, _, option = words.partition(" ")
+            if name == ctx.info_name and option and f" {option} " in given:
+                ctx.fail(why)
+        return super().parse_args(ctx, args)
 
 
 class _Group(_Shared, TyperGroup):
-    pass
+    # Commands, and commands with an option, that are no more: why, and what does the same.
+    gone: Mapping[str, str] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in self.gone:
+            ctx.fail(self.gone[args[0]])
+        return super().resolve_command(ctx, args)
 
 
 class App(typer.Typer):
@@ -149,12 +163,17 @@ class App(typer.Typer):
         return super().command(name, **{"cls": _Command} | options)
 
 
-def new_app(text: str | None, main: bool = True) -> App:
-    """A command with subcommands. text: its help. main: whether it is a program, which can install
-    shell completion.
+def new_app(text: str | None, main: bool = True, gone: Mapping[str, str] | None = None) -> App:
+    """A command with subcommands.
+
+    Args:
+        text: its help.
+        main: whether it is a program, which can install shell completion.
+        gone: commands, and commands with an option, that earlier versions had, such as "run
+            --queue"; and a sentence that says what to use instead.
     """
     return App(
-        cls=_Group,
+        cls=type("_Program", (_Group,), {"gone": gone or {}}),
         no_args_is_help=True,
         # click suggests a similar one by itself; typer would say it again.
         suggest_commands=False,

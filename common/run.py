@@ -14,7 +14,7 @@ from typing import Any
 from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import METHODS, gone, method_of, plan_of
+from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
@@ -29,6 +29,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
+from fedsurrogate.common.settings.gone import without_gone
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
@@ -478,7 +479,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
 
     Args:
         flat: keys of `[tool.flwr.app.config]` in pyproject.toml, and their values; missing ones
-            have their defaults. Those of `gone.SETTINGS` may be there too.
+            have their defaults. Those that are gone may be there, if they asked for nothing.
 
     Returns:
         The run.
@@ -486,7 +487,7 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     Raises:
         ConfigError: one line that names key, value and the allowed values.
     """
-    return Run.resolve(parse_settings(Settings, gone.left(flat)))
+    return Run.resolve(parse_settings(Settings, without_gone(flat)))
 
 
 def _with_records(settings: Settings) -> Settings:

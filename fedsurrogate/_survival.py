@@ -28,9 +28,8 @@ class FederatedSurvival(Federation):
     concordance index.
 
     Args:
-        time_head: how risks are learned: "residuals" in two rounds, "cox" in Newton steps of a Cox
-            model, or "cells" in one round, for which each cell of time and event needs two records
-            at each site.
+        time_head: how risks are learned: "residuals" in two rounds, or "cells" in one round, for
+            which each cell of time and event needs two records at each site.
         epsilon: of each fit; None or 0 without privacy.
         delta: of each fit; not used without epsilon.
         horizon: times beyond it count as outlived, known in public; None for the largest of y, which
@@ -63,7 +62,7 @@ class FederatedSurvival(Federation):
 
     def __init__(
         self,
-        time_head: Literal["residuals", "cox", "cells"] = "residuals",
+        time_head: Literal["residuals", "cells"] = "residuals",
         *,
         epsilon: float | None = None,
         delta: float | None = None,

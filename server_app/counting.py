@@ -34,7 +34,7 @@ RECORDS = (
 )
 
 # Of a target, the settings that decide how a model is learned, and may need a budget.
-HOW_LEARNED = ("label-code", "label-moment", "time-head", "cox-rounds", "feature-names")
+HOW_LEARNED = ("time-head",)
 # Errors beyond so many deviations that a model states count as these.
 FOUR = 4.0
 

@@ -23,7 +23,6 @@ from fedsurrogate.common.security.registrations import Registration
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.server_app.deployment import audit_log
-from fedsurrogate.server_app.deployment.run_queue import moment
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 # As POSIX writes them, without files of zones: at any moment, the day of one of the first two is not
@@ -99,33 +98,3 @@ def test_a_key_is_over_at_its_moment_however_that_is_written(hours: float, offse
     now = datetime.now(UTC)
     ends = (now + timedelta(hours=hours)).astimezone(timezone(timedelta(hours=offset)))
     assert Registration("key", 1, ends.isoformat()).expired(now) == (ends <= now)
-
-
-# Summer time begins in Berlin on 29 March 2026 at 2, and ends on 25 October at 3.
-DAYS = st.datetimes(datetime(2026, 3, 20), datetime(2026, 11, 5))
-
-
-# Berlin has no hour 2 on one of these days, and two of them on another.
-@pytest.mark.parametrize(("where", "first"), [("Berlin", 4), ("none", 0), ("Nepal", 0)])
-def test_a_time_of_the_clock_is_the_next_one_in_summer_and_in_winter(
-    stand: Callable[[str], None], where: str, first: int
-) -> None:
-    stand(where)
-
-    @given(
-        now=DAYS, hour=st.integers(first, 23), minute=st.integers(0, 59), days=st.integers(1, 200)
-    )
-    def agree(now: datetime, hour: int, minute: int, days: int) -> None:
-        next_one = datetime.fromisoformat(moment(f"{hour}:{minute:02}", now))
-        later = (now + timedelta(days)).replace(hour=hour, minute=minute, second=0, microsecond=0)
-        at = datetime.fromisoformat(moment(later.isoformat(), now))
-        for found in (next_one, at):
-            shown = time.localtime(found.timestamp())
-            assert (shown.tm_hour, shown.tm_min) == (hour, minute)
-        assert timedelta(0) < next_one - now.astimezone() <= timedelta(hours=25)
-        assert time.localtime(at.timestamp()).tm_yday == later.timetuple().tm_yday
-        # A time with a zone is that moment.
-        elsewhere = at.astimezone(timezone(timedelta(hours=-7)))
-        assert datetime.fromisoformat(moment(elsewhere.isoformat(), now)) == at
-
-    agree()

@@ -210,7 +210,7 @@ def filled(command: Command, value: str) -> list[str]:
             continue
         text = "1" if isinstance(parameter.type, click.FloatRange | click.IntRange) else value
         words += [parameter.opts[0], text] if isinstance(parameter, click.Option) else [text]
-    return [*words, "--timeout", "0.1"] if command.name in ("watch", "tensorboard") else words
+    return [*words, "--timeout", "0.1"] if command.name == "watch" else words
 
 
 @pytest.mark.parametrize(("app", "path", "command"), LEAVES, ids=NAMES)

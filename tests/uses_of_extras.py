@@ -36,7 +36,6 @@ from fedsurrogate.server_app.export.graph import check_onnx
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from fedsurrogate.server_app.monitoring.mlflow_runs import log_to_mlflow
 from fedsurrogate.server_app.monitoring.prometheus import serve
-from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
@@ -122,7 +121,6 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxruntime", "--format onnx", lambda _: check_onnx()),
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator metrics`", _serve),
-    ("tensorboard", "`coordinator tensorboard`", write_scalars),
     ("mlflow", "`coordinator mlflow`", log_to_mlflow),
     ("matplotlib", "the plots of an evaluation", lambda _: forest({}, "AUROC", 0.5)),
     ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
@@ -138,15 +136,10 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
 @contextmanager
 def hidden(package: str) -> Iterator[None]:
     """This process as if a package were not installed, whatever has imported it before."""
-    # A module of torch holds TensorBoard from an earlier import.
-    wrapper = f"torch.utils.{package}"
-    names = {package, *(name for name in sys.modules if name.startswith((f"{package}.", wrapper)))}
+    names = {package, *(name for name in sys.modules if name.startswith(f"{package}."))}
     before = {name: sys.modules[name] for name in names if name in sys.modules}
     for name in names:
-        if name.startswith(wrapper):
-            del sys.modules[name]
-        else:
-            sys.modules[name] = None  # type: ignore[assignment]
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -116,7 +116,7 @@ class Policy(WorkLimits):
     exact_sums_at_models: bool = Field(
         False,
         description="whether what is computed at a model that the coordinator sends, such as "
-        "updates, rounds of a Cox model or decisions, may leave without noise, in a secure sum or "
+        "updates, residuals or decisions, may leave without noise, in a secure sum or "
         "not; with a model made for it, single records show",
     )
     exact_runs_may_differ: bool = Field(

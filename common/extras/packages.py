@@ -28,7 +28,6 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "prometheus_client": "monitor",
-    "tensorboard": "tensorboard",
     "mlflow": "mlflow",
     "sksurv": "survival",
     "lifelines": "survival",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import gone, heads
+from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import FEDPFT, KD
 from fedsurrogate.common.methods.generators import GENERATORS
@@ -21,6 +21,7 @@ from fedsurrogate.common.methods.synthetic_records import SYNTHETIC_RECORDS
 from fedsurrogate.common.methods.training import TRAINED
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import short
+from fedsurrogate.common.settings.gone import check_method
 from fedsurrogate.common.targets.target import Target
 
 METHODS: dict[str, Method] = {
@@ -78,7 +79,7 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
 
 def method_named(name: str) -> Method:
     """The description of a method. Raises ConfigError for a name that is not here."""
-    gone.check_method(name)
+    check_method(name)
     if name not in METHODS:
         # The sender of the settings chooses the name: looking for similar ones takes time.
         close = get_close_matches(name[:40], METHODS, n=1)

@@ -12,12 +12,11 @@ from fedsurrogate.common.methods.method import (
     Messages,
     ModelTraining,
     Plan,
-    Sizes,
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import Course, Target, TargetSum, names_of_parts
+from fedsurrogate.common.targets.target import Course, Target, TargetSum
 
 WHOLE = "fedsurrogate.strategies.targets.in_rounds:"
 
@@ -31,21 +30,16 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         course: what the target needs in each round.
         clip: of features under privacy.
     """
-    first = None if course.first is None else _fields(course.first, course.parts)
-    # Hazards are no products of features: sums of these have no bound, nor noise.
-    ranged = bool(settings.features.ranges) and course.private
+    first = None if course.first is None else _fields(course.first)
+    ranged = bool(settings.features.ranges)
     return Plan(
         kind="rounds",
         messages=Messages(
-            sends=_fields(course.each, course.parts),
-            receives=tuple(
-                Field(part, shape)
-                for name, shape in course.receives
-                for part in names_of_parts(name, course.parts)
-            ),
+            sends=_fields(course.each),
+            receives=tuple(Field(name, shape) for name, shape in course.receives),
             result=(Field("weight", "o d"), Field("bias", "o")),
             first=first,
-            symbols=partial(_sizes, len(target.outputs)),
+            symbols=partial(coded_sizes, len(target.outputs), 0),
             all_classes=True,
         ),
         combination=Combination(
@@ -99,13 +93,5 @@ def _refusal(projection: str, public: str) -> str:
     return ""
 
 
-def _sizes(outputs: int, classes: int, dimension: int, records: int) -> Sizes:
-    """B bins of time and R = B + 1 places to leave, of C = 2 B + 1 cells."""
-    bins = classes // 2
-    return {**coded_sizes(outputs, 0, classes, dimension, records), "B": bins, "R": bins + 1}
-
-
-def _fields(sums: tuple[TargetSum, ...], parts: int) -> tuple[Field, ...]:
-    return tuple(
-        field_of(name, each.shape) for each in sums for name in names_of_parts(each.name, parts)
-    )
+def _fields(sums: tuple[TargetSum, ...]) -> tuple[Field, ...]:
+    return tuple(field_of(each.name, each.shape) for each in sums)

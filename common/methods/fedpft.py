@@ -260,7 +260,7 @@ def surrogate_fields(chosen: Choices, bits: int) -> tuple[Field, ...]:
             if family == "spherical"
             else (*sums, Field("squares", "d" if family == "diag" else "t"))
         )
-    # At 8 or 4 bits the loadings have a scale for each column.
+    # At 8 bits the loadings have a scale for each column.
     loadings = (
         Field("loadings", "d r", bits=bits),
         *((Field("scales", "r", 0),) if bits < 16 else ()),

@@ -40,7 +40,7 @@ class FedPFTSettings(Section):
         description="Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where "
         "covariance is auto.",
     )
-    bits: Annotated[Literal[0, 16, 8, 4], Unit("bits")] = Field(
+    bits: Annotated[Literal[0, 16, 8], Unit("bits")] = Field(
         0,
         description="Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 "
         "where covariance is auto.",

@@ -67,17 +67,6 @@ class TargetSettings(Section):
     label_sets: Annotated[
         str, AfterValidator(_check_sets), Range("site=label,label; site=label")
     ] = Field("", description="Labels that each site annotates; empty where all annotate all.")
-    label_code: Literal["auto", "exact", "capped"] = Field(
-        "auto",
-        description="How records of labels are counted: each label for itself, or, under privacy, "
-        "with less noise, the present labels of a record together. auto: capped under privacy "
-        "where label-sets are given.",
-    )
-    label_moment: Literal["auto", "shared", "own"] = Field(
-        "auto",
-        description="Whose records a label takes its second moment from: all, or those of the sites "
-        "that annotate it, without noise. auto: own, but in secure sums only for up to four sets.",
-    )
     time_column: Name = Field(
         "", description="Column of the time to the event or to the end of observation."
     )
@@ -94,17 +83,10 @@ class TargetSettings(Section):
         description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
         "the last is four times as wide as the first.",
     )
-    time_head: Literal["auto", "cells", "residuals", "cox"] = Field(
+    time_head: Literal["auto", "cells", "residuals"] = Field(
         "auto",
-        description="How risks are learned: from cells in one round, from residuals in two, or by a "
-        "Cox model in rounds, which gives hazard ratios; auto is residuals where each site's own "
-        "sums are shown, else cells.",
-    )
-    cox_rounds: Annotated[int, Unit("rounds")] = Field(
-        0, ge=0, le=5, description="Newton steps with time-head cox, one in a round; 0 for 3."
-    )
-    feature_names: Names = Field(
-        (), description="Names of the features in their order, for hazard ratios."
+        description="How risks are learned: from cells in one round, or from residuals in two; auto "
+        "is residuals where each site's own sums are shown, else cells.",
     )
     time_unit: str = Field(
         "", max_length=40, description="Unit of the times, such as years, for people."

@@ -95,17 +95,6 @@ class Mixtures:
         )
         return Mixtures(*moved, covariance)
 
-    def log_likelihood(self, features: Tensor, labels: Tensor) -> float:
-        """Mean log-density of features under the mixture of their own class, in nats; tests use it.
-
-        Args:
-            features: (n, d).
-            labels: (n,).
-        """
-        joint = self.covariance.log_density(features, self.means) + self.weights.log()
-        own = labels[:, None] == self.labels
-        return float(joint.masked_fill(~own, -torch.inf).logsumexp(1).mean())
-
     def draw(
         self, counts: Sequence[int], streams: Sequence[torch.Generator]
     ) -> tuple[Tensor, Tensor]:

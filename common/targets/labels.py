@@ -32,8 +32,8 @@ CAPPED_SHARES = (0.06, 0.62, 0.32)
 MOST_MOMENTS = 4
 CODES = {
     "capped": "capped, with less noise, because label-sets say who annotates what",
-    "unknown": "exact, because no label-sets say who annotates what; with them, label-code = "
-    "'capped' has less noise",
+    "unknown": "exact, because no label-sets say who annotates what; with them it is capped, with "
+    "less noise",
 }
 MOMENTS = {
     "own": "own: of the sites that annotate the label, which messages have anyway",
@@ -65,7 +65,7 @@ class Labels(Target):
         capped: whether the code is the capped one.
         own: whether labels have the second moment of the sites that annotate them, not that of all.
         summed: whether the coordinator sees only the sum over all sites.
-        chosen: settings that were "auto", and what they became.
+        chosen: the code and the moment, in words, and why.
 
     Example:
         >>> labels = Labels(("edema", "fracture"))
@@ -121,7 +121,7 @@ class Labels(Target):
 
     @property
     def choices(self) -> dict[str, str]:
-        """The code that was chosen, and why."""
+        """The code under privacy, and the moment, and why."""
         return dict(self.chosen)
 
     @cached_property
@@ -210,7 +210,7 @@ class Labels(Target):
             return []
         return [
             f"{left} of {len(values)} records are not annotated for all labels of any set in "
-            "label-sets, so no label is learned from them (label-code = 'capped')"
+            "label-sets, so no label is learned from them under privacy"
         ]
 
     def of_site(self, values: Tensor, site: str) -> Tensor:
@@ -253,6 +253,10 @@ class Labels(Target):
         rare labels, so that probabilities stay those of the records.
         """
         return Objective(len(self.columns), _losses, RATES, self._answering)
+
+    def for_training(self) -> Labels:
+        """The exact code, and no moments."""
+        return replace(self, capped=False, own=False, chosen=())
 
     def _answering(self, model: Mapping[str, Tensor]) -> TrainedHead:
         return TrainedHead(self.columns, model["weight"], model["bias"], {})
@@ -302,42 +306,27 @@ def _make(settings: Settings) -> Target:
                 f"label-sets: site {site!r} annotates {others[0]!r}, which is not in label-columns"
             )
     plain = Labels(settings.label_columns, tuple(sets.items()))
-    target = _coded(plain, settings.label_code, bool(settings.epsilon))
-    target = _with_moment(target, settings)
+    target = _with_moment(
+        _coded(plain) if settings.epsilon else plain, bool(settings.epsilon), settings.secure_sum
+    )
     if settings.secure_sum and not settings.epsilon:
         _check_annotators(target, settings.colluding)
     return target
 
 
-def _coded(target: Labels, code: str, private: bool) -> Labels:
-    """With the code of the settings."""
-    if code == "capped" and not private:
-        raise ConfigError(
-            "label-code = 'capped' makes the noise smaller, and without epsilon there is none; set "
-            "epsilon and delta, or label-code = 'exact'"
-        )
-    if code != "auto" or not private:
-        return replace(target, capped=code == "capped")
-    why = ("label-code", CODES["capped" if target.sets else "unknown"])
+def _coded(target: Labels) -> Labels:
+    """With the code under privacy."""
+    why = ("label code", CODES["capped" if target.sets else "unknown"])
     return replace(target, capped=bool(target.sets), chosen=(*target.chosen, why))
 
 
-def _with_moment(target: Labels, settings: Settings) -> Labels:
-    """With the moment of the settings."""
-    moment, summed = settings.label_moment, settings.secure_sum
-    if moment == "own" and settings.epsilon:
-        raise ConfigError(
-            "label-moment = 'own' works only without noise, which would be larger in a moment for "
-            "each label set; remove epsilon, or set label-moment = 'shared'"
-        )
-    own, why = moment == "own", ""
-    if moment == "auto":
-        sets = len(target.label_sets)
-        few = "one set" if sets == 1 else "own in a sum" if sets <= MOST_MOMENTS else "many sets"
-        why = "noise" if settings.epsilon else few if summed else "own"
-        own = why in ("own", "own in a sum")
-    chosen = (*target.chosen, *((("label-moment", MOMENTS[why]),) if why else ()))
-    return replace(target, own=own, summed=summed, chosen=chosen)
+def _with_moment(target: Labels, private: bool, summed: bool) -> Labels:
+    """With the moment of the sites that annotate a label, where it costs no noise and few numbers."""
+    sets = len(target.label_sets)
+    few = "one set" if sets == 1 else "own in a sum" if sets <= MOST_MOMENTS else "many sets"
+    why = "noise" if private else few if summed else "own"
+    chosen = (*target.chosen, ("label moment", MOMENTS[why]))
+    return replace(target, own=why in ("own", "own in a sum"), summed=summed, chosen=chosen)
 
 
 def _check_annotators(target: Labels, colluding: float) -> None:
@@ -397,12 +386,11 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 LABELS = Kind(
     "labels",
-    ("label_columns", "label_sets", "label_code", "label_moment"),
+    ("label_columns", "label_sets"),
     _make,
     _answers,
     _measured,
     _metrics,
     score="auroc",
     columns=("label_columns", "label"),
-    trained={"label_code": "exact", "label_moment": "shared"},
 )

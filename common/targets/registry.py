@@ -50,4 +50,4 @@ def target_of(settings: Settings, trains: bool = False) -> Target | None:
                 f"{key.replace('_', '-')} = {short(str(given))} is for methods that learn from sums, "
                 f"not method = {settings.method!r}; remove it"
             )
-    return own.make(settings.model_copy(update=own.trained))
+    return own.make(settings.model_copy(update=own.trained)).for_training()

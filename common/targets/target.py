@@ -87,20 +87,6 @@ def sums_of_counts(
     )
 
 
-def names_of_parts(name: str, parts: int) -> tuple[str, ...]:
-    """The names of the tensors whose sum is one tensor.
-
-    Args:
-        name: of the whole.
-        parts: their number.
-
-    Example:
-        >>> names_of_parts("beta", 3)
-        ('beta', 'beta+1', 'beta+2')
-    """
-    return (name, *(f"{name}+{number}" for number in range(1, parts)))
-
-
 @dataclass(frozen=True)
 class Course:
     """What sites send where a target is learned in several rounds.
@@ -111,12 +97,10 @@ class Course:
         first: those of the first round, if others; shares are parts of its own budget.
         first_share: part of the whole budget that the first round has.
         receives: what sites receive in a round: a name, and a symbol for each axis as in
-            `TargetSum`; B bins, R = B + 1.
-        parts: a number travels as the sum of so many numbers of 16 bits.
+            `TargetSum`.
         site: "module:function" at the site, which makes its message.
         site_sums: "module:function" at the site, which makes the sums for a secure sum.
         steps: "module:class" at the coordinator: its half of the rounds, without messages.
-        private: whether the sums can have noise.
     """
 
     rounds: int
@@ -127,8 +111,6 @@ class Course:
     steps: str
     first: tuple[TargetSum, ...] | None = None
     first_share: float = 0.0
-    parts: int = 1
-    private: bool = False
 
 
 class Target(ABC):
@@ -289,8 +271,12 @@ class Target(ABC):
 
     @property
     def choices(self) -> dict[str, str]:
-        """Settings that were "auto", by name: what they became, and why, for people."""
+        """What follows from the settings, by name: what it became, and why, for people."""
         return {}
+
+    def for_training(self) -> Target:
+        """The target where sites train a model in rounds, in place of sending sums."""
+        return self
 
     def fewest(self, sites: Collection[str] | None = None) -> tuple[str, int] | None:
         """What of the code, or which of it together, fewest sites know of their records, and their

@@ -21,7 +21,7 @@ from fedsurrogate.common.targets.target import (
     TargetSum,
     sums_of_counts,
 )
-from fedsurrogate.common.targets.time_rounds import cox_course, residual_course
+from fedsurrogate.common.targets.time_rounds import residual_course
 
 # The hazards of all records add up to their events, and each adds less than itself to the second
 # derivative, which so is below one.
@@ -34,9 +34,8 @@ MOST_ALIKE = 0.95
 BINS, PRIVATE_BINS, WIDENING = 20, 10, 4.0
 # Digits of an edge, as people read it.
 DIGITS = 3
-# Ways to learn risks: from cells in one round, from residuals in two, or by Newton's steps of a Cox
-# model, of which there are usually three.
-HEADS, USUAL_STEPS = ("cells", "residuals", "cox"), 3
+# Ways to learn risks: from cells in one round, or from residuals in two.
+HEADS = ("cells", "residuals")
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,7 @@ class Time(Target):
         columns: of time and event.
         edges: of the B bins, (B + 1,), from 0 to the horizon.
         unit: of the times.
-        head: how risks are learned: "cells", "residuals" or "cox".
-        steps: Newton steps of "cox".
-        names: of the features, for hazard ratios.
+        head: how risks are learned: "cells" or "residuals".
 
     Example:
         >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
@@ -65,8 +62,6 @@ class Time(Target):
     edges: tuple[float, ...]
     unit: str = ""
     head: str = "cells"
-    steps: int = 0
-    names: tuple[str, ...] = ()
     name = "time"
     divides = True
 
@@ -103,14 +98,13 @@ class Time(Target):
     @property
     def public(self) -> dict[str, object]:
         """Columns, edges and unit; and how risks are learned, if not from cells."""
-        usual = {
+        usual: dict[str, object] = {
             "name": self.name,
             "columns": list(self.columns),
             "edges": list(self.edges),
             "unit": self.unit,
         }
-        in_rounds = {"head": self.head, "steps": self.steps, "names": list(self.names)}
-        return usual | ({} if self.head == HEADS[0] else in_rounds)
+        return usual | ({} if self.head == HEADS[0] else {"head": self.head})
 
     @property
     def title(self) -> str:
@@ -124,10 +118,8 @@ class Time(Target):
         return sums_of_counts(1.0, private)
 
     def course(self, private: bool) -> Course | None:
-        """Two rounds with residuals, or those of Newton's steps."""
-        if self.head == HEADS[0]:
-            return None
-        return cox_course(self.steps) if self.steps else residual_course(private)
+        """Two rounds with residuals."""
+        return None if self.head == HEADS[0] else residual_course(private)
 
     def cells(self, values: Tensor) -> Tensor:
         """The cell of each record, (n,), int64."""
@@ -290,18 +282,7 @@ def _make(settings: Settings) -> Target:
         if settings.bins
         else usual_edges(settings.horizon, bool(settings.epsilon))
     )
-    steps = (settings.cox_rounds or USUAL_STEPS) if head == HEADS[2] else 0
-    if settings.cox_rounds and not steps:
-        raise ConfigError(
-            f"cox-rounds = {settings.cox_rounds} is for time-head = 'cox', not {head!r}; remove it"
-        )
-    if settings.epsilon and steps:
-        raise ConfigError(
-            "time-head = 'cox' has no noise: each of its rounds would need a part of epsilon for "
-            "B (d + 1) + d (d + 1) / 2 numbers, and steps from noisy sums do not converge; set "
-            "time-head = 'residuals', or remove epsilon"
-        )
-    return Time(columns, edges, settings.time_unit, head, steps, settings.feature_names)
+    return Time(columns, edges, settings.time_unit, head)
 
 
 def _answers(facts: Facts, outputs: tuple[str, ...], scores: Tensor) -> dict[str, Tensor]:
@@ -347,10 +328,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 TIME = Kind(
     "time",
-    (
-        *("time_column", "event_column", "horizon", "bins", "time_unit"),
-        *("time_head", "cox_rounds", "feature_names"),
-    ),
+    ("time_column", "event_column", "horizon", "bins", "time_unit", "time_head"),
     _make,
     _answers,
     _measured,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,20 +15,11 @@ from fedsurrogate.common.targets.target import (
     SUMS,
     TOTALS,
     Course,
-    Facts,
     TargetSum,
 )
 
-# What sites receive: the value of each cell; or weights beta of the features with the score of a mean
-# record, and the hazard of each bin.
-VALUES, BETA, OFFSET, HAZARD = "values", "beta", "offset", "hazard"
-# What sites send besides: sums of z over events; of exp(beta z), of exp(beta z) z, both by the bin
-# in which a record leaves; and of exp(beta z) H z z' with the hazard H that it has had.
-EVENT_SUMS, WEIGHTS, FIRST, SECOND = "event-sums", "weights", "first", "second"
-# The largest |beta z| of a record, relative to a mean record, that a site computes with.
-LARGEST_SCORE = 12.0
-# Half of a 95 % interval, in standard errors.
-NORMAL = 1.959963984540054
+# What sites receive: the value of each cell.
+VALUES = "values"
 AT_SITE = "fedsurrogate.client_app.methods"
 AT_COORDINATOR = "fedsurrogate.strategies.targets"
 
@@ -60,30 +50,6 @@ def residual_course(private: bool) -> Course:
         site=f"{AT_SITE}.residual_rounds:released_round",
         site_sums=f"{AT_SITE}.residual_rounds:round_sums",
         steps=f"{AT_COORDINATOR}.residual_steps:ResidualSteps",
-        private=True,
-    )
-
-
-def cox_course(steps: int) -> Course:
-    """Newton's steps, each from sums at the point that the step before has reached.
-
-    Args:
-        steps: their number.
-    """
-    return Course(
-        rounds=steps,
-        each=(
-            TargetSum(CODE, "C", 0, 1.0, 0.0, whole=True),
-            TargetSum(EVENT_SUMS, "d", 1, 1.0, 0.0),
-            TargetSum(WEIGHTS, "R", 1, 1.0, 0.0),
-            TargetSum(FIRST, "R d", 1, 1.0, 0.0),
-            TargetSum(SECOND, "T", 2, 1.0, 0.0),
-        ),
-        receives=((BETA, "d"), (OFFSET, "1"), (HAZARD, "B")),
-        parts=3,
-        site=f"{AT_SITE}.cox_rounds:released_round",
-        site_sums=f"{AT_SITE}.cox_rounds:round_sums",
-        steps=f"{AT_COORDINATOR}.cox_steps:CoxSteps",
     )
 
 
@@ -140,35 +106,3 @@ def merged_cells(counts: Tensor, least: int) -> Tensor:
     events = merged_places(counts[:bins].tolist(), least)
     others = merged_places(counts[bins:].tolist(), least)
     return torch.tensor([*events, *(each + bins if each >= 0 else -1 for each in others)])
-
-
-def hazard_ratios(facts: Facts) -> list[dict[str, str | float]]:
-    """Hazard ratios of the features, with their 95 % intervals.
-
-    Args:
-        facts: of a model; those of another target or head have none.
-
-    Returns:
-        Name, ratio, low and high of each feature, in their order.
-
-    Example:
-        >>> (row,) = hazard_ratios({"log-hazards": [[0.0, 0.5]], "names": ["age"]})
-        >>> row["name"], row["ratio"], round(row["high"], 3)
-        ('age', 1.0, 2.664)
-    """
-    pairs = facts.get("log-hazards", [])
-    names = facts.get("names") or [f"feature {number + 1}" for number in range(len(pairs))]
-    return [
-        {
-            "name": str(name),
-            "ratio": _exp(log),
-            "low": _exp(log - NORMAL * error),
-            "high": _exp(log + NORMAL * error),
-        }
-        for name, (log, error) in zip(names, pairs, strict=False)
-    ]
-
-
-def _exp(value: float) -> float:
-    # What overflows is no number in JSON.
-    return math.exp(min(max(value, -700.0), 700.0))

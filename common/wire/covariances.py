@@ -1,4 +1,4 @@
-"""Covariances as 16-bit numbers, and loadings at 8 or 4 bits."""
+"""Covariances as 16-bit numbers, and loadings at 8 bits."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def pack_covariance(
 
     Args:
         covariance: of M components in d dimensions.
-        bits: of a loading of a low-rank factor. At 8 or 4, the variances make up for the rounding
+        bits: of a loading of a low-rank factor. At 8, the variances make up for the rounding
             of the loadings, so that the total variance of every dimension stays.
 
     Returns:
-        The tables, and the loadings at 8 or 4 bits; None for other loadings.
+        The tables, and the loadings at 8 bits; None for other loadings.
     """
     match covariance:
         case Spherical() | Diagonal():
             return [pack(covariance.variances, logarithm=True)], None
         case LowRank() if bits < 16:
-            levels = pack_levels(covariance.factor, bits)
+            levels = pack_levels(covariance.factor)
             missing = covariance.factor.square().sum(1) - unpack_levels(
                 levels, covariance.factor.shape
             ).square().sum(1)

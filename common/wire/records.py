@@ -55,7 +55,7 @@ def pack_surrogate(surrogate: AnySurrogate, bits: int = 16) -> bytes:
 
     Args:
         surrogate: of a site.
-        bits: of a loading, 16, 8 or 4.
+        bits: of a loading, 16 or 8.
     """
     message = pb.Surrogate(header=pack_header(surrogate.header), claim=pack_claim(surrogate.claim))
     if isinstance(surrogate, SumsSurrogate):

@@ -195,24 +195,6 @@ def pack_total(
     return canonical(message)
 
 
-def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechanism | None]:
-    """Parse a sum of `pack_total`, to check a run folder; the coordinator only writes it.
-
-    Returns:
-        Header, sites, sum and claim.
-
-    Raises:
-        SurrogateError: for bytes of no sum.
-    """
-    message = pb.SumTotal()
-    parse(message, payload)
-    if len(message.numbers) % 4:
-        raise SurrogateError(f"a sum of {len(message.numbers)} bytes, which are no whole numbers")
-    claim = unpack_claim(message.claim) if message.HasField("claim") else None
-    sites = distinct_names(message.sites, "site")
-    return unpack_header(message.header), sites, unpack_words(message.numbers), claim
-
-
 def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = None) -> bytes:
     """The sites in a sum, and signatures of this list.
 

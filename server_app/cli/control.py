@@ -12,10 +12,8 @@ from fedsurrogate.common.command_line import RunSettings, console, stderr_consol
 from fedsurrogate.server_app.cli.options import MetricsAsJson, Preset
 from fedsurrogate.server_app.cli.proposals import (
     ProposalFile,
-    check_all_signed,
     check_run_signed,
     keys_of,
-    put_into_queue,
     settings_of,
 )
 
@@ -180,13 +178,6 @@ def run(
     proposal: ProposalFile = None,
     control: Control = "",
     root_certificates: Authority = None,
-    queue: Annotated[
-        bool, typer.Option("--queue", help="Do not start it now: put it into the queue.")
-    ] = False,
-    at: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="With --queue: when it may start, such as 22:00."),
-    ] = "",
     as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
@@ -216,12 +207,6 @@ def run(
     if proposed:
         overrides["approval"] = proposed["approval"]
     config = parse_run(overrides)
-    if at and not queue:
-        raise typer.BadParameter("needs --queue", param_hint="--at")
-    if queue:
-        check_all_signed(proposal, [*given, *preset_settings(preset)])
-        put_into_queue(overrides, proposal, Path(config.settings.output_dir), at)
-        return
     check_connection(control, root_certificates)
     overrides = with_map_digest(overrides) if is_loopback(control) else overrides
     check_run_signed(overrides, root_certificates)

@@ -28,15 +28,15 @@ from fedsurrogate.server_app.cli.certs import certs
 from fedsurrogate.server_app.cli.control import app as run_app
 from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
 from fedsurrogate.server_app.cli.enrol import enrol
+from fedsurrogate.server_app.cli.gone import GONE
 from fedsurrogate.server_app.cli.kit import kit
 from fedsurrogate.server_app.cli.model import evaluate, export, survey
-from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, tensorboard, watch
+from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, watch
 from fedsurrogate.server_app.cli.offline import exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
 from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
 from fedsurrogate.server_app.cli.proposals import approve, approver, propose
 from fedsurrogate.server_app.cli.public_map import public_map
-from fedsurrogate.server_app.cli.queue import queue
 from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
 from fedsurrogate.server_app.cli.sample_data import sample_data
 from fedsurrogate.server_app.cli.settings import preset as show_preset
@@ -61,7 +61,8 @@ BASELINES = {
     "average": "average of heads",
 }
 app = new_app(
-    "The coordinator of a federation: simulate, plan, run and watch runs, and read their results."
+    "The coordinator of a federation: simulate, plan, run and watch runs, and read their results.",
+    gone=GONE,
 )
 
 
@@ -273,13 +274,11 @@ for command in (
     approver,
     audit_log,
     run,
-    queue,
     runs,
     attach,
     stop,
     watch,
     metrics,
-    tensorboard,
     mlflow,
     show_key,
     request,

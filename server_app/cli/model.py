@@ -289,19 +289,13 @@ class Format(StrEnum):
 
     fedsurrogate = "fedsurrogate"
     onnx = "onnx"
-    torchscript = "torchscript"
-    torch_export = "torch-export"
     card = "card"
-    rocrate = "rocrate"
 
 
 ENDINGS = {
     Format.fedsurrogate: ".fedsurrogate",
     Format.onnx: ".onnx",
-    Format.torchscript: ".pt",
-    Format.torch_export: ".pt2",
     Format.card: ".md",
-    Format.rocrate: ".zip",
 }
 
 
@@ -321,8 +315,7 @@ def export(
         typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
     ] = None,
 ) -> None:
-    """Write a run's model: signed file for sites, graph (ONNX, TorchScript, torch.export), model
-    card, or research object.
+    """Write a run's model: signed file for sites, graph (ONNX), or model card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
@@ -346,18 +339,14 @@ def export(
         from fedsurrogate.server_app.export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")
-    elif format_ is Format.rocrate:
-        from fedsurrogate.server_app.export.research_object import write_research_object
-
-        write_research_object(model, run, file)
     else:
         from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
         from fedsurrogate.server_app.export.model_card import model_card
 
-        if format_ is Format.onnx:
-            check_onnx()
+        # Before a network is built.
+        check_onnx()
         graph = graph_of(model, weights_path or _weights(run))
-        apart = write_graph(graph, format_.value, file)
+        apart = write_graph(graph, file)
         console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The `coordinator watch`, `metrics`, `tensorboard` and `mlflow` commands: they monitor and log runs."""
+"""The `coordinator watch`, `metrics` and `mlflow` commands: they monitor and log runs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def watch(
     """Watch a run until it ends: rounds, accuracy, the state of every site.
 
     Waits until a run begins if there is none yet. Reads files only, so it can be started and
-    stopped at any time. If the output is not a terminal, it prints a line for every event. Exits
-    with 0 when the run succeeded (with --once: has not failed), with 1 when it failed or --timeout
-    has passed.
+    stopped at any time. Prints a line for every event, then the state. Exits with 0 when the run
+    succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
     """
     from fedsurrogate.server_app.monitoring.watch import show_once, watch_json
     from fedsurrogate.server_app.monitoring.watch import watch as show
@@ -97,16 +96,15 @@ def metrics(
 ) -> None:
     """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 
-    Reads the run folders and the queue at each request. Needs the extra `monitor`. Of a
+    Reads the run folders at each request. Needs the extra `monitor`. Of a
     SuperLink with TLS, and for names of sites, it takes FEDSURROGATE_ROOT_CERTIFICATES and
     FEDSURROGATE_REGISTERED, as `coordinator sites` does.
     """
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
     from fedsurrogate.server_app.monitoring.prometheus import serve
-    from fedsurrogate.server_app.monitoring.queue_metrics import QueueCollector
 
     more: list[Collector] = [MachineCollector(certificate or (), {"runs": runs})]
-    more += [QueueCollector(runs, _rules()), *_of_superlink(superlink)]
+    more += _of_superlink(superlink)
     with serve(runs, host, port, newest, exposed, more) as url:
         console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
@@ -116,25 +114,6 @@ def metrics(
             )
             stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
-
-
-def tensorboard(
-    run: Run,
-    logdir: Annotated[
-        Path | None,
-        typer.Option(help="Write into LOGDIR/<name of the run>; default: RUN/tensorboard."),
-    ] = None,
-    timeout: Timeout = 0.0,
-) -> None:
-    """Write a run's scalars for TensorBoard: accuracy, bytes and epsilon per round, seconds per
-    site.
-
-    Follows an active run to its end. Replaces files from an earlier call for the same run. Needs
-    the extra `tensorboard`. Prints the folder to give to `tensorboard --logdir`.
-    """
-    from fedsurrogate.server_app.monitoring.tensorboard import write_scalars
-
-    console.print(str(write_scalars(run, logdir, timeout)), soft_wrap=True)
 
 
 def mlflow(
@@ -164,21 +143,6 @@ def mlflow(
 
     for run in log_to_mlflow(what, Place(store, experiment)):
         console.print(run, soft_wrap=True)
-
-
-def _rules() -> Path | None:
-    """Folder of the federation's rules, which lie next to the table of sites; None where no variable
-    names either.
-    """
-    import os
-
-    from fedsurrogate.common.security.registrations import VARIABLE
-    from fedsurrogate.server_app.deployment.supernodes import table_file
-
-    authority = os.environ.get("FEDSURROGATE_ROOT_CERTIFICATES")
-    if not (authority or os.environ.get(VARIABLE)):
-        return None
-    return table_file(Path(authority or ".").parent).parent
 
 
 def _of_superlink(address: str) -> list[LinkCollector]:

@@ -15,7 +15,7 @@ from fedsurrogate.common.command_line import RunSettings, console
 from fedsurrogate.server_app.cli.options import Preset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from fedsurrogate.common.security.proposals import Action, Proposal
     from fedsurrogate.common.settings.flat import Scalar
@@ -100,9 +100,12 @@ def write_proposal(
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+    from fedsurrogate.server_app.lifecycle.before_start import own_folders, with_map_digest
 
     if action == "run":
-        content = with_own_folder(content)
+        # Another process starts it later, perhaps in another folder.
+        own = own_folders("", str(content.get("resume", "")))
+        content = with_map_digest({**content, **own}, chosen=True)
     proposal = Proposal.fresh(action, content, purpose, days)
     # Before it is signed: settings that do not agree are refused here.
     proposal.digest()
@@ -266,63 +269,3 @@ def approver(
     if len(private) != SEED_BYTES:
         raise ConfigError(f"{file} is there, and is no key of `coordinator approver`")
     print(f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public_key(private).hex())}")
-
-
-def check_all_signed(proposal: Path | None, given: Sequence[str]) -> None:
-    """Raise ConfigError for settings next to a proposal for the queue, which starts what it has signed.
-
-    Args:
-        proposal: its file; None without one.
-        given: keys of the other settings.
-    """
-    from fedsurrogate.common.errors import ConfigError
-
-    if proposal is not None and given:
-        raise ConfigError(
-            f"{given[0]}: the queue starts a proposal with the settings that people sign in "
-            f"{proposal}; leave it out, or propose it with {given[0]}"
-        )
-
-
-def with_own_folder(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Settings of a run with `resume` as the folder that it is here, and the digest of its public
-    map: another process starts it later.
-    """
-    from fedsurrogate.server_app.lifecycle.before_start import own_folders, with_map_digest
-
-    own = own_folders("", str(settings.get("resume", "")))
-    return with_map_digest({**settings, **own}, chosen=True)
-
-
-def put_into_queue(
-    settings: Mapping[str, Scalar], proposal: Path | None, output: Path, at: str
-) -> None:
-    """Put a run into the queue, and print how to go on.
-
-    Args:
-        settings: of the run, flat, if there is no proposal.
-        proposal: a file of `coordinator propose`; None makes a proposal.
-        output: folder of all runs.
-        at: when it may start, as a person types it; empty: at once.
-    """
-    from datetime import datetime
-
-    from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_proposal
-    from fedsurrogate.server_app.deployment import run_queue
-
-    signed = (
-        read_proposal(proposal)
-        if proposal
-        else SignedProposal(
-            Proposal.fresh("run", with_own_folder(settings), "queued by the coordinator", 30)
-        )
-    )
-    # By this machine's clock, whose offset may be another at that moment.
-    after = run_queue.moment(at, datetime.now()) if at else ""  # noqa: DTZ005
-    file = run_queue.add(output, signed, after)
-    when = f", not before {after[:16].replace('T', ' ')}" if after else ""
-    console.print(
-        f"queued as {signed.proposal.id[:8]}{when}; `coordinator queue --serve` starts it, and "
-        f"`coordinator approve {file}` signs it",
-        soft_wrap=True,
-    )

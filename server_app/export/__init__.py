@@ -1,1 +1,1 @@
-"""The learned model in other formats: one graph for inference, a model card, a research object."""
+"""The learned model in other formats: one graph for inference, a model card."""

@@ -1,6 +1,4 @@
-"""Normalisation, backbone and head of a run as one module, written as TorchScript, torch.export or
-ONNX.
-"""
+"""Normalisation, backbone and head of a run as one module, written as ONNX."""
 
 from __future__ import annotations
 
@@ -165,13 +163,12 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     )
 
 
-def write_graph(graph: Graph, kind: str, file: Path) -> float:
-    """Write a graph, read it again, and compare it on new images of another number.
+def write_graph(graph: Graph, file: Path) -> float:
+    """Write a graph as ONNX, read it again, and compare it on new images of another number.
 
     Args:
         graph: the module, with example images.
-        kind: "torchscript", "torch-export" or "onnx".
-        file: to write. Above `ONE_FILE` bytes, ONNX weights are in `<file>.data`.
+        file: to write. Above `ONE_FILE` bytes, weights are in `<file>.data`.
 
     Returns:
         The largest difference of an answer, as in `TOLERANCE`.
@@ -181,21 +178,19 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
         RunError: the written graph gives other answers, or none that are numbers. After any error
             its files are removed.
     """
-    if kind == ONNX:
-        check_onnx()
+    check_onnx()
     generator = torch.Generator().manual_seed(1)
     images = (255 * torch.rand(CHECKED, *graph.examples.shape[1:], generator=generator)).round()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run = WRITERS[kind](graph, file)
+            run = _onnx(graph, file)
             wanted, actual = graph.module(images), torch.as_tensor(run(images))
         apart = float(((wanted - actual).abs() / wanted.abs().amax(0).clamp_min(1)).max())
         # Also where an answer is no number.
         if not apart <= TOLERANCE:
             raise RunError(
-                f"the {kind} graph gives answers that differ by {apart:.2g}; allowed is "
-                f"{TOLERANCE:g}"
+                f"the graph gives answers that differ by {apart:.2g}; allowed is {TOLERANCE:g}"
             )
     except BaseException:
         # A graph that was not compared must not be taken for one that was.
@@ -208,24 +203,7 @@ def write_graph(graph: Graph, kind: str, file: Path) -> float:
 def check_onnx() -> None:
     """Raise PackageError if a package for ONNX is missing."""
     for package in PACKAGES:
-        check_installed(package, "--format onnx", "use --format torchscript")
-
-
-def _torchscript(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
-    traced = torch.jit.trace(graph.module, graph.examples, check_trace=False)  # type: ignore[no-untyped-call]
-    traced.save(str(file))
-    loaded: Callable[[Tensor], Any] = torch.jit.load(str(file))  # type: ignore[no-untyped-call]
-    return loaded
-
-
-def _torch_export(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    program = torch.export.export(
-        graph.module, (graph.examples,), dynamic_shapes={"images": {0: batch}}
-    )
-    torch.export.save(program, file)
-    loaded: Callable[[Tensor], Any] = torch.export.load(file).module()
-    return loaded
+        check_installed(package, "--format onnx")
 
 
 def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
@@ -246,10 +224,3 @@ def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
         return np.asarray(session.run(None, {"images": images.numpy().astype(np.float32)})[0])
 
     return run
-
-
-WRITERS: dict[str, Callable[[Graph, Path], Callable[[Tensor], Any]]] = {
-    "torchscript": _torchscript,
-    "torch-export": _torch_export,
-    ONNX: _onnx,
-}

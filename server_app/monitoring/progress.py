@@ -54,5 +54,4 @@ class Progress:
         """The run in a phrase, for a line that is replaced: its progress, or its last event."""
         if self.state.planned > 1 and self.state.done:
             return progress_line(self.state)
-        last = str(self.state.recent[-1].get("event")) if self.state.recent else "starting"
-        return f"{last} ..."
+        return f"{self.state.newest or 'starting'} ..."

@@ -1,4 +1,4 @@
-"""Watch a run until it ends: as a live view, as lines, or as JSON."""
+"""Watch a run until it ends: as lines, or as JSON."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.server_app.monitoring.following import await_run, follow, look
-from fedsurrogate.server_app.monitoring.watch_view import elapsed, summary, view
+from fedsurrogate.server_app.monitoring.watch_view import elapsed, site_lines, summary
 from fedsurrogate.server_app.runs.json_values import Json
 from fedsurrogate.server_app.runs.reader import LiveRun, find_run
 from fedsurrogate.server_app.runs.state import RunState, event_line
 
 
 def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Show a run until it ends: as a live view if the console is a terminal, else as a line for
-    every event.
+    """Show a run until it ends: a line for every event, then its state.
 
     Args:
         path: as for `await_run`.
@@ -35,14 +33,12 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
     Raises:
         RunError: there is no run.
     """
-    if not console.is_terminal:
-        return _lines(LiveRun(await_run(path, known, timeout)), console, timeout)
-    with console.status("waiting for a run to begin"):
-        run = LiveRun(await_run(path, known, timeout))
-    look(run)
-    with Live(view(run, console.height), console=console, auto_refresh=False) as live:
-        for _ in follow(run, timeout):
-            live.update(view(run, console.height), refresh=True)
+    run = LiveRun(await_run(path, known, timeout))
+    for events in follow(run, timeout):
+        for event in events:
+            _print(console, event_line(event))
+        sys.stdout.flush()
+    _print(console, *summary(run), str(run.folder))
     return run.state.status == "ok"
 
 
@@ -89,7 +85,7 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
     if as_json:
         print(json.dumps(_facts(run.state) | {"folder": str(folder)}))
     else:
-        console.print(view(run))
+        _print(console, *summary(run), *site_lines(run.state), str(run.folder))
     return run.state.status in ("ok", "running")
 
 
@@ -115,11 +111,6 @@ def _facts(state: RunState) -> Json:
     return {key: getattr(state, key) for key in keys} | ends | {"sites": sites}
 
 
-def _lines(run: LiveRun, console: Console, timeout: float) -> bool:
-    for events in follow(run, timeout):
-        for event in events:
-            console.print(Text(event_line(event)), soft_wrap=True)
-        sys.stdout.flush()
-    for line in (*summary(run), str(run.folder)):
+def _print(console: Console, *lines: str) -> None:
+    for line in lines:
         console.print(Text(line), soft_wrap=True)
-    return run.state.status == "ok"

@@ -19,7 +19,6 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import flatten
 from fedsurrogate.server_app.report.comparison import compared, comparison_table, of_other_records
 from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
-from fedsurrogate.server_app.report.hazard_ratios import ratios_view
 from fedsurrogate.server_app.report.layout import layout
 from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
@@ -133,7 +132,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["map"] = (drawn_map(site_map),)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
-    ratios = ratios_view(run)
     tables, warned = _tables(run), warnings_of(run)
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])
@@ -160,8 +158,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "measures": (measures := measures_view(run)),
         "quality": quality_view(run),
-        "ratios": ratios,
-        "ratio_picture": trusted(ratios.picture) if ratios else "",
         "warnings": warned,
         "data": data_of(run),
         "counts": counts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsurrogate.common.targets.measures import IN_WORDS
@@ -20,7 +19,7 @@ class MeasuresView:
         rows: whose test records, which answer, and a text for each column.
         score: the measure that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
             empty if it is not known.
-        choices: settings of the target that were "auto", with what they became, and why.
+        choices: what a target chose, and why.
     """
 
     names: tuple[str, ...]
@@ -58,14 +57,14 @@ def measures_view(run: RunFolder) -> MeasuresView | None:
         ""
         if kind is None
         else _score(kind.score, [own[kind.score] for own in together if kind.score in own]),
-        () if kind is None else _choices(run, kind.settings),
+        _choices(run),
     )
 
 
-def _choices(run: RunFolder, settings: Sequence[str]) -> tuple[str, ...]:
+def _choices(run: RunFolder) -> tuple[str, ...]:
     learning = as_table(run.metrics.get("learning"))
-    keys = [name.replace("_", "-") for name in settings]
-    return tuple(f"{key} = {learning[key]}" for key in keys if isinstance(learning.get(key), str))
+    found = ((key, learning.get(key)) for key in ("label code", "label moment"))
+    return tuple(f"{key}: {value}" for key, value in found if isinstance(value, str))
 
 
 def _text(value: float | None) -> str:

@@ -24,13 +24,14 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
         folder: the run folder.
 
     Returns:
-        The map; None for a run that has none, or whose surrogates are of another kind.
+        The map; None for a run with privacy, whose noise sets random sites apart, for one that has
+        none, or whose surrogates are of another kind.
     """
     if not 2 <= len(list((folder / "surrogates").glob("*.pb"))) <= MOST_SITES:
         return None
     try:
         config = settings_of_run(folder)
-        if not config.plan.combination.stored or config.plan.kind != "one-shot":
+        if config.private or not config.plan.combination.stored or config.plan.kind != "one-shot":
             return None
         strategy = stored_strategy(config)(config)
         surrogates = strategy.in_one_frame(
@@ -39,7 +40,6 @@ def site_map_of(run: RunFolder, folder: Path) -> SiteMap | None:
     except (FedSurrogateError, ValueError, TypeError):
         # A report of a damaged folder leaves the picture out.
         return None
-    # Noise sets random sites apart.
     kept = [each for each in surrogates if isinstance(each, Surrogate)]
     kinds = {(each.dimension, each.header.fingerprint) for each in kept}
     if len(kept) < 2 or len(kinds) > 1 or kept[0].dimension > LARGEST_DIMENSION:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsurrogate.common.escapes import csv_text
-from fedsurrogate.server_app.report.hazard_ratios import rows_of
 from fedsurrogate.server_app.report.quality_view import recorded_quality
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
@@ -79,7 +78,6 @@ def tables_of(
         ],
         "measures": _measures(run),
         "quality": _quality(run),
-        "hazard_ratios": [("feature", "ratio", "low", "high"), *rows_of(run)],
         "rounds": _steps(run),
         "privacy": [
             (

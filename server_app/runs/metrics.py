@@ -7,11 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedsurrogate.common.methods.method import Plan
-from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.measures import added, metrics_of
-from fedsurrogate.common.targets.time_rounds import hazard_ratios
 from fedsurrogate.server_app.runs.card import UNKNOWN, run_card
 from fedsurrogate.server_app.runs.json_values import as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
@@ -109,9 +106,6 @@ def make_metrics(
         metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
     metrics |= _measures(outcome)
-    target = "" if outcome.model is None else target_of_model(outcome.model)
-    if ratios := hazard_ratios(facts := facts_of(target)):
-        metrics |= {"hazard_ratios": ratios, "converged": bool(facts.get("converged"))}
     optional = {
         "learning": outcome.learning,
         "parameters": outcome.parameters,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,7 +29,6 @@ FATE_OF: dict[str, Fate] = {
 }
 # Events that show the outcome of a request to a site, for the report.
 OUTCOMES = ("absent", "invited", "replied", "rejected", "dropped", "late")
-SHOWN_EVENTS = 8
 # Fields of an event that are too long for a line, or shown elsewhere in it.
 NOT_SHOWN = ("time", "event", "counts", "parts", "radii")
 # Fields of an event that are shown with a unit. In a comparison every number is an accuracy.
@@ -107,8 +106,7 @@ class RunState:
         planned: number of steps of the whole run.
         invited: number of invited sites.
         sites: by name.
-        accuracies: of the model after each step, in [0, 1].
-        accuracy: the newest, on all test data or, without those, the mean over the sites.
+        accuracy: of the newest model, in [0, 1], on all test data or, without those, the mean over the sites.
         epsilon: spent so far.
         bytes_down: known after the end.
         seconds: total of the run, known after the end.
@@ -119,7 +117,7 @@ class RunState:
         begun: time at which the steps began (again, after `resumed` of them).
         stepped: time at which the newest step was done.
         resumed: number of steps that an earlier run had done.
-        recent: the newest events, at most `SHOWN_EVENTS`.
+        newest: the name of the newest event; empty before the first.
 
     Example:
         >>> state = RunState()
@@ -141,7 +139,6 @@ class RunState:
     planned: int = 1
     invited: int = 0
     sites: dict[str, SiteState] = field(default_factory=dict)
-    accuracies: list[float] = field(default_factory=list)
     accuracy: float | None = None
     epsilon: float | None = None
     bytes_down: float | None = None
@@ -153,13 +150,13 @@ class RunState:
     begun: datetime | None = None
     stepped: datetime | None = None
     resumed: int = 0
-    recent: deque[Json] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
+    newest: str = ""
     _ended: Json = field(default_factory=dict, repr=False)
 
     def take(self, event: Json) -> None:
         """Update the state with the next event."""
         kind = str(event.get("event"))
-        self.recent.append(event)
+        self.newest = kind
         done = self.done
         if (at_ := when(event)) is not None:
             self.first, self.last = self.first or at_, at_
@@ -213,8 +210,6 @@ class RunState:
             self.done += 1
         elif kind == "learned":
             self.done = self.planned
-        if kind in ("round", "replied") and accuracy is not None:
-            self.accuracies.append(accuracy)
         if kind in ("round", "replied", "compared") and accuracy is not None:
             self.accuracy = accuracy
 
@@ -302,13 +297,6 @@ class RunState:
             fate: int(as_number(counted.get(fate)) or 0) if counted else by_fate[fate]
             for fate in FATES
         }
-
-    @property
-    def replied(self) -> int:
-        """Return how many sites have replied in the current step."""
-        return sum(
-            site.fate == "used" and site.step in (0, self.done + 1) for site in self.sites.values()
-        )
 
 
 def state_of(events: Iterable[Json]) -> RunState:

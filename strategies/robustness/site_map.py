@@ -1,8 +1,7 @@
 """A map of the sites: how far apart their surrogates are, class by class, and which class a site's
 class resembles.
 
-It uses what the sites have released and nothing else, so under differential privacy it costs no
-further privacy.
+It uses what the sites have released without noise, and nothing else: noise sets random sites apart.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, class_order
+from fedsurrogate.common.surrogates.surrogates import Surrogate, class_order
 
 # Directions in which distances are measured: those in which class means differ most.
 DIRECTIONS = 8
@@ -29,9 +27,6 @@ MOST_SITES, MOST_CLASSES = 60, 50
 # A site is odd if its distance to the others (`_apart`) is so many times the median site's, and at
 # least so large.
 ODD, LEAST = 2.0, 0.5
-# Standard deviations of privacy noise beyond which a difference is not noise; many sites and
-# classes are compared.
-DEVIATIONS = 4.0
 
 
 @dataclass(frozen=True)
@@ -72,27 +67,23 @@ class SiteMap:
 @dataclass(frozen=True)
 class _Moments:
     """Of a site's classes: means (C, d); in the shared directions means (C, k) and covariances (C,
-    k, k); variances (C,) of the privacy noise in a coordinate of the means; relative deviations
-    (C,) of noisy counts; which classes it has (C,).
+    k, k); which classes it has (C,).
     """
 
     whole: Tensor
     means: Tensor
     covariances: Tensor
-    noise: Tensor
-    relative: Tensor
     present: Tensor
 
 
-def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
+def site_map(surrogates: Sequence[Surrogate]) -> SiteMap | None:
     """The map of two to sixty sites.
 
-    The distance of two sites for a class is that of Bures and Wasserstein between Gaussians. The
-    expected square of privacy noise is subtracted from that of the means. Points are classical
-    multidimensional scaling of the distances.
+    The distance of two sites for a class is that of Bures and Wasserstein between Gaussians. Points
+    are classical multidimensional scaling of the distances.
 
     Args:
-        surrogates: of the sites.
+        surrogates: of the sites, without noise.
 
     Returns:
         The map; None for another number of sites, or without a class that two sites have.
@@ -100,16 +91,12 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
     classes = class_order(surrogates)[:MOST_CLASSES]
     if not 2 <= len(surrogates) <= MOST_SITES:
         return None
-    tables = [_table(surrogate) for surrogate in surrogates]
-    basis = _basis(tables)
+    basis = _basis(surrogates)
     if basis is None:
         return None
     dimension = surrogates[0].dimension
     count = min(SAMPLES, max(FEWEST_SAMPLES, ROOM // (len(surrogates) * len(classes) * dimension)))
-    moments = [
-        _moments(table, each, classes, basis, count)
-        for table, each in zip(tables, surrogates, strict=True)
-    ]
+    moments = [_moments(each, classes, basis, count) for each in surrogates]
     present = torch.stack([each.present for each in moments])
     if not bool((present.sum(0) >= 2).any()):
         return None
@@ -128,15 +115,6 @@ def site_map(surrogates: Sequence[AnySurrogate]) -> SiteMap | None:
     )
 
 
-def _table(surrogate: AnySurrogate) -> tuple[Mixtures, list[int]] | None:
-    """Mixtures of a surrogate, and the indices of their classes in its header; None if no class
-    stands out from noise.
-    """
-    if isinstance(surrogate, SumsSurrogate):
-        return as_mixtures(surrogate.sums)
-    return surrogate.mixtures, list(range(len(surrogate.header.classes)))
-
-
 def _class_means(mixtures: Mixtures) -> Tensor:
     sums = torch.zeros(len(mixtures.counts), mixtures.means.shape[1])
     return sums.index_add_(
@@ -144,11 +122,9 @@ def _class_means(mixtures: Mixtures) -> Tensor:
     )
 
 
-def _basis(
-    tables: Sequence[tuple[Mixtures, list[int]] | None],
-) -> Tensor | None:
+def _basis(surrogates: Sequence[Surrogate]) -> Tensor | None:
     """Orthonormal directions (d, k) in which the sites' class means differ most."""
-    means = [_class_means(table[0]) for table in tables if table is not None]
+    means = [_class_means(each.mixtures) for each in surrogates]
     if sum(map(len, means)) < 2:
         return None
     rows = torch.cat(means)
@@ -157,28 +133,11 @@ def _basis(
     return basis
 
 
-def _moments(
-    table: tuple[Mixtures, list[int]] | None,
-    surrogate: AnySurrogate,
-    classes: tuple[str, ...],
-    basis: Tensor,
-    count: int,
-) -> _Moments:
+def _moments(surrogate: Surrogate, classes: tuple[str, ...], basis: Tensor, count: int) -> _Moments:
     k, size = basis.shape[1], len(classes)
-    whole, means, covariances = (
-        torch.zeros(size, len(basis)),
-        torch.zeros(size, k),
-        torch.zeros(size, k, k),
-    )
-    noise, relative, present = (
-        torch.zeros(size),
-        torch.zeros(size),
-        torch.zeros(size, dtype=torch.bool),
-    )
-    if table is None:
-        return _Moments(whole, means, covariances, noise, relative, present)
-    mixtures, indices = table
-    rows = class_indices(classes, surrogate.header.classes)[indices]
+    whole, means = torch.zeros(size, len(basis)), torch.zeros(size, k)
+    covariances, present = torch.zeros(size, k, k), torch.zeros(size, dtype=torch.bool)
+    mixtures, rows = surrogate.mixtures, class_indices(classes, surrogate.header.classes)
     # The same draws at every site, so that differences between sites are not those of the draws.
     streams = [torch.Generator().manual_seed(max(0, int(row))) for row in rows]
     features, labels = mixtures.draw([count if row >= 0 else 0 for row in rows.tolist()], streams)
@@ -191,11 +150,7 @@ def _moments(
         apart = own - own.mean(0)
         whole[row], means[row], present[row] = centres[label], centres[label] @ basis, True
         covariances[row] = apart.T @ apart / max(1, len(own) - 1)
-        if isinstance(surrogate, SumsSurrogate):
-            records = float(surrogate.sums.counts[indices[label]])
-            noise[row] = (surrogate.sums.sigmas["sums"] / max(records, 1.0)) ** 2
-            relative[row] = surrogate.sums.sigmas["counts"] / max(records, 1.0)
-    return _Moments(whole, means, covariances, noise, relative, present)
+    return _Moments(whole, means, covariances, present)
 
 
 def _distances(moments: Sequence[_Moments]) -> Tensor:
@@ -208,8 +163,7 @@ def _distances(moments: Sequence[_Moments]) -> Tensor:
             values = []
             for c in (moments[i].present & moments[j].present).nonzero().flatten().tolist():
                 apart = (moments[i].means[c] - moments[j].means[c]).double()
-                by_chance = len(apart) * float(moments[i].noise[c] + moments[j].noise[c])
-                square = max(0.0, float(apart.square().sum()) - by_chance)
+                square = float(apart.square().sum())
                 values.append((square + _bures(roots[i][c], roots[j][c]) ** 2) ** 0.5)
             if values:
                 distances[i, j] = distances[j, i] = sum(values) / len(values)
@@ -261,57 +215,26 @@ def _scaled(distances: Tensor) -> Tensor:
 def _resemblances(
     moments: Sequence[_Moments], names: Sequence[str], classes: Sequence[str]
 ) -> list[Resemblance]:
-    """Classes whose mean at a site is nearer to another class of the other sites, by more than
-    privacy noise explains.
+    """Classes whose mean at a site is nearer to another class of the other sites.
 
-    Two others must have both classes. All dimensions are used: the shared directions follow the
-    noise.
+    Two others must have both classes. All dimensions are used: two classes can differ in others than
+    the shared directions.
     """
-    present, means, noise = (
-        torch.stack([getattr(each, key) for each in moments])
-        for key in ("present", "whole", "noise")
+    present, means = (
+        torch.stack([getattr(each, key) for each in moments]) for key in ("present", "whole")
     )
     listed = []
     for site, own in enumerate(moments):
         others = present.clone()
         others[site] = False
         judged = (others.sum(0) >= 2).nonzero().flatten().tolist()
-        # The median is not moved by one other odd site. Its variance is about pi / 2k times that of
-        # k normal variables.
+        # The median is not moved by one other odd site.
         centres = {c: means[others[:, c], c].median(0).values for c in judged}
-        spread = {
-            c: torch.pi
-            / 2
-            * float((noise[:, c] * others[:, c]).sum())
-            / float(others[:, c].sum()) ** 2
-            for c in judged
-        }
         for c in (each for each in judged if own.present[each]):
-            away = {other: own.whole[c] - centres[other] for other in judged}
             squares = {
-                other: _unbiased(each, float(own.noise[c]) + spread[other])
-                for other, each in away.items()
+                other: float((own.whole[c] - centres[other]).square().sum()) for other in judged
             }
             nearest = min(squares, key=lambda other: squares[other])
-            if nearest == c or squares[nearest] >= 0.5 * squares[c]:
-                continue
-            between = centres[nearest] - centres[c]
-            # Variance of the difference of the squares: of the site's mean, its count, and the two
-            # centres.
-            variance = 4 * float(own.noise[c]) * float(between.square().sum())
-            variance += (2 * float(own.relative[c]) * float(own.whole[c] @ between)) ** 2
-            for other in (c, nearest):
-                variance += (
-                    4 * spread[other] * float(away[other].square().sum())
-                    + 2 * len(between) * spread[other] ** 2
-                )
-            if squares[c] - squares[nearest] > DEVIATIONS * math.sqrt(variance):
+            if squares[nearest] < 0.5 * squares[c]:
                 listed.append(Resemblance(names[site], classes[c], classes[nearest]))
     return listed
-
-
-def _unbiased(difference: Tensor, variance: float) -> float:
-    """The squared length of a difference (d,) without what noise of this variance in each
-    coordinate adds to it.
-    """
-    return float(difference.square().sum()) - len(difference) * variance

@@ -18,7 +18,7 @@ from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERAN
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
 from fedsurrogate.common.targets.time import scored
 from fedsurrogate.common.targets.time_rounds import VALUES
-from fedsurrogate.common.wire.parts import in_parts
+from fedsurrogate.common.wire.float16 import pack, unpack
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.targets.checks import check_exact, check_finite, check_finite_tensors
 from fedsurrogate.strategies.targets.learning import column_factors, head_of, risks
@@ -83,7 +83,7 @@ class ResidualSteps(TimeSteps):
             cells = Cells.of(sums.tensors[CODE], noise)
             values, _ = second_code(cells)
             # As sites receive them.
-            training.model = in_parts(VALUES, values, 1)
+            training.model = {VALUES: unpack(pack(values), VALUES, tuple(values.shape))}
             training.memory = {
                 **training.memory,
                 CELLS: sums.tensors[CODE],

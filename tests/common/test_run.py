@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
-from fedsurrogate.common.methods import gone
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_overrides
+from fedsurrogate.common.settings.gone import GONE, GONE_VALUES
+from fedsurrogate.common.settings.gone import METHODS as GONE_METHODS
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -60,18 +61,21 @@ def test_the_published_configuration_is_valid_and_the_default() -> None:
 
 
 def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing() -> None:
-    assert parse_run({"counting.models": 0, "seed": 3}) == parse_run({"seed": 3})
-    assert gone.SETTINGS.keys().isdisjoint(known_keys(Settings))
-    assert parse_run(dict(gone.SETTINGS)) == parse_run({})
-    with pytest.raises(ConfigError, match=r"unknown key 'counting\.models'"):
-        parse_run({"counting.models": 7})
+    nothing = {key: value for key, (value, _) in GONE.items()}
+    assert parse_run(nothing | {"seed": 3}) == parse_run({"seed": 3})
+    assert GONE.keys().isdisjoint(known_keys(Settings))
+    asked = [(key, 7, why) for key, (_, why) in GONE.items()]
+    for key, value, why in [*asked, *((*pair, why) for pair, why in GONE_VALUES.items())]:
+        with pytest.raises(ConfigError) as refused:
+            parse_run({key: value})
+        assert str(refused.value) == f"{key} = {value!r} asks for what is gone: {why}"
 
 
-@pytest.mark.parametrize("method", gone.METHODS)
+@pytest.mark.parametrize("method", GONE_METHODS)
 def test_a_method_that_is_gone_is_refused_with_the_version_that_has_it(method: str) -> None:
     """Whatever its own settings were: these are gone too."""
     stored: dict[str, Scalar] = (
-        {"method": method, "seed": 3} | dict(gone.SETTINGS) | {"afl.ridge": 5.0}
+        {"method": method, "seed": 3} | {key: value for key, (value, _) in GONE.items()} | {"afl.ridge": 5.0}
     )
     assert message(stored) == (
         f"method = '{method}' is gone: version 0.2.0 is the last that runs it and learns from its "

@@ -26,7 +26,6 @@ from fedsurrogate.common.metrics_page import MachineCollector
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
-from fedsurrogate.server_app.monitoring.queue_metrics import QueueCollector
 from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
 from tests.deploy.dashboards import draw
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
@@ -77,7 +76,6 @@ def test_every_query_names_only_what_a_page_has(tmp_path: Path) -> None:
         RunCollector(tmp_path, 5),
         MachineCollector((Path("none.crt"),), {}),
         SiteCollector(lambda: figures, lambda: True),
-        QueueCollector(tmp_path, None),
     )
     served = set[str]().union(*(names_of(list(each.collect())) for each in collectors))
     served |= names_of([up_series(1.0), *site_series([]), run_series({})])
@@ -123,7 +121,6 @@ def test_a_panel_without_an_answer_says_what_that_means() -> None:
         "Runs waiting",
         "Releases",
         "Site",
-        "Queue",
     }
     assert bare == always | {"Certificates: days left", "Disks: free"}
 
@@ -143,7 +140,6 @@ def test_dashboards_show_what_operators_ask_for() -> None:
         "fedsurrogate_site_connected",
         "fedsurrogate_budget_left_ratio",
         "fedsurrogate_superlink_runs",
-        "fedsurrogate_queue_runs",
         "fedsurrogate_site_bytes_up",
         "fedsurrogate_certificate_expiry_timestamp_seconds",
         "fedsurrogate_data_present",
@@ -202,8 +198,8 @@ class Case:
 
 
 def machine(
-    connected: list[float], status: str, hours: float, waiting: int, queued: int, served: float,
-    unread: float, days: float, free: float, left: float, ledger: float, present: float, found: float,
+    connected: list[float], status: str, hours: float, waiting: int,
+    days: float, free: float, left: float, ledger: float, present: float, found: float,
     app: float, up: float, link: float,
 ) -> Case:  # fmt: skip
     """A machine in one state, for an hour, and the alerts that are due."""
@@ -218,13 +214,6 @@ def machine(
         )  # fmt: skip
     case.add("fedsurrogate_run_end_timestamp_seconds", now - hours * 3600, run="r", method="m")
     case.add("fedsurrogate_superlink_runs", waiting, "RunWaits", waiting > 0, state="pending")
-    case.add(
-        "fedsurrogate_queue_runs", queued, "QueueStands", queued > 0 and served == 0,
-        state="queued",
-    )  # fmt: skip
-    case.add("fedsurrogate_queue_runs", unread, "QueueStands", unread == 1, state="unreadable")
-    case.add("fedsurrogate_queue_runs", 1, state="waiting for approval")
-    case.add("fedsurrogate_queue_served", served)
     case.add("fedsurrogate_superlink_up", link, "SuperLinkDown", link == 0)
     case.add("fedsurrogate_app_up", app, "AppDown", app == 0)
     case.add("fedsurrogate_data_present", present, "DataMissing", present == 0)
@@ -252,18 +241,18 @@ flag = st.sampled_from([0.0, 1.0])
     connected=st.lists(flag, max_size=3),
     status=st.sampled_from(["running", "ok", "failed", "interrupted"]),
     hours=st.floats(0.5, 60),
-    waiting=st.integers(0, 2), queued=st.integers(0, 2), served=flag, unread=flag,
+    waiting=st.integers(0, 2),
     days=st.sampled_from([-3.0, 0.0, 13.0, 13.9, 14.1, 30.0, 400.0]),
     free=share, left=share, ledger=flag, present=flag, found=flag, app=flag, up=flag, link=flag,
 )  # fmt: skip
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_each_alert_fires_exactly_when_its_condition_has_lasted(
-    connected: list[float], status: str, hours: float, waiting: int, queued: int, served: float,
-    unread: float, days: float, free: float, left: float, ledger: float, present: float, found: float,
+    connected: list[float], status: str, hours: float, waiting: int,
+    days: float, free: float, left: float, ledger: float, present: float, found: float,
     app: float, up: float, link: float, tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
     case = machine(
-        connected, status, hours, waiting, queued, served, unread, days, free, left, ledger, present,
+        connected, status, hours, waiting, days, free, left, ledger, present,
         found, app, up, link,
     )  # fmt: skip
     done = judged(case, tmp_path_factory.mktemp("rules"), groups())
@@ -309,7 +298,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def test_a_fault_in_any_rule_is_noticed(fault: str, tmp_path: Path) -> None:
     """All that can be wrong is, next to one of each kind that is not."""
     case = machine(
-        connected=[0, 1], status="failed", hours=2, waiting=1, queued=1, served=0, unread=0,
+        connected=[0, 1], status="failed", hours=2, waiting=1,
         days=3, free=0.01, left=0.1, ledger=0, present=0, found=1, app=0, up=0, link=0,
     )  # fmt: skip
     case.add("fedsurrogate_disk_free_bytes", 900, folder="state")
@@ -467,16 +456,6 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
             for query in queries():
                 found = database.ask(query)
                 assert found or any(word in query for word in absent), query
-            for name in ("one", "two"):
-                words = (
-                    "--queue",
-                    *running.control,
-                    "-c",
-                    f'{settings_} seed=1 output-dir="{runs}"',
-                )
-                assert coordinator("run", *words, cwd=tmp_path).returncode == 0, name
-            queued = 'fedsurrogate_queue_runs{state="queued"} == 2'
-            until(lambda: bool(database.ask(queued)) and "QueueStands" in database.alerts())
             for board in DASHBOARDS:
                 own = of_hospital if board.stem == "hospital" else database
                 counts = draw(board, own.ask, own.ask_range, pictures / f"{board.stem}.png")

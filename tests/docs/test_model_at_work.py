@@ -23,7 +23,7 @@ MEANT = {
     "--positive yes": "--positive pneumonia",
 }
 # Formats with packages of their own, and a second simulation, have tests of their own.
-LEFT_OUT = ("--format torchscript", "coordinator evaluate", "coordinator survey")
+LEFT_OUT = ("--format onnx", "coordinator evaluate", "coordinator survey")
 
 
 @pytest.fixture(scope="module")

@@ -140,33 +140,6 @@ def test_a_run_that_another_program_submits_needs_the_signatures_too(
     assert [len(each.charges()) for each in hospitals.values()] == before
 
 
-def test_a_queued_run_waits_for_its_signature_and_then_for_its_turn(
-    home: Path, hospitals: dict[str, Hospital], running: Federation
-) -> None:
-    settings = f"{SETTINGS} seed=7"
-    ok("propose", "night.json", "--purpose", "by night", "-c", settings, cwd=home)
-    ok("run", "--proposal", "night.json", "--queue", cwd=home)
-
-    def listed() -> list[dict[str, str]]:
-        return json.loads(ok("queue", "--json", *running.control, cwd=home))  # type: ignore[no-any-return]
-
-    (row,) = listed()
-    assert (row["state"], row["purpose"]) == ("waiting for approval", "by night")
-    ok("queue", "--once", *running.control, cwd=home)
-    assert listed()[0]["state"] == "waiting for approval"
-    (file,) = (home / "runs" / "queue").glob("*.json")
-    ok("approve", str(file), "--key", "ada.key", "--yes", cwd=home)
-    assert listed()[0]["state"] == "queued"
-    for name in NAMES:
-        node = ["--node-config", hospitals[name].node_config]
-        assert site_command("approve", str(file), "--officer", "Dr. N", *node).returncode == 0
-    ok("queue", "--once", *running.control, cwd=home)
-    (row,) = listed()
-    assert (row["state"], row["status"]) == ("ended", "finished")
-    card = json.loads((home / "runs" / row["run"] / "metrics.json").read_text())["card"]
-    assert card["used"] == sorted(NAMES)
-
-
 def test_a_survey_needs_what_a_run_needs(
     home: Path, hospitals: dict[str, Hospital], running: Federation
 ) -> None:

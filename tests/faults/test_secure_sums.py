@@ -22,10 +22,11 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.of_run import numbers_of
 from fedsurrogate.common.secure_sum.words import words
 from fedsurrogate.common.surrogates.class_sums import fold
-from fedsurrogate.common.wire.sum_proto import unpack_state, unpack_total
+from fedsurrogate.common.wire.sum_proto import unpack_state
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import events, newest, until
 from tests.faults.conftest import Scene, opened
+from tests.totals import unpack_total
 
 pytestmark = pytest.mark.faults
 NAMES = ("early", "vector", "slow", "south", "west")

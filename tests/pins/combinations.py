@@ -75,20 +75,16 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "value-columns": ("age",),
     "label-columns": ("edema",),
     "label-sets": ("north=edema",),
-    "label-code": ("exact", "capped"),
-    "label-moment": ("shared", "own"),
     "time-column": ("months",),
     "event-column": ("died",),
     "horizon": (3.0,),
     "bins": (5,),
     "time-unit": ("years",),
     "time-head": ("cells", "residuals"),
-    "cox-rounds": (5,),
-    "feature-names": ("age,sex",),
     "fedpft.covariance": ("full", "diag", "spherical", "gram", "lowrank"),
     "fedpft.components": (3,),
     "fedpft.rank": (4,),
-    "fedpft.bits": (8, 4),
+    "fedpft.bits": (8,),
     "fedpft.samples-per-component": (2,),
     "fedpft.privacy": ("none", "sums", "theorem-4.1"),
     "fedpft.clip": (2.5,),
@@ -284,14 +280,6 @@ WRONG: tuple[Flat, ...] = (
     {"target": "number", "target-range": "1,0"},
     {"target": "labels", "label-columns": "edema", "label-sets": "north"},
     {"target": "labels"},
-    {"target": "labels", "label-columns": "edema", "label-code": "capped"},
-    {
-        "target": "labels",
-        "label-columns": "edema",
-        "label-moment": "own",
-        "epsilon": 1.0,
-        "delta": 1e-5,
-    },
     {
         "target": "labels",
         "label-columns": "edema,mass",
@@ -301,8 +289,6 @@ WRONG: tuple[Flat, ...] = (
     },
     {"target": "time"},
     {"target": "time", "horizon": 3.0, "time-column": "months"},
-    {"target": "time", "horizon": 3.0, "time-head": "cox", "epsilon": 1.0, "delta": 1e-5},
-    {"target": "time", "horizon": 3.0, "time-head": "residuals", "cox-rounds": 3},
     {"target": "number", "target-range": "0,1", "method": "fedrep"},
     {"target": "number", "target-range": "0,1", "classes": CLASSES},
     {"target": "number", "target-range": "0,1", "partition": "classes"},
@@ -383,7 +369,7 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
                 "fedpft.topology": ("star", "chain"),
             }
         )
-        yield from _combined({"fedpft.bits": (8, 4), "fedpft.rank": (4, 64)})
+        yield from _combined({"fedpft.bits": (8,), "fedpft.rank": (4, 64)})
         yield from _combined(
             {"head.solver": ("lda", "ridge", "qda"), "fedpft.covariance": ("full", "diag", "gram")}
         )

@@ -33,7 +33,6 @@ from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.generator_files import read_generator
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.common.wire.sum_proto import unpack_total
 from fedsurrogate.server_app.lifecycle.resume import check_resume
 from fedsurrogate.server_app.offline import learn_from_files
 from fedsurrogate.server_app.relearn import relearn
@@ -56,6 +55,7 @@ from tests.pins.stored import (
     ledger_in,
     nodes,
 )
+from tests.totals import unpack_total
 
 # Heads in closed form: other processors round differently.
 CLOSE = 1e-6

@@ -35,7 +35,6 @@ KINDS: dict[str, dict[str, Scalar]] = {
         "target": "labels",
         "label-columns": "edema,fracture,nodule",
         "label-sets": "a=edema,fracture; b=nodule",
-        "label-code": "capped",
     },
 }
 

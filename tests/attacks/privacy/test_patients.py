@@ -73,8 +73,7 @@ VARIANTS: dict[str, dict[str, Scalar]] = {
     },
     "fedpft, two components": {"fedpft.covariance": "spherical", "fedpft.components": 2},
     "fedpft, residuals": TARGETED["time"] | {"time-head": "residuals"},
-    "fedpft, capped labels": TARGETED["labels"]
-    | {"label-sets": "s=edema,fracture; t=edema", "label-code": "capped"},
+    "fedpft, capped labels": TARGETED["labels"] | {"label-sets": "s=edema,fracture; t=edema"},
     "logistic rounds": {"head.solver": "logistic"},
     "dp-fedavg, half of the units in a step": {"method": "dp-fedavg", "fedavg.sample-rate": 0.5},
     **{

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,22 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import bounded_sums
-from fedsurrogate.client_app.methods.cox_rounds import round_sums as cox_sums
 from fedsurrogate.client_app.methods.residual_rounds import round_sums
-from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
+from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
-from fedsurrogate.common.targets.time_rounds import LARGEST_SCORE
-from fedsurrogate.common.wire.parts import in_parts
 from tests.rounds_of_times import Site, hospitals, released, task_of
 
 BINS, LEAST = 6, 5
@@ -166,37 +159,18 @@ def test_values_that_are_not_finite_are_refused_and_larger_ones_are_cut_off() ->
     assert torch.equal(sums[0][SUMS], sums[1][SUMS])
 
 
-# A Cox model in rounds: the coordinator chooses weights and hazards.
-
-COX: dict[str, Scalar] = RESIDUALS | {"time-head": "cox", "bins": 3}
-
-
-def at(beta: Tensor, offset: float, hazard: Tensor) -> Tensors:
-    """What a coordinator sends to have sums at a point."""
-    point = {"beta": beta, "offset": torch.tensor([offset]), "hazard": hazard}
-    return {
-        part: tensor
-        for name, whole_ in point.items()
-        for part, tensor in in_parts(name, whole_.double(), 3).items()
-    }
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    flat=st.sampled_from([RESIDUALS, COX]),
     seed=st.integers(0, 999),
     one=st.integers(1, 14),
     other=st.integers(1, 14),
 )
 def test_the_larger_of_smallest_class_and_smallest_cell_counts_whichever_it_is(
-    flat: dict[str, Scalar], seed: int, one: int, other: int
+    seed: int, one: int, other: int
 ) -> None:
-    run, (site,) = parse_run(flat), hospitals((40,), seed)
+    run, (site,) = parse_run(RESIDUALS), hospitals((40,), seed)
     draw = torch.Generator().manual_seed(seed)
-    if flat is COX:
-        model = at(torch.randn(4, generator=draw), 0.0, torch.rand(3, generator=draw))
-    else:
-        model = {"values": 2 * torch.rand(2 * BINS + 1, generator=draw) - 1}
+    model = {"values": 2 * torch.rand(2 * BINS + 1, generator=draw) - 1}
 
     def sent(smallest_class: int, smallest_cell: int) -> Tensors | str:
         limits = SiteLimits(smallest_class=smallest_class, smallest_cell=smallest_cell)
@@ -212,31 +186,3 @@ def test_the_larger_of_smallest_class_and_smallest_cell_counts_whichever_it_is(
         else:
             assert found.keys() == wanted.keys()
             assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        at(torch.full((4,), 1e16), 0.0, torch.zeros(3)),
-        at(torch.zeros(4), 0.0, torch.tensor([-1.0, 0.0, 0.0])),
-        at(torch.zeros(3), 0.0, torch.zeros(3)),
-        {"beta": torch.zeros(4)},
-    ],
-)
-def test_points_that_no_round_has_are_refused(wrong: Tensors) -> None:
-    run, (site,) = parse_run(COX), hospitals((40,))
-    with pytest.raises(SurrogateError):
-        released(task_of(run, site, wrong, 1))
-
-
-def test_scores_beyond_a_limit_are_cut_off_in_a_secure_sum() -> None:
-    """There a refusal would show that the site has such a record; the policy has to allow sums at
-    models of the coordinator at all.
-    """
-    run, (site,) = parse_run(COX | {"secure-sum": True}), hospitals((40,))
-    sums, claim = cox_sums(task_of(run, site, at(torch.full((4,), 1e6), 0.0, torch.ones(3)), 1))
-    assert claim is None
-    assert float(sums["weights"].sum()) <= 40 * np.exp(LARGEST_SCORE)
-    gate = Gate(Policy(without_dp=True), Ledger(Path("unused"), "none"))
-    with pytest.raises(PolicyError, match="exact-sums-at-models = false"):
-        gate._check_policy(run)

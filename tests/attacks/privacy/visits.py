@@ -84,7 +84,6 @@ TARGETS: dict[str, dict[str, Scalar]] = {
         "target": "labels",
         "label-columns": "edema",
         "label-sets": "clinic=edema",
-        "label-code": "capped",
         "classes": "",
     },
     "cells": {

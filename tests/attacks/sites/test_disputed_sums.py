@@ -33,6 +33,7 @@ from tests.attacks.coordinator.test_secure_sums import NAMES, Hospitals, open_ho
 from tests.attacks.coordinator.test_secure_sums import PLAIN as EXACT
 from tests.attacks.coordinator.test_secure_sums import PRIVATE as NOISY
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
 PLAIN: dict[str, Any] = {
@@ -81,7 +82,7 @@ def complaint(places: list[int]) -> Callable[[RecordDict], None]:
 
 
 def summed(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
-    _, names, numbers, _ = sum_proto.unpack_total((folder / "sum.pb").read_bytes())
+    _, names, numbers, _ = unpack_total((folder / "sum.pb").read_bytes())
     return names, numbers
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import tempfile
-import zipfile
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -55,12 +54,9 @@ from fedsurrogate.common.signed_models.signed_model import (
 )
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.server_app.export.research_object import write_research_object
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
-from fedsurrogate.server_app.monitoring.tensorboard import scalars_of
 from fedsurrogate.server_app.monitoring.watch import show_once, watch
 from fedsurrogate.server_app.report.build import write_csv, write_report
-from fedsurrogate.server_app.runs.json_files import EventFile
 from fedsurrogate.strategies.counting.evaluated import payload_of
 from tests.client_app.audit.test_release_audit import attacked, hospital
 from tests.client_app.model_use.hospitals import site
@@ -146,13 +142,6 @@ def test_pages_tables_and_views_of_a_run_show_names_as_text(found: list[str]) ->
         labels = [value for f in families for s in f.samples for value in s.labels.values()]
         assert for_terminal(one) in labels
         assert not unsafe("".join(labels), "")
-        scalars = [
-            each
-            for event in EventFile(folder / "events.jsonl").read()
-            for each in scalars_of(event)
-        ]
-        assert scalars
-        assert not unsafe("".join(each.tag for each in scalars), "")
 
 
 @pytest.fixture(scope="module")
@@ -355,25 +344,6 @@ def test_a_model_card_shows_names_as_text(
         set(map(for_terminal, others))
     )
     assert {token.type for token in tokens if token.type.startswith("html")} == set()
-
-
-@given(names(4))
-@settings(FEW, max_examples=2)
-def test_a_research_object_shows_names_as_text(found: list[str]) -> None:
-    one, two, *classes = found
-    model = model_of(["a", "=b"])
-    with tempfile.TemporaryDirectory() as home:
-        run = Path(home) / "run"
-        run.mkdir()
-        make_run(run, [one, two], classes, {two: ("dropped", one)})
-        write_research_object(model, run, Path(home) / "crate.zip")
-        with zipfile.ZipFile(Path(home) / "crate.zip") as crate:
-            assert faults_of_page(crate.read("report.html").decode()) == []
-            assert unsafe(crate.read("README.md").decode()) == set()
-            for name in crate.namelist():
-                if name.endswith(".json"):
-                    json.loads(crate.read(name))
-                    assert crate.read(name).isascii()
 
 
 @given(hostile_texts().filter(lambda text: not text.isprintable()))

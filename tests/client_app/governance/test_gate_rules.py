@@ -46,7 +46,7 @@ RUNS = [
         # At a model of the coordinator, with noise and without, in a secure sum and not.
         {"method": "fedavg"}, {"method": "scaffold"}, {"fedpft.topology": "chain"},
         {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "a,b"},
-        {"target": "time", "horizon": 3.0, "time-head": "cox"},
+        {"target": "time", "horizon": 3.0, "time-head": "residuals"},
         SUMMED | {"method": "fedavg"}, SUMMED | {"method": "dp-fedavg"} | PRIVATE,
     )
 ]  # fmt: skip
@@ -162,7 +162,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "labels": {"target": "labels", "label-columns": "edema"},
     "number": {"target": "number", "value-columns": "age", "target-range": "0,100"},
     "residuals": {"target": "time", "horizon": 3.0, "time-head": "residuals"},
-    "cox": {"target": "time", "horizon": 3.0, "time-head": "cox"},
     "evaluation": {"counting.kind": "evaluation", "counting.digest": "0" * 64},
     "survey": {"counting.kind": "survey"},
 }

@@ -17,18 +17,16 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
-from fedsurrogate.common.targets import counted, labels, number, target, time, time_rounds
+from fedsurrogate.common.targets import counted, labels, number, target, time
 from fedsurrogate.common.targets.answers import answer_columns, answers_of, checked_target, facts_of
 from fedsurrogate.common.targets.counted import CountedNumbers, CountedTimes
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.objective import Objective
-from fedsurrogate.common.targets.target import TargetSum, names_of_parts, sums_of_counts
+from fedsurrogate.common.targets.target import TargetSum, sums_of_counts
 from fedsurrogate.common.targets.time import Scored, Time, scored, usual_edges, widening_edges
 from fedsurrogate.common.targets.time_rounds import (
-    cox_course,
-    hazard_ratios,
     merged_cells,
     merged_places,
     residual_course,
@@ -63,8 +61,6 @@ def test_the_sums_of_a_counting_code_are_these(bound: float, private: bool, bloc
     assert found == (coded if private else plain + coded)
     usual = [each.share for each in sums_of_counts(bound, True)]
     assert usual == [0.03, 0.55, 0.42]
-    assert names_of_parts("x", 1) == ("x",)
-    assert names_of_parts("x", 3) == ("x", "x+1", "x+2")
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -76,19 +72,8 @@ def test_the_rounds_of_times_send_these_sums(private: bool) -> None:
     rest = [("sums", "1 d", 1, 1.0, 0.45, False), ("squares", "T", 2, 1.0, 0.42, False)]
     assert tuples(found.each) == (shared + rest if private else exact + shared + code + rest)
     assert tuples(found.first) == [("code", "C", 0, 1.0, 1.0, True)]
-    assert (found.rounds, found.first_share, found.parts, found.private) == (2, 0.05, 1, True)
+    assert (found.rounds, found.first_share) == (2, 0.05)
     assert found.receives == (("values", "C"),)
-    for steps in (1, 4):
-        cox = cox_course(steps)
-        assert tuples(cox.each) == [
-            ("code", "C", 0, 1.0, 0.0, True), ("event-sums", "d", 1, 1.0, 0.0, False),
-            ("weights", "R", 1, 1.0, 0.0, False), ("first", "R d", 1, 1.0, 0.0, False),
-            ("second", "T", 2, 1.0, 0.0, False),
-        ]  # fmt: skip
-        assert (cox.rounds, cox.parts, cox.private, cox.first, cox.first_share) == (
-            steps, 3, False, None, 0.0,
-        )  # fmt: skip
-        assert cox.receives == (("beta", "d"), ("offset", "1"), ("hazard", "B"))
     numbers = Number(("a", "b"), ((0.0, 1.0),) * 2).statistics(private)
     assert tuples(numbers) == [
         ("records", "1", 0, 1.0, 0.03, True), ("totals", "d", 1, 1.0, 0.10, False),
@@ -99,16 +84,16 @@ def test_the_rounds_of_times_send_these_sums(private: bool) -> None:
 
 def test_numbers_that_sites_and_models_of_other_versions_share() -> None:
     normal = NormalDist()
-    assert time_rounds.NORMAL == number.WITHIN == pytest.approx(normal.inv_cdf(0.975), rel=1e-12)
+    assert pytest.approx(normal.inv_cdf(0.975), rel=1e-12) == number.WITHIN
     assert pytest.approx(normal.inv_cdf(2 / 3), rel=1e-12) == counted.THIRD
-    assert (time_rounds.LARGEST_SCORE, counted.EDGE, counted.STEPS) == (12.0, 8.0, 100)
+    assert (counted.EDGE, counted.STEPS) == (8.0, 100)
     assert (labels.SET_PART, labels.MOST_MOMENTS, target.LEAST_TOGETHER) == (0.2, 4, 2)
     assert labels.CAPPED_SHARES == (0.06, 0.62, 0.32)
     assert tuple(labels.RATES) == (4.0, 1.2, 12.0)
     assert tuple(number.RATES) == (1.0, 0.3, 3.0)
     assert tuple(time.RATES) == (1.0, 0.4, 4.0)
     assert (number.MOST_CLIPPED, number.GROUPS, time.MOST_ALIKE) == (0.01, 5, 0.95)
-    assert (time.BINS, time.PRIVATE_BINS, time.WIDENING, time.USUAL_STEPS) == (20, 10, 4.0, 3)
+    assert (time.BINS, time.PRIVATE_BINS, time.WIDENING) == (20, 10, 4.0)
     assert 1 < counted.ABOVE < 1 + 1e-11
 
 
@@ -154,25 +139,6 @@ def test_events_and_others_are_merged_apart(counts: list[int], least: int) -> No
     assert found == events + others
 
 
-@few
-@given(
-    st.lists(st.tuples(st.floats(-1000, 1000), st.floats(0, 500)), max_size=3),
-    st.none() | st.lists(st.text(max_size=3), max_size=4),
-)
-def test_hazard_ratios_have_an_interval_and_a_name_each(
-    pairs: list[tuple[float, float]], names: list[str] | None
-) -> None:
-    facts: dict[str, Any] = {"log-hazards": pairs} | ({} if names is None else {"names": names})
-    found = hazard_ratios(facts)
-    shown = names or [f"feature {at + 1}" for at in range(len(pairs))]
-    assert [row["name"] for row in found] == shown[: len(pairs)]
-    for row, (log, error) in zip(found, pairs, strict=False):
-        for key, step in (("ratio", 0.0), ("low", -1.0), ("high", 1.0)):
-            exact = min(max(log + step * 1.959963984540054 * error, -700.0), 700.0)
-            assert row[key] == pytest.approx(math.exp(exact))
-    assert hazard_ratios({}) == []
-
-
 # Bins.
 
 
@@ -198,7 +164,7 @@ def test_the_last_bin_is_so_many_times_as_wide_as_the_first(
 @few
 @given(st.lists(st.floats(0, 4), min_size=1, max_size=5), st.data())
 def test_a_scored_time_has_the_value_of_its_cell(times: list[float], data: st.DataObject) -> None:
-    usual = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals", 0, ("a",))
+    usual = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals")
     values = torch.tensor(data.draw(st.lists(st.floats(-3, 3), min_size=5, max_size=5)))
     found = scored(usual, values)
     rows = torch.tensor([[each, float(data.draw(st.booleans()))] for each in times])
@@ -206,9 +172,7 @@ def test_a_scored_time_has_the_value_of_its_cell(times: list[float], data: st.Da
     assert found.code(rows).tolist() == [[pytest.approx(each[0], abs=1e-6)] for each in wanted]
     assert isinstance(found, Scored)
     assert (found.rows, found.counts, found.divides) == (("value",), False, False)
-    assert (found.edges, found.unit, found.head, found.names) == (
-        usual.edges, "years", "residuals", ("a",),
-    )  # fmt: skip
+    assert (found.edges, found.unit, found.head) == (usual.edges, "years", "residuals")
 
 
 def test_what_a_time_says_of_itself_and_starts_with() -> None:
@@ -220,12 +184,11 @@ def test_what_a_time_says_of_itself_and_starts_with() -> None:
         "time to the event, up to 3 years", "time to the event, up to 3",
     )  # fmt: skip
     assert usual.public == {"name": "time", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}  # fmt: skip
-    cox = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "cox", 3, ("age",))
-    assert cox.public == usual.public | {"head": "cox", "steps": 3, "names": ["age"]}
-    assert (usual.course(False), cox.course(False)) == (None, cox_course(3))
-    assert Time(("t", "e"), (0.0, 3.0), "", "residuals").course(True) == residual_course(True)
+    rounds = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals")
+    assert rounds.public == usual.public | {"head": "residuals"}
+    assert (usual.course(False), rounds.course(True)) == (None, residual_course(True))
     assert bool(usual.gap)
-    assert not cox.gap
+    assert not rounds.gap
     aim = usual.objective()
     # Half of the records have the event before the horizon.
     survival = math.prod(1 / (1 + math.exp(level)) for level in aim.levels)
@@ -255,7 +218,6 @@ def test_parameters_are_a_row_and_a_level_for_each_answer_or_one_row_for_all(
         ({"time-column": "a", "event-column": "a", "time-unit": "y"}, "are both 'a'"),
         ({"time-column": "event"}, "are both 'event'"), ({"event-column": "time"}, "are both 'time'"),
         ({"time-column": "t"}, "needs time-unit"), ({"horizon": 0.0}, "needs horizon"),
-        ({"cox-rounds": 1}, "cox-rounds = 1 is for"), ({"time-head": "cox"} | PRIVATE, "'cox' has no noise"),
     ],
 )  # fmt: skip
 def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], reason: str) -> None:
@@ -264,20 +226,11 @@ def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], r
 
 
 @pytest.mark.parametrize("more", [{}, PRIVATE, {"secure-sum": True}])
-@pytest.mark.parametrize("head", ["auto", "cells", "residuals", "cox"])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_the_head_and_steps_of_times_follow_from_the_settings(
-    more: dict[str, Any], head: str, steps: int
-) -> None:
-    flat = {"target": "time", "horizon": 2.0, "time-head": head, "cox-rounds": steps} | more
-    if (steps and head != "cox") or (head == "cox" and more is PRIVATE):
-        with pytest.raises(ConfigError):
-            parse_run(flat)
-        return
-    found = parse_run(flat).target
+@pytest.mark.parametrize("head", ["auto", "cells", "residuals"])
+def test_the_head_of_times_follows_from_the_settings(more: dict[str, Any], head: str) -> None:
+    found = parse_run({"target": "time", "horizon": 2.0, "time-head": head} | more).target
     assert isinstance(found, Time)
-    chosen = ("cells" if more else "residuals") if head == "auto" else head
-    assert (found.head, found.steps) == (chosen, (steps or 3) if chosen == "cox" else 0)
+    assert found.head == (("cells" if more else "residuals") if head == "auto" else head)
     assert found.columns == ("time", "event")
 
 

@@ -127,48 +127,33 @@ def test_the_rarest_is_a_label_or_a_whole_set_of_the_sites_that_take_part(
 @settings(max_examples=80, deadline=None)
 @given(
     sites=st.lists(st.sampled_from([{"a"}, {"a", "b"}, {"b", "c"}, {"c"}, {"a", "b", "c"}, {"b"}]), max_size=6),
-    code=st.sampled_from(["auto", "exact", "capped"]),
-    moment=st.sampled_from(["auto", "own", "shared"]),
     private=st.booleans(),
     summed=st.booleans(),
 )  # fmt: skip
 def test_code_and_moment_follow_from_noise_sums_and_who_annotates(
-    sites: list[set[str]], code: str, moment: str, private: bool, summed: bool
+    sites: list[set[str]], private: bool, summed: bool
 ) -> None:
     listed = [f"s{at}={','.join(sorted(own))}" for at, own in enumerate(2 * sites)]
     flat: dict[str, Any] = {"target": "labels", "label-columns": "a,b,c"}
-    flat |= {"label-sets": ";".join(listed), "label-code": code, "label-moment": moment}
-    flat |= {"secure-sum": summed, "colluding": 0.0}
+    flat |= {"label-sets": ";".join(listed), "secure-sum": summed, "colluding": 0.0}
     flat |= {"epsilon": 2.0, "delta": 1e-5} if private else {}
-    refused = (
-        "label-code"
-        if code == "capped" and not private
-        else "label-moment"
-        if moment == "own" and private
-        else "label-sets|annotated by"
-        if summed and not private and (not sites or set().union(*sites) != set(NAMES))
-        else ""
-    )
-    if refused:
-        with pytest.raises(ConfigError, match=refused):
+    if summed and not private and (not sites or set().union(*sites) != set(NAMES)):
+        with pytest.raises(ConfigError, match=r"label-sets|annotated by"):
             parse_run(flat)
         return
     run = parse_run(flat)
     target, many = run.target, len(whole_sets(sites))
     assert isinstance(target, Labels)
-    assert target.capped == (code == "capped" or (code == "auto" and private and bool(sites)))
-    automatic = not private and (not summed or 1 < many <= 4)
-    assert target.own == (moment == "own" or (moment == "auto" and automatic))
+    assert target.capped == (private and bool(sites))
+    assert target.own == (not private and (not summed or 1 < many <= 4))
     assert target.summed == summed
     assert target.blocks == (many if target.own and summed else 0)
-    assert ("label-code" in target.choices) == (code == "auto" and private)
-    assert ("label-moment" in target.choices) == (moment == "auto")
-    if code == "auto" and private:
-        assert target.choices["label-code"] == CODES["capped" if sites else "unknown"]
-    if moment == "auto":
-        few = "one set" if many == 1 else "many sets" if many > 4 else "own in a sum"
-        why = "noise" if private else few if summed else "own"
-        assert target.choices["label-moment"] == MOMENTS[why]
+    assert ("label code" in target.choices) == private
+    if private:
+        assert target.choices["label code"] == CODES["capped" if sites else "unknown"]
+    few = "one set" if many == 1 else "many sets" if many > 4 else "own in a sum"
+    why = "noise" if private else few if summed else "own"
+    assert target.choices["label moment"] == MOMENTS[why]
     public = {"name": "labels", "columns": list(NAMES)}
     if sites:
         public["sets"] = {f"s{at}": sorted(own) for at, own in enumerate(2 * sites)}

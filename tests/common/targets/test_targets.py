@@ -22,7 +22,6 @@ NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns"
 LABELS: Flat = {"target": "labels", "label-columns": "edema,fracture,nodule"}
 TIME: Flat = {"target": "time", "horizon": 3.0, "bins": 6}
 CAPPED: Flat = LABELS | {
-    "label-code": "capped",
     "label-sets": "a=edema,fracture; b=nodule",
     "epsilon": 2.0,
     "delta": 1e-5,
@@ -137,8 +136,8 @@ def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
         (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
         ({"target": "number"}, "needs target-range"),
         (TIME | {"time-column": "t"}, "needs time-unit"),
-        (TIME | {"time-head": "cox"} | PRIVATE, "'cox' has no noise"),
-        (TIME | {"time-head": "cells", "cox-rounds": 2}, "cox-rounds = 2 is for time-head = 'cox'"),
+        (TIME | {"time-head": "cox"}, "time-head = 'cox' asks for what is gone: Cox models"),
+        (TIME | {"cox-rounds": 2}, "cox-rounds = 2 asks for what is gone: Cox models in rounds"),
         (LABELS | {"classes": "a,b"}, "for target = 'class'"),
         ({"horizon": 2.0}, "works only with target = 'time'"),
     ],

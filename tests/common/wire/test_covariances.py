@@ -1,4 +1,4 @@
-"""Whole covariances at 16 bits and loadings at 8 or 4 bits: what travels, and what is refused."""
+"""Whole covariances at 16 bits and loadings at 8 bits: what travels, and what is refused."""
 
 import pytest
 import torch
@@ -49,19 +49,15 @@ def test_entries_of_very_different_dimensions_do_not_underflow():
     torch.testing.assert_close(after[kept][:, kept], matrix[kept][:, kept], rtol=3e-3, atol=0.0)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(30, 4), (31, 3), (1, 1)])
-def test_levels_are_within_half_a_step(bits, shape):
+def test_levels_are_within_half_a_step(shape):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    found = unpack_levels(pack_levels(matrix, bits), shape)
-    reach = matrix.abs().amax(0) * (1.0 if bits == 8 else 0.6)
-    step = 1.002 * reach / (2 ** (bits - 1) - 1)
-    inside = matrix.abs() <= reach
-    assert ((found - matrix).abs() <= step / 2 + 1e-3 * reach)[inside].all()
-    assert (found.abs() <= reach * 1.001)[~inside].all()
+    found = unpack_levels(pack_levels(matrix), shape)
+    reach = matrix.abs().amax(0)
+    assert ((found - matrix).abs() <= 1.002 * reach / 127 / 2 + 1e-3 * reach).all()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", [16, 8])
 def test_fewer_bits_keep_the_variance_of_every_dimension_and_take_fewer_bytes(bits):
     sent = made("lowrank", d=200, rank=16)
     payload = pack_surrogate(sent, bits)
@@ -118,7 +114,7 @@ def broken(change, bits=8):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: setattr(m.levels, "bits", 2), "loadings of 2 bits; 8 or 4"),
+        (lambda m: setattr(m.levels, "bits", 4), "loadings of 4 bits; 8 are allowed"),
         (lambda m: setattr(m.levels, "data", b"x"), "in 1 bytes"),
         (lambda m: m.levels.shape.append(1), "loadings of shape"),
         (

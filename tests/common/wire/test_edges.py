@@ -35,7 +35,7 @@ from fedsurrogate.common.surrogates.synthetic import Synthetic
 from fedsurrogate.common.wire import bundles, covariances, generator_files, surrogate_proto
 from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
 from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
 from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model
@@ -47,7 +47,6 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_parameters,
     unpack_synthetic,
 )
-from fedsurrogate.common.wire.parts import in_parts, joined
 from fedsurrogate.common.wire.records import (
     check_form,
     from_record,
@@ -117,19 +116,19 @@ def test_a_covariance_of_any_magnitudes_comes_back(
 
 
 @few
-@given(st.integers(0, 99), st.sampled_from([8, 4]), st.floats(-6, 2))
+@given(st.integers(0, 99), st.floats(-6, 2))
 def test_variances_make_up_for_rounded_loadings_and_stay_positive(
-    seed: int, bits: int, exponent: float
+    seed: int, exponent: float
 ) -> None:
     random = generator(seed)
     factor = torch.randn(5, 3, generator=random) * torch.logspace(-2, 2, 5)[:, None]
     variances = 10.0**exponent * (0.1 + torch.rand(5, generator=random))
-    rounded = unpack_levels(pack_levels(factor, bits), (5, 3))
+    rounded = unpack_levels(pack_levels(factor), (5, 3))
     wanted = [
         max(float(own + (exact**2).sum() - (kept**2).sum()), 1e-3 * float(own))
         for own, exact, kept in zip(variances, factor, rounded, strict=True)
     ]
-    found = carried(LowRank(factor, variances), 1, 5, bits)
+    found = carried(LowRank(factor, variances), 1, 5, 8)
     assert isinstance(found, LowRank)
     assert torch.equal(found.factor, rounded)
     assert found.variances.tolist() == pytest.approx(wanted, rel=0.02)
@@ -186,7 +185,7 @@ def test_a_family_has_its_number_of_tables_and_only_lowrank_has_levels(
     }.get(family, [])
     body = pb.Mixtures(covariance=family, spread=(tables + [own] * 4)[:number])
     if levels:
-        body.levels.CopyFrom(pack_levels(torch.ones(dimension, 1), 8))
+        body.levels.CopyFrom(pack_levels(torch.ones(dimension, 1)))
     needed = len(tables) - (levels or (dimension == 1 and family in ("full", "gram")))
     if number == needed > 0 and (family == "lowrank" or not levels):
         kinds = {
@@ -213,22 +212,6 @@ def test_loadings_are_a_matrix_of_one_column_or_more(shape: tuple[int, ...]) -> 
         return
     with pytest.raises(SurrogateError, match="loadings of shape"):
         unpack_covariance(body, 1, 2)
-
-
-@few
-@given(st.integers(0, 99), st.integers(1, 4), st.sampled_from([torch.float32, torch.float64]))
-def test_each_part_adds_eleven_bits(seed: int, parts: int, kind: torch.dtype) -> None:
-    whole = torch.randn(7, generator=generator(seed), dtype=kind).requires_grad_()
-    found = in_parts("x", whole, parts)
-    assert len(found) == parts
-    assert not any(each.requires_grad for each in found.values())
-    both = joined("x", found, parts)
-    assert both.dtype == torch.float64
-    exact = whole.detach().double()
-    assert (
-        float((both - exact).abs().max()) <= 2.0 ** (-11 * parts) * float(exact.abs().max()) * 1.001
-    )
-    assert torch.equal(unpack(pack(whole), "x", (7,)), found["x"])
 
 
 # Bundles.

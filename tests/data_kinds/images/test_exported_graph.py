@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from fedsurrogate._model import ImageModel
@@ -24,6 +23,7 @@ from tests import commands
 from tests.data_kinds.images.corpus import Array, Kind, deep_kinds, shallow_kinds
 from tests.server_app.export.test_export import signed
 
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install -e '.[onnx]'")
 BACKBONE, SIDE = "pixels:rgb", 8
 # Features are rounded to 16 bits at a site, and not in a graph.
 ROUNDING = 2e-3
@@ -33,8 +33,8 @@ READ = [*deep_kinds(), *shallow_kinds()]
 def answer(graph: Any, pixels: Array) -> Array:
     """Probabilities (3,) of an image (height, width, 3) uint8, resized as the card says."""
     small = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    images = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None].float()
-    found: Array = graph(images)[0].numpy()
+    images = np.array(small).transpose(2, 0, 1)[None].astype(np.float32)
+    found: Array = graph(images)[0]
     return found
 
 
@@ -47,12 +47,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Signed
     (run / "model.fedsurrogate").write_bytes(save_signed_model(model))
     (run / "manifest.json").write_text('{"config": {}}')
     (run / "metrics.json").write_text("{}")
-    file = home / "model.pt"
+    file = home / "model.onnx"
     with pytest.MonkeyPatch.context() as patch:
-        words = ("--format", "torchscript", "--out", file)
+        words = ("--format", "onnx", "--out", file)
         assert commands.coordinator(patch, "export", run, *words) == 0
-    graph = torch.jit.load(str(file))  # type: ignore[no-untyped-call]
-    return graph, (home / "model.pt.md").read_text(), model
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+    def graph(images: Array) -> Any:
+        return session.run(None, {"images": images})[0]
+
+    return graph, (home / "model.onnx.md").read_text(), model
 
 
 def test_a_graph_answers_as_the_site_and_python_for_every_kind_of_file(

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.server_app.cli import main as cli
+from fedsurrogate.server_app.cli.gone import GONE
 from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
@@ -38,6 +39,15 @@ def test_the_command_without_anything_shows_what_there_is() -> None:
     for arguments in ([], ["--help"]):
         output = CliRunner().invoke(cli.app, arguments).output
         assert all(command in output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("words", GONE)
+def test_a_command_that_is_gone_says_what_to_use_instead(words: str) -> None:
+    for given in (words.split(), [*words.split(), "more"]):
+        done = CliRunner().invoke(cli.app, given)
+        assert done.exit_code == 2
+        assert GONE[words] in done.output
+    assert " gone" in GONE[words]
 
 
 def test_the_installed_script_starts() -> None:

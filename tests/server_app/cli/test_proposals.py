@@ -42,3 +42,14 @@ def test_what_happens_while_a_person_reads_is_kept_or_noticed(
     assert ended == (meanwhile == "another changes it")
     if ended:
         assert "was changed while you read it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_proposed_run_resumes_the_folder_of_who_typed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process starts it, in another folder."""
+    monkeypatch.chdir(tmp_path)
+    words = ("propose", "p.json", "--purpose", "go on")
+    assert coordinator(monkeypatch, *words, "-c", 'method="fedavg" resume="runs/one"') == 0
+    content = read_proposal(tmp_path / "p.json").proposal.content
+    assert content["resume"] == str(tmp_path / "runs" / "one")

@@ -30,7 +30,7 @@ from tests import commands
 from tests.client_app.model_use.hospitals import hospital
 from tests.grid import FAST, InProcessGrid, run_federation
 from tests.samples import Samples
-from tests.server_app.export.test_export import FORMATS, resized, signed
+from tests.server_app.export.test_export import WITH_ONNX, resized, signed
 
 TRAIN, TEST = (f"data/pacs/photo-{part}.parquet" for part in ("train", "test"))
 COUNT, TOGETHER = 200, 25
@@ -160,38 +160,32 @@ def drawn(home: Path, backbone: str, weights: Path) -> Path:
     return home
 
 
-def answers(kind: str, file: Path) -> Callable[[Tensor], Any]:
+def answers(file: Path) -> Callable[[Tensor], Any]:
     """The written graph in its own runtime, with nothing of this project."""
-    match kind:
-        case "torchscript":
-            return torch.jit.load(str(file))  # type: ignore[no-any-return, no-untyped-call]
-        case "torch-export":
-            return torch.export.load(file).module()
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     return lambda images: session.run(None, {"images": images.numpy().astype(np.float32)})[0]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@WITH_ONNX
 def test_a_written_graph_gives_the_same_probabilities_on_200_photographs(
     made: Made,
-    kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
     written = tmp_path / "made" / "model.graph"
     written.parent.mkdir()
-    words = ("--format", kind, "--out", written, "--weights-path", made.weights)
+    words = ("--format", "onnx", "--out", written, "--weights-path", made.weights)
     assert commands.coordinator(monkeypatch, "export", made.run, *words) == 0
     # A graph is one file, which a person can move.
     assert sorted(file.name for file in written.parent.iterdir()) == [
         "model.graph",
         "model.graph.md",
     ]
-    moved = written.rename(tmp_path / "moved.pt2")
-    run = answers(kind, moved)
+    moved = written.rename(tmp_path / "moved.onnx")
+    run = answers(moved)
     with torch.no_grad():
         parts = [
             torch.as_tensor(run(made.images[k : k + TOGETHER])) for k in range(0, COUNT, TOGETHER)
@@ -200,7 +194,7 @@ def test_a_written_graph_gives_the_same_probabilities_on_200_photographs(
     apart = float((found - made.wanted).abs().max())
     spread = float(made.wanted.std(0).max())
     # For benchmarks/exported_graphs.py.
-    record_property("graph", (str(made.model.manifest.settings["backbone"]), kind, apart, spread))
+    record_property("graph", (str(made.model.manifest.settings["backbone"]), "onnx", apart, spread))
     assert apart <= 1e-4
     # The images are not all alike to the model, so that equal probabilities mean something.
     assert spread > 1e-4

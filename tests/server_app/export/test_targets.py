@@ -25,7 +25,7 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.server_app.export.graph import graph_of, write_graph
 from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.strategies.counting.evaluated import payload_of
-from tests.server_app.export.test_export import FORMATS, KEY, header, pictures, resized
+from tests.server_app.export.test_export import KEY, WITH_ONNX, header, pictures, resized
 from tests.strategies.counting.targets import KINDS
 
 SIZE = 8
@@ -62,23 +62,20 @@ def predicted(model: SignedModel, count: int) -> tuple[list[str], np.ndarray]:
     return found.columns(), np.array(found.results(features), dtype=float)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@WITH_ONNX
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_answers_as_site_predict_does(kind: str, format_: str, tmp_path: Path) -> None:
+def test_a_graph_answers_as_site_predict_does(kind: str, tmp_path: Path) -> None:
     model = signed(kind)
     graph, (columns, cells) = graph_of(model), predicted(model, 20)
-    assert write_graph(graph, format_, tmp_path / "graph") <= 1e-5
+    assert write_graph(graph, tmp_path / "graph") <= 1e-5
     assert list(graph.module.columns) == columns
     images = torch.stack([resized(image, graph) for image in pictures(20)])
-    if format_ == "onnx":
-        session = importlib.import_module("onnxruntime").InferenceSession(
-            str(tmp_path / "graph"), providers=["CPUExecutionProvider"]
-        )
-        (output,) = session.get_outputs()
-        assert output.name == "answers"
-        answers = session.run(None, {"images": images.numpy().astype(np.float32)})[0]
-    else:
-        answers = graph.module(images).numpy()
+    session = importlib.import_module("onnxruntime").InferenceSession(
+        str(tmp_path / "graph"), providers=["CPUExecutionProvider"]
+    )
+    (output,) = session.get_outputs()
+    assert output.name == "answers"
+    answers = session.run(None, {"images": images.numpy().astype(np.float32)})[0]
     size = np.maximum(np.abs(cells).max(0), 1)
     assert (np.abs(answers - cells) / size).max() < 1e-5
     assert cells.std(0)[0] > 0.01

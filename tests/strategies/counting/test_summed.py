@@ -21,7 +21,6 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
 from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.words import words
-from fedsurrogate.common.wire.sum_proto import unpack_total
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
@@ -36,6 +35,7 @@ from tests.strategies.counting.hospitals import (
     learned,
     surveyed,
 )
+from tests.totals import unpack_total
 
 Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]

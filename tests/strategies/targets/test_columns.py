@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedsurrogate as fs
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.coded_sums import bounded_sums, released_sums
-from fedsurrogate.client_app.methods.cox_rounds import released_round
+from fedsurrogate.client_app.methods.residual_rounds import released_round
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum.same_sites import settings_in
@@ -58,7 +58,6 @@ TARGETS: dict[str, dict[str, Any]] = {
     "number": {"target": "number", "target_range": (-4, 4)},
     "labels": {"target": "labels", "label_columns": "a,b"},
     "time": {"target": "time", "horizon": 3.0, "bins": 8},
-    "cox": {"target": "time", "horizon": 3.0, "bins": 8, "time_head": "cox"},
 }
 SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
 
@@ -81,7 +80,6 @@ def score(folder: Path, x: np.ndarray, name: str, **more: Any) -> float:
         ("labels", SECURE | {"features.ranges": RANGES, "label_sets": "0=a,b; 1=a,b; 2=a,b"}),
         ("time", SECURE | {"features.ranges": RANGES}),
         ("time", {"features.ranges": RANGES}),
-        ("cox", {"features.ranges": RANGES}),
         ("number", SECURE | {"features.ranges": RANGES, "epsilon": 200.0, "delta": 1e-5}),
     ],
 )
@@ -174,14 +172,15 @@ def run_site(run: Run, x: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("frame", [b"", Frame(torch.ones(3), torch.ones(3)).packed()])
 def test_a_site_reads_no_model_in_another_frame_than_the_settings_give(frame: bytes) -> None:
-    given: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "time-head": "cox"}
+    given: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "time-head": "residuals"}
     run = parse_run(given | {"features.ranges": "0,8"})
     assert run.target is not None
     x = torch.rand(60, 3)
     task = task_of(run, x, torch.stack([x[:, 0] * 4, torch.ones(60)], 1).double())
     agreed = run.public_frame(3)
     training = Training.begin(run, run.target.rows, "f" * 16, 3, agreed)
-    asked = replace(task, payload=training.payload(), info={"round": 1})
+    training.model = {"values": torch.zeros(41)}
+    asked = replace(task, payload=training.payload(), info={"round": 2})
     assert released_round(asked).payload
     training.frame = frame
     with pytest.raises(SurrogateError, match="frame of columns"):

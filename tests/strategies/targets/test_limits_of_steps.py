@@ -16,8 +16,6 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.parts import in_parts
-from fedsurrogate.strategies.targets.cox_steps import CoxSteps
 from fedsurrogate.strategies.targets.learning import column_factors
 from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
 from tests.coded import coded
@@ -119,65 +117,6 @@ def test_sums_of_sites_are_added_around_zero_with_their_shares(
         0.0,
         [pytest.approx(sum(shares))] * 9,
     )
-
-
-def cox_sums(seed: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(30, D, generator=draw)
-    weights = torch.rand(5, 30, generator=draw)
-    return {
-        "code": torch.randint(1, 9, (9,), generator=draw).float(),
-        "weights": weights.sum(1),
-        "first": weights @ x,
-        "second": fold(x.T @ x),
-        "event-sums": x.sum(0),
-    }
-
-
-def whole(**tensors: torch.Tensor) -> Parameters:
-    """A reply in the parts that sites send."""
-    target = parse_run(TIME | {"time-head": "cox"}).target
-    assert target is not None
-    course = target.course(False)
-    assert course is not None
-    parts = [in_parts(name, each.double(), course.parts) for name, each in tensors.items()]
-    return reply(**{name: each for own in parts for name, each in own.items()})
-
-
-@pytest.mark.parametrize("name", ["code", "weights"])
-@pytest.mark.parametrize("part", [0.009, 0.011])
-def test_sums_of_a_cox_model_are_below_zero_by_a_hundredth_at_most(name: str, part: float) -> None:
-    steps = CoxSteps(parse_run(TIME | {"time-head": "cox"}))
-    sent = cox_sums(1)
-    sent[name][2] = -part * float(sent[name].abs().max())
-    if part < 0.01:
-        steps.check(whole(**sent))
-        counts = [max(0.0, each) for each in sent["code"].tolist()]
-        assert steps.counts(whole(**sent)) == pytest.approx(counts)
-        return
-    with pytest.raises(SurrogateError, match=f"{name}: a sum below zero"):
-        steps.check(whole(**sent))
-
-
-def test_sums_of_a_cox_model_are_finite_of_some_records_with_moments_that_records_have() -> None:
-    steps = CoxSteps(parse_run(TIME | {"time-head": "cox"}))
-    sent = cox_sums(2)
-    with pytest.raises(SurrogateError, match="sums of no records"):
-        steps.check(whole(**sent | {"weights": torch.zeros(5)}))
-    with pytest.raises(SurrogateError):
-        steps.check(whole(**sent | {"event-sums": torch.full((D,), torch.inf)}))
-    # Correlations whose least eigenvalue is below zero by a hundredth of the number of features.
-    for least in (-0.029, -0.031):
-        r = 1 - least
-        second = torch.eye(D, dtype=torch.float64)
-        second[0, 1] = second[1, 0] = r
-        scale = torch.tensor([1e3, 2.0, 1e-3]).double()
-        own = sent | {"second": fold(second * scale * scale[:, None])}
-        if least > -0.03:
-            steps.check(whole(**own))
-        else:
-            with pytest.raises(SurrogateError, match="a negative eigenvalue"):
-                steps.check(whole(**own))
 
 
 @few

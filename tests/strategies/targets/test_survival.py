@@ -15,9 +15,7 @@ from torch import Tensor
 from benchmarks._pseudo_values import mean_time, pseudo_value_head
 from benchmarks.targets_survival import coverage
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.models.risk_sums import risk_sums
 from fedsurrogate.common.targets.time import widening_edges
-from fedsurrogate.strategies.targets.rounds import CoxSearch, Newton
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
@@ -260,11 +258,13 @@ def test_pseudo_values_are_those_of_leaving_out_each_record() -> None:
 
 
 def test_calibrated_risks_have_the_slope_and_baseline_of_a_cox_model() -> None:
+    from sksurv.linear_model import CoxPHSurvivalAnalysis
+
     of = cohort(4, 4000)
     head = risk_head(of.sums)
     scores = ((of.features - head.mean) @ head.weight)[:, None]
-    search = fitted(Cohort(scores, of.bins, of.events, of.count), 8)
-    assert float(search.newton.point) == pytest.approx(1.0, abs=0.1)
+    model = CoxPHSurvivalAnalysis(ties="breslow").fit(scores.numpy(), of.structured)
+    assert float(model.coef_[0]) == pytest.approx(1.0, abs=0.1)
     observed = kaplan_meier(cells_of(of.sums)).survival
     predicted = (-scores.exp() * head.hazard.cumsum(0)).exp().mean(0)
     assert float((observed - predicted).abs().max()) < 0.03
@@ -279,89 +279,6 @@ def test_two_rounds_without_noise_are_one() -> None:
     code = torch.stack([torch.ones(400).double(), of.code @ values], 1)
     head = risk_of_rounds(cells, coded(code, of.features))
     assert torch.allclose(head.weight, risk_head(of.sums, calibrated=False).weight, atol=1e-9)
-
-
-def fitted(of: Cohort, rounds: int, penalty: float = 0.0) -> CoxSearch:
-    cells = cells_of(of.sums)
-    event_sums = of.features[of.events].sum(0)
-    search = CoxSearch.start(cells.events, event_sums, cells.hazard, penalty)
-    half = torch.arange(len(of.bins)) % 2 == 0
-    for _ in range(rounds):
-        sums = [
-            risk_sums(of.features[at], of.bins[at], search.newton.point, search.hazard)
-            for at in (half, ~half)
-        ]
-        search = search.after(sums[0] + sums[1])
-    return search
-
-
-@pytest.mark.parametrize("penalty", [0.0, 3.0])
-@pytest.mark.parametrize("seed", range(3))
-def test_rounds_converge_to_the_cox_model_of_scikit_survival(seed: int, penalty: float) -> None:
-    from sksurv.linear_model import CoxPHSurvivalAnalysis
-
-    of = cohort(seed, 300)
-    search = fitted(of, 12, penalty)
-    model = CoxPHSurvivalAnalysis(alpha=penalty, ties="breslow", tol=1e-13, n_iter=200)
-    theirs = model.fit(of.features.numpy(), of.structured).coef_
-    assert np.abs(search.newton.point.numpy() - theirs).max() < 1e-9
-    three = fitted(of, 4, penalty).newton.point.numpy()
-    assert np.linalg.norm(three - theirs) < 0.02 * np.linalg.norm(theirs)
-    at_end = risk_sums(of.features, of.bins, search.newton.point, search.hazard)
-    cumulative = model.cum_baseline_hazard_
-    own = search.after(at_end).accepted_hazard.cumsum(0).numpy()
-    assert np.abs(own - cumulative(np.minimum(np.arange(8), cumulative.x[-1]))).max() < 1e-9
-
-
-def test_two_rounds_are_near_the_end_because_hazards_are_expected_at_the_next_point() -> None:
-    """With the hazard of the point before, errors are twice as large."""
-    errors = []
-    for seed in range(3):
-        end, near = (fitted(cohort(seed), rounds).newton.point for rounds in (12, 2))
-        errors.append(float((near - end).norm() / end.norm()))
-    assert sum(errors) / 3 < 0.003
-
-
-def test_a_step_that_lowers_the_likelihood_is_halved_until_it_converges() -> None:
-    """A column with a few huge values: a full step from zero goes too far."""
-    of = cohort(0, 200)
-    x = of.features.clone()
-    x[:, 0] = (2 * x[:, 0]).exp()
-    wild = Cohort(x, of.bins, of.events, of.count)
-    search = fitted(wild, 40)
-    assert search.newton.halvings > 0
-    from sksurv.linear_model import CoxPHSurvivalAnalysis
-
-    model = CoxPHSurvivalAnalysis(alpha=0, ties="breslow", tol=1e-13, n_iter=500)
-    theirs = model.fit(x.numpy(), wild.structured).coef_
-    assert np.abs(search.newton.accepted.numpy() - theirs).max() < 1e-6
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 1.0, 20.0]))
-def test_the_accepted_likelihood_never_falls(seed: int, scale: float) -> None:
-    of = cohort(seed, 60, 6, scale)
-    cells = cells_of(of.sums)
-    if not bool(of.events.any()):
-        return
-    search = CoxSearch.start(cells.events, of.features[of.events].sum(0), cells.hazard, 0.01)
-    before = search.newton.likelihood
-    for _ in range(8):
-        sums = risk_sums(of.features, of.bins, search.newton.point, search.hazard)
-        search = search.after(sums)
-        assert search.newton.likelihood >= before - 1e-9 * abs(before) or before == -np.inf
-        assert bool(search.newton.point.isfinite().all())
-        before = search.newton.likelihood
-
-
-def test_a_point_that_is_not_finite_spends_the_round_on_halving() -> None:
-    start = Newton.at(torch.zeros(1).double())
-    one = start.after(-1.0, torch.ones(1).double(), torch.full((1, 1), 0.5).double())
-    assert (one.steps, float(one.accepted)) == (1, 0.0)
-    assert float(one.point) == pytest.approx(2.0)
-    halved = one.after(float("nan"), torch.ones(1).double(), torch.ones(1, 1).double())
-    assert (halved.steps, halved.halvings) == (1, 1)
-    assert float(halved.point) == pytest.approx(1.0)
 
 
 def test_noise_that_vanishes_gives_the_exact_risk() -> None:

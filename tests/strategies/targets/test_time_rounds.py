@@ -28,7 +28,6 @@ from fedsurrogate.common.secure_sum.noise import site_variances
 from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.targets.time_rounds import merged_places
-from fedsurrogate.common.wire.parts import in_parts, joined
 from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
 from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import RiskHead, marginal_head, risk_head
@@ -240,14 +239,6 @@ def test_merged_places_have_none_or_enough_and_keep_the_order(
     assert all(one <= other for one, other in pairwise(places))
     if least == 1:
         assert all(place == at for at, place in enumerate(places) if counts[at])
-
-
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=9), st.integers(1, 3))
-def test_parts_of_numbers_add_eleven_bits_each(numbers: list[float], parts: int) -> None:
-    whole_ = torch.tensor(numbers, dtype=torch.float64)
-    made = in_parts("x", whole_, parts)
-    error = float((joined("x", made, parts) - whole_).abs().max())
-    assert error <= float(whole_.abs().max()) * 2.0 ** (-10 * parts) + 1e-30
 
 
 def test_a_second_round_without_values_is_refused() -> None:

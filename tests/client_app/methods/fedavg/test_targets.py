@@ -435,7 +435,6 @@ def test_cells_of_one_record_stay_at_the_site(tmp_path: Path) -> None:
         ({"method": "fedlambda"}, "learns classes only"),
         ({"method": "scaffold", "fedavg.momentum": 0.5}, "assume no momentum"),
         ({"method": "dp-fedavg"}, "needs a budget"),
-        ({"label-moment": "own"}, "label-moment = 'own' is for methods that learn from sums"),
         ({"epsilon": 1.0, "delta": 1e-5}, "does not support it"),
     ],
 )
