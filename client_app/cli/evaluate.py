@@ -209,14 +209,14 @@ def evaluate(
     table = Table(
         "", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}"
     )
-    for name, each in report.averages.items():
-        if name in ("accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"):
+    for name in ("macro_auroc", "balanced_accuracy", "accuracy", "macro_auprc", "macro_f1"):
+        if (each := report.averages.get(name)) is not None:
             value = "undefined" if each.value is None else f"{each.value:.3f}"
             limits = "" if each.low is None else f"{each.low:.3f} to {each.high:.3f}"
             table.add_row(name.replace("_", " "), value, limits, str(each.support))
     console.print(table)
     if report.left_out:
-        text = f"fewer than ten records: {', '.join(report.left_out)}; no average includes them"
+        text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
         console.print(text, style="yellow", soft_wrap=True)
     if evaluation.promise is not None:
         verdict = (

@@ -25,10 +25,10 @@ from fedsurrogate.client_app.model_use.label_answers import (
     decided_answers,
     is_of_labels,
 )
-from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import FEWEST, Array, Measure, calibration_error
+from fedsurrogate.common.models.class_measures import FEWEST, calibration_error
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
+from fedsurrogate.common.models.intervals import Array, Measure, Rows, measured
 from fedsurrogate.common.targets.answers import facts_of
 
 # The prevalence is that of the calibrating records.
@@ -292,18 +292,31 @@ def decision_measures(
     decided = answers.get(f"{name}{PRESENT}")
     present = None if decided is None else decided[known] == 1
 
-    def points(rows: NDArray[np.int64]) -> dict[str, float | None]:
+    def points(rows: Rows) -> dict[str, float | None]:
+        from sklearn import metrics
+
         own = positive[rows]
-        found: dict[str, float | None] = {}
-        for when, chance in chances.items():
-            found[f"calibration_error{when}"] = calibration_error(own, chance[rows])
-            if when:
-                found[f"brier{when}"] = float(np.square(chance[rows] - own).mean())
+        found: dict[str, float | None] = {
+            f"brier{when}": float(metrics.brier_score_loss(own, chance[rows], pos_label=True))
+            for when, chance in chances.items()
+            if when
+        }
         if present is not None:
-            for kind, of in (("sensitivity", own), ("specificity", ~own)):
-                right = (present[rows] == own)[of]
-                found[f"{kind}_at_the_threshold"] = float(right.mean()) if of.any() else None
+            specificity, sensitivity = metrics.recall_score(
+                own, present[rows], labels=[False, True], average=None, zero_division=np.nan
+            ).tolist()
+            found["sensitivity_at_the_threshold"] = sensitivity
+            found["specificity_at_the_threshold"] = specificity
         return found
 
     owners = None if patients is None else [patients[row] for row in known.tolist()]
-    return measured(points, len(known), owners, draws) if len(known) else {}
+    if not len(known):
+        return {}
+    shares = {"sensitivity_at_the_threshold": positive, "specificity_at_the_threshold": ~positive}
+    errors = {
+        f"calibration_error{when}": calibration_error(positive, chance)
+        for when, chance in chances.items()
+    }
+    return {
+        name: Measure(value, None, None, len(known)) for name, value in errors.items()
+    } | measured(points, len(known), owners, draws, shares=shares)

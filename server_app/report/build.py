@@ -295,7 +295,12 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
             if run.accuracy
             else None
         )
-        notes = ["not measured" if site.status == "used" else site.status for site in rows]
+        notes = [
+            ("not measured" if site.status == "used" else site.status)
+            if site.accuracy is None
+            else ("" if site.tested is None else f"of {site.tested:,.0f}")
+            for site in rows
+        ]
         pictures["accuracy"] = (
             plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),
         )

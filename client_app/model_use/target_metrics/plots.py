@@ -16,7 +16,8 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     thirds,
 )
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.models.class_measures import BINS, Array, Measure
+from fedsurrogate.common.models.class_measures import BINS
+from fedsurrogate.common.models.intervals import Array, Measure
 from fedsurrogate.common.pages.svg import INK
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).

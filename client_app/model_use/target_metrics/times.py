@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.target_metrics.resampling import Rows, measured
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.models.class_measures import Array, Measure
+from fedsurrogate.common.models.intervals import Array, Measure, Rows, measured
 
 # Samples for intervals: a concordance index takes the time of all pairs of records.
 DRAWS = 200

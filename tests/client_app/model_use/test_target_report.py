@@ -21,8 +21,8 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.label_answers import decided_answers
 from fedsurrogate.client_app.model_use.target_report import evaluate_target
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import Measure
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.intervals import Measure
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import Observed
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.intervals import Measure
 
 few = settings(max_examples=5, deadline=None)
 SHARES = st.integers(1, 99).map(lambda share: share / 100)

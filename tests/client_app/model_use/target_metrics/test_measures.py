@@ -15,13 +15,12 @@ from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     agreement_of_raters,
     number_measures,
 )
-from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
     Survival,
     time_measures,
 )
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.intervals import Measure, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:
