@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.methods.coded_sums import values_of
@@ -94,12 +93,11 @@ def _sums(task: Task) -> tuple[dict[str, Tensor], int]:
     values = values_of(task.found.train)[kept]
     features = in_frame(task.found.train.features[kept], task.public_frame).double()
     cells = places[target.cells(values)]
-    bins = torch.where(cells < target.bins, cells, cells - target.bins)
+    bins = target.last_bins(cells)
     sums = risk_sums(features, bins, point.beta, point.hazard, point.offset, LARGEST_SCORE)
-    events = values[:, 1] == 1
     return {
         CODE: merged_code(target, values, places).sum(0),
-        EVENT_SUMS: features[events & (values[:, 0] < target.edges[-1])].sum(0),
+        EVENT_SUMS: features[target.cells(values) < target.bins].sum(0),
         WEIGHTS: sums.weights,
         FIRST: sums.first,
         SECOND: fold(sums.second),

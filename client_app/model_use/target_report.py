@@ -191,7 +191,12 @@ def _labels(answers: Answers, draws: int) -> tuple[Measures, Figures]:
         measures[name] |= decision_measures(
             truth[:, at], answers.plain[name], answers.columns, name, answers.patients, draws
         )
-    measures["all labels"] = dict(report.averages)
+    less = (
+        f" but {', '.join(report.left_out)}, without a positive or without a negative record"
+        if report.left_out
+        else ""
+    )
+    measures[f"all labels{less}"] = dict(report.averages)
     areas = {each.name: {"this site": each.measures["auroc"]} for each in report.labels}
     names = list(answers.outputs)
     return measures, {

@@ -246,7 +246,7 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
     """
     if not len(truth):
         return None
-    mean, share, sizes = _reliability(truth, chance)
+    mean, share, sizes = reliability(truth, chance)
     return float(np.abs(share - mean) @ sizes / len(truth))
 
 
@@ -268,7 +268,7 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
         return dict.fromkeys(CURVES)
     fpr, tpr, _ = roc_curve(truth, chance)
     precision, recall, _ = precision_recall_curve(truth, chance)
-    mean, share, sizes = _reliability(truth, chance)
+    mean, share, sizes = reliability(truth, chance)
     points = ((fpr, tpr), (recall, precision), (mean, share, sizes))
     return {
         name: [axis.tolist() for axis in axes] for name, axes in zip(CURVES, points, strict=True)
@@ -357,16 +357,28 @@ def _overall(judged: Judged, weights: Array) -> dict[str, Measure]:
     }
 
 
-def _reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Mean probability, share of the class, and number of records of each bin that has any."""
+def reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Mean probability, share of the class, and number of records of each bin that has any.
+
+    Args:
+        truth: whether a record is of the class, (n,), with n of one or more.
+        chance: probability of the class, (n,).
+
+    Returns:
+        (b,) of the b bins, by rising probability.
+    """
     from sklearn.calibration import calibration_curve
 
     share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    sizes = np.bincount(_bins(chance), minlength=BINS)
+    sizes = np.bincount(bins_of(chance), minlength=BINS)
     return mean, share, sizes[sizes > 0]
 
 
-def _bins(chance: Array) -> NDArray[np.int64]:
-    """The bin of each probability, with the same edges as scikit-learn's calibration_curve."""
+def bins_of(chance: Array) -> NDArray[np.int64]:
+    """The bin of each probability, with the same edges as scikit-learn's calibration_curve.
+
+    Args:
+        chance: (n,).
+    """
     edges = np.linspace(0, 1, BINS + 1)
     return np.searchsorted(edges[1:-1], chance).astype(np.int64)

@@ -42,13 +42,15 @@ def risk_sums(
 
     Args:
         features: (n, d), float64.
-        bins: in which each record leaves, (n,); B for those that outlive the last one.
+        bins: the last in which each record is at risk, (n,); B for those that outlive the last one,
+            and -1 for those that are never at risk, which add nothing.
         weight: beta, (d,).
         hazard: baseline hazard of each bin, (B,), that the coordinator expects at this beta.
         offset: that is subtracted from beta z.
         largest: magnitude of what is left; what is beyond it is cut off.
     """
     count = len(hazard) + 1
+    features, bins = features[bins >= 0], bins[bins >= 0]
     risk = (features @ weight - offset).clamp(-largest, largest).exp()
     weighted = risk[:, None] * features
     cumulative = torch.cat([hazard.cumsum(0), hazard.sum()[None]])

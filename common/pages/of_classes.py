@@ -7,10 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsurrogate.common.models.class_measures import ClassReport
+import numpy as np
+
+from fedsurrogate.common.models.class_measures import BINS, ClassReport, bins_of
 from fedsurrogate.common.number_format import shorten
 from fedsurrogate.common.pages.html import render_page, trusted
-from fedsurrogate.common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
+from fedsurrogate.common.pages.svg import (
+    CLASS_COLOURS,
+    FAINT,
+    LINE,
+    QUIET,
+    make_axes,
+    render,
+    undrawn,
+)
 
 MOST_DRAWN = len(CLASS_COLOURS)
 NAMES = {
@@ -89,7 +99,7 @@ def captions(positive: str, size: int, records: int) -> dict[str, str]:
     return CAPTIONS | {
         "roc": whose,
         "precision_recall": f"{whose} {CAPTIONS['precision_recall']}",
-        "reliability": f"{CAPTIONS['reliability']} Lines are 95 % intervals of the share.",
+        "reliability": f"{CAPTIONS['reliability']} Lines are 95 % intervals of the share; above is the number of records.",
     }
 
 
@@ -136,7 +146,8 @@ def curve_pictures(
 
 def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.62, right=0.15, top=0.15, bottom=0.55)
+        top = 0.35 if key == "reliability" else 0.15
+        axes = make_axes(figure, left=0.62, right=0.15, top=top, bottom=0.55)
         if key != "precision_recall":
             axes.plot([0, 1], [0, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
         for colour, (name, (x, y, *sizes)) in zip(CLASS_COLOURS, lines.items(), strict=False):
@@ -148,7 +159,10 @@ def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Callab
             if key == "precision_recall":
                 # Where everything is recalled, precision is the share of the class.
                 axes.axhline(y[0], color=colour, linewidth=1, linestyle=(0, (3, 3)))
-        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=across, ylabel=up)
+        # Half of the largest point.
+        beyond = 0.04 if key == "reliability" else 0.01
+        ends = (-beyond, 1 + beyond)
+        axes.set(xlim=ends, ylim=ends, xlabel=across, ylabel=up)
         axes.grid(color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9, loc=PLACES[key])
@@ -172,9 +186,9 @@ def _points(
     axes.scatter(x, y, [14 + 110 * each / most for each in sizes] or 30, alpha=0.75, **label)
     if not alone:
         return
-    for across, share, size in zip(x, y, sizes, strict=False):
+    middles = (bins_of(np.array(x)) + 0.5) / BINS
+    for middle, across, share, size in zip(middles.tolist(), x, y, sizes, strict=False):
         limits = binomtest(round(share * size), size).proportion_ci(method="wilson")
         axes.plot([across, across], [limits.low, limits.high], color=label["color"], linewidth=1)
-        side = "right" if across > 0.8 else "left"
-        shift = -0.025 if side == "right" else 0.025
-        axes.text(across + shift, share, f"n = {size}", ha=side, va="center", fontsize=8)
+        axes.text(middle, 1.055, f"{size}", ha="center", fontsize=8, color=QUIET)
+    axes.text(-0.04, 1.055, "n =", ha="center", fontsize=8, color=QUIET)

@@ -178,13 +178,24 @@ def _table(summaries: Sequence[Any]) -> Table:
     from rich.table import Table
 
     from fedsurrogate.common.number_format import human_bytes
+    from fedsurrogate.server_app.runs.scores import SCORES
+    from fedsurrogate.server_app.sweep import leading_score
 
-    table = Table(*summaries[0].varied, "accuracy", "runs", "failed", "uplink")
+    first = leading_score(summaries)
+    scores = [
+        name for name in dict.fromkeys((first, *SCORES)) if any(s.means[name] for s in summaries)
+    ]
+    columns = [SCORES[name] for name in scores or [first]]
+    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink")
     for each in summaries:
-        spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
-        accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %"
         sent = "" if each.bytes is None else human_bytes(each.bytes)
+        cells = [_percent(*each.spread(name)) for name in scores or [first]]
         table.add_row(
-            *map(str, each.varied.values()), accuracy, str(each.runs), str(each.failed), sent
+            *map(str, each.varied.values()), *cells, str(each.runs), str(each.failed), sent
         )
     return table
+
+
+def _percent(mean: float | None, deviation: float | None) -> str:
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return "" if mean is None else f"{100 * mean:.2f}{spread} %"

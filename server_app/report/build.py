@@ -34,6 +34,7 @@ from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tab
 from fedsurrogate.server_app.report.warnings import data_of, warnings_of
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end
 # in .md.
@@ -160,6 +161,9 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "measures": (measures := measures_view(run)),
         "quality": quality_view(run),
+        "auroc_first": scores[AUROC]
+        if leading(scores := scores_of(run.metrics)) == AUROC
+        else None,
         "ratios": ratios,
         "ratio_picture": trusted(ratios.picture) if ratios else "",
         "warnings": warned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -40,13 +41,20 @@ def test_the_sums_of_a_round_are_those_of_a_loop_over_the_records(
     weights, first = np.zeros(BINS + 1), np.zeros((BINS + 1, 4))
     second, events, code = np.zeros((4, 4)), np.zeros(4), np.zeros(2 * BINS + 1)
     for row, (time, event) in zip(x.astype(np.float32).astype(float), y, strict=True):
-        place = min(int(time), BINS)  # Bins of one unit each, up to the horizon.
-        code[place if event and place < BINS else BINS + place] += 1
+        # Bins of one unit each, up to the horizon. A record without an event leaves at the nearest edge,
+        # after the bin before it.
+        early = event and time <= BINS
+        place = max(0, math.ceil(time) - 1) if early else min(int(time + 0.5), BINS)
+        code[place if early else BINS + place] += 1
+        events += row * early
+        if not early:
+            place = BINS if place == BINS else place - 1
+        if place < 0:
+            continue
         weight = np.exp(np.clip(row @ beta - offset, -12, 12))
         weights[place] += weight
         first[place] += weight * row
         second += weight * hazard[: place + 1].sum() * np.outer(row, row)
-        events += row * (event and place < BINS)
     task = task_of(run, (x, y), model, 1)
     if summed:
         found, claim = round_sums(task)

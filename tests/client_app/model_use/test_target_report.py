@@ -74,7 +74,7 @@ class Judged:
             patch.setattr(module.plots, name, self.keep(name, name))
         own = SimpleNamespace(measures={"auroc": VALUE})
         labels = [SimpleNamespace(name=name, **vars(own)) for name in OUTPUTS["labels"]]
-        report = SimpleNamespace(labels=labels, averages={"auroc": NOTHING})
+        report = SimpleNamespace(labels=labels, averages={"auroc": NOTHING}, left_out=())
         for name, answer in {
             "number_measures": {"mae": VALUE},
             "label_report": report,

@@ -200,3 +200,42 @@ def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known
     (label,) = label_report(truth[:, None], chance[:, None], ["a"], draws=20).labels
     assert (label.measures["calibration_slope"].value is not None) == known
     assert label.measures["auroc"].value is not None
+
+
+@given(st.integers(0, 10**6), st.integers(20, 200), st.sampled_from([4.0, 6.0]))
+@settings(max_examples=20, deadline=None)
+def test_events_at_the_horizon_of_whole_years_are_events(
+    seed: int, count: int, horizon: float
+) -> None:
+    from sksurv.metrics import (
+        concordance_index_censored,
+        concordance_index_ipcw,
+        integrated_brier_score,
+    )
+
+    random = np.random.default_rng(seed)
+    risks = random.normal(size=count)
+    times = np.ceil(random.exponential(4 * np.exp(-risks)) + 1e-9).clip(1, 9)
+    events = random.random(count) < 0.7
+    observed = Observed(times, events, risks)
+    grid = np.arange(1.0, horizon)
+    chances = np.exp(-np.outer(np.exp(risks), grid) / 4)
+    found = time_measures(observed, horizon, Survival(grid, chances), draws=2)
+    within = events & (times <= horizon)
+    cut = np.minimum(times, horizon)
+    assert found["concordance"].support == within.sum()
+    assert found["concordance"].value == pytest.approx(
+        concordance_index_censored(within, cut, risks)[0]
+    )
+    own = observed.structured
+    if times.max() > horizon and not events[times == times.max()].all():
+        assert found["concordance_ipcw"].value == pytest.approx(
+            concordance_index_ipcw(own, own, risks, tau=horizon + 0.5)[0]
+        )
+    brier = found["integrated_brier"].value
+    if brier is not None:
+        first, last = np.quantile(times[within], [0.1, 0.9])
+        inside = (grid >= first) & (grid <= last)
+        assert brier == pytest.approx(
+            integrated_brier_score(own, own, chances[:, inside], grid[inside])
+        )
