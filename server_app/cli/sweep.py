@@ -178,15 +178,16 @@ def _table(summaries: Sequence[Any]) -> Table:
     from rich.table import Table
 
     from fedsurrogate.common.number_format import human_bytes
-    from fedsurrogate.server_app.runs.scores import SCORES
+    from fedsurrogate.server_app.runs.scores import MAJORITY, SCORES
     from fedsurrogate.server_app.sweep import leading_score
 
     first = leading_score(summaries)
-    scores = [
-        name for name in dict.fromkeys((first, *SCORES)) if any(s.means[name] for s in summaries)
-    ]
-    columns = [SCORES[name] for name in scores or [first]]
-    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink")
+    known = {name for name in SCORES if any(s.means[name] is not None for s in summaries)}
+    scores = [name for name in dict.fromkeys((first, *SCORES)) if name in known - {MAJORITY}]
+    columns = [f"{SCORES[name]}, %" for name in scores or [first]]
+    alone = [share for each in summaries if (share := each.means[MAJORITY]) is not None]
+    caption = f"always giving the largest class: {100 * max(alone):.1f} %" if alone else None
+    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)
         cells = [_percent(*each.spread(name)) for name in scores or [first]]
@@ -198,4 +199,4 @@ def _table(summaries: Sequence[Any]) -> Table:
 
 def _percent(mean: float | None, deviation: float | None) -> str:
     spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
-    return "" if mean is None else f"{100 * mean:.2f}{spread} %"
+    return "" if mean is None else f"{100 * mean:.2f}{spread}"
