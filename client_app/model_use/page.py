@@ -130,7 +130,6 @@ def page_of(facts: Mapping[str, Any]) -> str:
         "confusion": confusion_card(classes, facts["report"]["confusion"]),
         "each_class": classes_card(facts["report"]["per_class"]),
         "undrawn": undrawn(),
-        "majority": majority,
-        "auroc_first": leads_with_auroc(majority),
     }
+    values |= {"majority": majority, "auroc_first": leads_with_auroc(majority)}
     return render_page(PAGE, values).lstrip()

@@ -164,7 +164,7 @@ def _thinned(curves: Mapping[str, Any]) -> dict[str, Curve | None]:
         if curve is not None:
             places = np.unique(np.linspace(0, len(curve[0]) - 1, POINTS).round().astype(int))
             x, y, *sizes = ([axis[place] for place in places] for axis in curve)
-            thin[name] = (x, y, *sizes)
+            thin[name] = (x, y, sizes[0]) if sizes else (x, y)
     return thin
 
 

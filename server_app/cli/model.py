@@ -101,10 +101,8 @@ def evaluate(
         rates = (_shown(row[key]) for key in ("sensitivity", "specificity", "auroc"))
         table.add_row(name, f"{records['value']:.0f}", *rates)
     console.print(table)
-    console.print(
-        f"accuracy {_shown(result['accuracy'])}, balanced accuracy "
-        f"{_shown(result['balanced_accuracy'])}, at {result['sites']} sites"
-    )
+    console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
+    console.print(f"balanced accuracy {_shown(result['balanced_accuracy'])}")
     if result["without_records"]:
         console.print(f"undefined, without a record: {', '.join(result['without_records'])}")
     if "exact" in result:
