@@ -349,11 +349,12 @@ def _summary(group: Sequence[Trial]) -> Summary:
 
 
 def leading_score(summaries: Sequence[Summary]) -> str:
-    """The score by which combinations are compared: AUROC where in some runs one class is so large that
-    accuracy misleads.
+    """The score by which combinations are compared: AUROC where all have one, and in some runs one class
+    is so large that accuracy misleads.
     """
-    found = [leading(each.means) for each in summaries if each.accuracy is not None]
-    return AUROC if AUROC in found else ACCURACY
+    found = [each.means for each in summaries if each.accuracy is not None]
+    known = all(each[AUROC] is not None for each in found)
+    return AUROC if known and AUROC in map(leading, found) else ACCURACY
 
 
 def _spread(values: Sequence[float]) -> Spread:

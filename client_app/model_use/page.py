@@ -125,11 +125,12 @@ def page_of(facts: Mapping[str, Any]) -> str:
         }
         for column, kinds in facts["groups"].items()
     }
-    values = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
+    values: dict[str, Any] = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
     values |= {
         "confusion": confusion_card(classes, facts["report"]["confusion"]),
         "each_class": classes_card(facts["report"]["per_class"]),
         "undrawn": undrawn(),
+        "majority": majority,
+        "auroc_first": leads_with_auroc(majority),
     }
-    values |= {"majority": majority, "auroc_first": leads_with_auroc(majority)}
     return render_page(PAGE, values).lstrip()

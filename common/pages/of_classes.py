@@ -74,13 +74,14 @@ ROWS = (
 )
 
 
-def undefined_because(key: str, rows: Sequence[ClassReport]) -> str:
-    """Why the mean of a measure over classes is undefined, naming them; empty if it is not known.
+def undefined_because(average: str, rows: Sequence[ClassReport]) -> str:
+    """Why an average over classes is undefined, naming them; empty if it is not known.
 
     Args:
-        key: of the measure.
+        average: its name, such as "macro_auroc" or "balanced_accuracy".
         rows: of the classes.
     """
+    key = "sensitivity" if average == "balanced_accuracy" else average.removeprefix("macro_")
     names = [row.name for row in rows if row.support and row.measures[key].value is None]
     return f"undefined for {', '.join(names)}" if names else ""
 

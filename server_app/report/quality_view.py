@@ -21,7 +21,7 @@ from fedsurrogate.common.pages.of_classes import (
 from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import RunFolder
 
-QUALITY, SENSITIVITY = "quality", "sensitivity"
+QUALITY = "quality"
 AVERAGES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -81,8 +81,7 @@ def quality_view(run: RunFolder) -> QualityView | None:
     for name in dict.fromkeys((*first, *AVERAGES)):
         if name in found.averages:
             value, limits = _in_words(found.averages[name])
-            key = SENSITIVITY if name == "balanced_accuracy" else name.removeprefix("macro_")
-            why = "" if value or not found.per_class else undefined_because(key, found.per_class)
+            why = "" if value else undefined_because(name, found.per_class)
             shown.append((AVERAGES[name], value or "undefined", limits or why))
     curves = found.curves or {}
     sizes = {row.name: row.support for row in found.per_class}

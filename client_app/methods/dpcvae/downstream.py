@@ -170,7 +170,7 @@ def score(probabilities: Tensor, labels: Tensor) -> Score:
     from sklearn.metrics import accuracy_score, recall_score
 
     pair = labels.numpy(), probabilities.argmax(1).numpy()
-    balanced = recall_score(*pair, labels=labels.unique().numpy(), average="macro")
+    balanced = recall_score(*pair, labels=torch.unique(labels).numpy(), average="macro")
     return Score(float(accuracy_score(*pair)), float(balanced))
 
 
