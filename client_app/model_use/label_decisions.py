@@ -28,7 +28,14 @@ from fedsurrogate.client_app.model_use.label_answers import (
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import FEWEST, calibration_error
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.models.intervals import Array, Measure, Rows, measured
+from fedsurrogate.common.models.intervals import (
+    Array,
+    Measure,
+    bootstrap_weights,
+    means_of,
+    units_of,
+    with_interval,
+)
 from fedsurrogate.common.targets.answers import facts_of
 
 # The prevalence is that of the calibrating records.
@@ -284,6 +291,8 @@ def decision_measures(
         patients: of each record, if known.
         draws: number of samples for the intervals.
     """
+    from sklearn.metrics import brier_score_loss, recall_score
+
     known = np.flatnonzero(~np.isnan(truth))
     positive: NDArray[np.bool_] = truth[known] == 1
     chances = {"": answers[name][known]}
@@ -291,32 +300,37 @@ def decision_measures(
         chances["_at_the_prevalence_of_the_model"] = before[known]
     decided = answers.get(f"{name}{PRESENT}")
     present = None if decided is None else decided[known] == 1
-
-    def points(rows: Rows) -> dict[str, float | None]:
-        from sklearn import metrics
-
-        own = positive[rows]
-        found: dict[str, float | None] = {
-            f"brier{when}": float(metrics.brier_score_loss(own, chance[rows], pos_label=True))
-            for when, chance in chances.items()
-            if when
-        }
-        if present is not None:
-            specificity, sensitivity = metrics.recall_score(
-                own, present[rows], labels=[False, True], average=None, zero_division=np.nan
-            ).tolist()
-            found["sensitivity_at_the_threshold"] = sensitivity
-            found["specificity_at_the_threshold"] = specificity
-        return found
-
     owners = None if patients is None else [patients[row] for row in known.tolist()]
     if not len(known):
         return {}
-    shares = {"sensitivity_at_the_threshold": positive, "specificity_at_the_threshold": ~positive}
-    errors = {
-        f"calibration_error{when}": calibration_error(positive, chance)
-        for when, chance in chances.items()
-    }
-    return {
-        name: Measure(value, None, None, len(known)) for name, value in errors.items()
-    } | measured(points, len(known), owners, draws, shares=shares)
+    weights, every = (
+        bootstrap_weights(len(known), owners, draws, 0),
+        np.ones(len(known), dtype=bool),
+    )
+    found: dict[str, Measure] = {}
+    for when, chance in chances.items():
+        error = calibration_error(positive, chance)
+        found[f"calibration_error{when}"] = Measure(error, None, None, len(known))
+        if when:
+            brier = float(brier_score_loss(positive, chance, pos_label=True))
+            found[f"brier{when}"] = with_interval(
+                brier,
+                means_of(np.square(chance - positive), weights),
+                len(known),
+                units_of(every, owners),
+            )
+    if present is not None:
+        rates = recall_score(
+            positive, present, labels=[True, False], average=None, zero_division=np.nan
+        )
+        for kind, group, value in zip(
+            ("sensitivity", "specificity"), (positive, ~positive), rates, strict=True
+        ):
+            found[f"{kind}_at_the_threshold"] = with_interval(
+                float(value),
+                means_of((present == positive)[group], weights[:, group]),
+                int(group.sum()),
+                units_of(group, owners),
+                share=True,
+            )
+    return found

@@ -60,7 +60,7 @@ def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, se
     return drawn[:, owner].astype(np.float64)
 
 
-def means_of(values: Array, weights: Array) -> Array:
+def means_of(values: NDArray[Any], weights: Array) -> Array:
     """Means of values (n,) in each sample, (draws,), from weights (draws, n)."""
     return ratios(weights @ values, weights.sum(1))
 
@@ -177,7 +177,6 @@ def measured(
     patients: Sequence[str] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
-    shares: Mapping[str, NDArray[Any]] = {},
 ) -> dict[str, Measure]:
     """Measures of all records, with 95 % intervals from samples with replacement.
 
@@ -187,10 +186,9 @@ def measured(
         patients: of each record, (count,), if known: then whole patients are drawn.
         draws: number of samples.
         seed: of the samples.
-        shares: by the name of those that are shares of some records: of which, (count,), bool.
 
     Returns:
-        By name; the support is the number of records that it is about.
+        By name; the support is the number of records.
 
     Example:
         >>> values = np.array([1.0, 2.0, 3.0])
@@ -198,20 +196,14 @@ def measured(
         >>> found["mean"].value, found["mean"].support
         (2.0, 3)
     """
-    from sklearn import config_context
-
     all_rows = np.arange(count)
     values = points(all_rows)
     drawn: dict[str, list[float]] = {name: [] for name in values}
-    # scikit-learn's checks of its arguments take longer than most measures.
-    with config_context(assume_finite=True, skip_parameter_validation=True):
-        for weights in bootstrap_weights(count, patients, draws, seed) if count else ():
-            for name, value in points(np.repeat(all_rows, weights.astype(np.int64))).items():
-                drawn[name].append(np.nan if value is None else value)
-    found = {}
-    for name, value in values.items():
-        group = shares.get(name, np.ones(count, dtype=bool))
-        units = units_of(group, patients)
-        samples = np.array(drawn[name])
-        found[name] = with_interval(value, samples, int(group.sum()), units, name in shares)
-    return found
+    for weights in bootstrap_weights(count, patients, draws, seed) if count else ():
+        for name, value in points(np.repeat(all_rows, weights.astype(np.int64))).items():
+            drawn[name].append(np.nan if value is None else value)
+    units = units_of(np.ones(count, dtype=bool), patients)
+    return {
+        name: with_interval(value, np.array(drawn[name]), count, units)
+        for name, value in values.items()
+    }

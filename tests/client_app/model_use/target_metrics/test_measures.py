@@ -12,6 +12,7 @@ from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
 from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     Predictions,
     _points,
+    _samples,
     agreement_of_raters,
     number_measures,
 )
@@ -20,7 +21,7 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     Survival,
     time_measures,
 )
-from fedsurrogate.common.models.intervals import Measure, measured
+from fedsurrogate.common.models.intervals import Measure, bootstrap_weights, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:
@@ -34,13 +35,14 @@ def predictions(seed: int, n: int = 60) -> Predictions:
 @given(seed=st.integers(0, 1000), n=st.integers(2, 60))
 def test_measures_of_numbers_are_those_of_scikit_learn_also_in_samples(seed: int, n: int) -> None:
     of = predictions(seed, n)
-    rows = np.random.default_rng(seed).integers(0, n, n)
-    rows[:2] = [0, 1]
-    found = _points(of, rows)
-    true, predicted = of.true[rows], of.predicted[rows]
-    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(true, predicted))
-    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(true, predicted))
-    assert found["r2"] == pytest.approx(metrics.r2_score(true, predicted))
+    weights = bootstrap_weights(n, None, 10, seed)
+    samples = _samples(of, weights)
+    for at, row in enumerate(weights.astype(int)):
+        rows = np.repeat(np.arange(n), row)
+        drawn = Predictions(of.true[rows], of.predicted[rows], of.low[rows], of.high[rows])  # type: ignore[index]
+        for name, value in _points(drawn).items():
+            wanted = np.nan if value is None else value
+            assert samples[name][at] == pytest.approx(wanted, nan_ok=True, rel=1e-6), name
     whole = number_measures(of, draws=5)
     assert whole["r2"].value == metrics.r2_score(of.true, of.predicted)
     assert whole["coverage"].value == float((np.abs(of.predicted - of.true) <= 10).mean())
