@@ -30,7 +30,7 @@ from benchmarks._target_data import (
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
-from fedsurrogate.common.targets.time import widening_edges
+from fedsurrogate.common.targets.time import Time, widening_edges
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
@@ -273,12 +273,9 @@ def concordance(data: Timed, rows: Tensor, scores: Tensor) -> float:
 
 def cell_sums(data: Timed, rows: Tensor, edges: Tensor) -> CodedSums:
     """Sums of the cells of some records."""
-    bins = len(edges) - 1
-    place = torch.bucketize(data.times[rows], edges, right=True) - 1
-    cell = torch.where(data.events[rows] == 1, place, place + bins)
-    cell = cell.masked_fill(place >= bins, 2 * bins)
-    code = torch.nn.functional.one_hot(cell, 2 * bins + 1).double()
-    return coded(code, data.features[rows])
+    target = Time(("time", "event"), tuple(edges.tolist()))
+    values = torch.stack([data.times[rows].double(), (data.events[rows] == 1).double()], 1)
+    return coded(target.code(values), data.features[rows])
 
 
 def edges_of(horizon: float, bins: int, ratio: float = 1.0) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
+from fedsurrogate.common.targets.time import Time, widening_edges
 from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
 
 SIZES, EPSILONS = (500, 2_000, 10_000), (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -27,8 +28,8 @@ def drawn_cells(records: int, generator: torch.Generator, horizon: float = HORIZ
     times = SCALE * (-uniform[0].log()) ** (1 / SHAPE)
     ends = LAST_SEEN * uniform[1]
     event, last = times <= ends, torch.minimum(times, ends)
-    place = (last / horizon * BINS).long()
-    cells = torch.where(event, place, place + BINS).masked_fill(place >= BINS, 2 * BINS)
+    target = Time(("time", "event"), widening_edges(horizon, BINS))
+    cells = target.cells(torch.stack([last, event.double()], 1))
     return torch.bincount(cells, minlength=2 * BINS + 1).double()
 
 

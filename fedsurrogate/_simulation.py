@@ -31,6 +31,14 @@ from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
 from fedsurrogate.server_app.monitoring.progress import Progress
 from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.server_app.runs.scores import (
+    AUROC,
+    BALANCED,
+    MAJORITY,
+    SCORES,
+    in_words,
+    scores_of,
+)
 
 Pair = tuple[Array, Array]
 Start = Callable[[Sequence[Mapping[str, Scalar]], Mapping[str, Scalar]], Path]
@@ -75,6 +83,34 @@ class Result:
                 "target than classes"
             )
         return accuracy
+
+    @property
+    def auroc(self) -> float:
+        """The mean area under the ROC curve over the classes of the test records, each against all
+        others.
+
+        Raises:
+            RunError: where it is undefined, or nothing measured it.
+        """
+        return self._score(AUROC)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean accuracy within each class of the test records.
+
+        Raises:
+            RunError: where nothing measured it.
+        """
+        return self._score(BALANCED)
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of always giving the largest class of the test records.
+
+        Raises:
+            RunError: where nothing measured it.
+        """
+        return self._score(MAJORITY)
 
     @property
     def measures(self) -> dict[str, dict[str, float]]:
@@ -131,7 +167,7 @@ class Result:
 
     def __repr__(self) -> str:
         accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
-        shown = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.4f}"
+        shown = "accuracy unknown" if accuracy is None else in_words(scores_of(self.metrics))
         if measured := self.measures:
             output, values = next(iter(measured.items()))
             shown = f"{output}: " + ", ".join(f"{key} {each:.4g}" for key, each in values.items())
@@ -140,6 +176,14 @@ class Result:
     def _accuracy(self) -> float | None:
         accuracy = self.metrics["accuracy"].get("model")
         return None if accuracy is None else float(accuracy)
+
+    def _score(self, name: str) -> float:
+        if (value := scores_of(self.metrics)[name]) is None:
+            raise RunError(
+                f"{SCORES[name]} of the run in '{self.folder}' is undefined for its test records, or "
+                "was not measured; see metrics['quality'], and measures for another target than classes"
+            )
+        return value
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text())["config"]

@@ -19,12 +19,14 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
+from fedsurrogate.server_app.runs.scores import SCORES
 from fedsurrogate.server_app.sweep import (
     Summary,
     Trial,
     Varied,
     combinations,
     done_before,
+    leading_score,
     merged,
     run_trials,
     summarise,
@@ -61,7 +63,8 @@ class Sweep:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One table row for each run: the varied settings, accuracy, bytes, epsilon spent, seconds,
+        """One table row for each run: the varied settings, AUROC, balanced accuracy, accuracy, that of
+        always giving the largest class, bytes, epsilon spent, seconds,
         folder, error.
         """
         return [trial.row() for trial in self.trials]
@@ -72,8 +75,8 @@ class Sweep:
         return [trial for trial in self.trials if trial.error]
 
     def summary(self) -> list[Summary]:
-        """One row for each combination of settings: mean and standard deviation of the accuracy
-        over the seeds.
+        """One row for each combination of settings: mean and standard deviation of the accuracy,
+        and in `others` of the other scores, over the seeds.
         """
         return summarise(self.trials)
 
@@ -86,8 +89,8 @@ class Sweep:
         """
         return data_frame([{_tidy(key): row[key] for key in row} for row in self.rows])
 
-    def plot(self, path: str | Path | None = None, *, over: str = "") -> Any:
-        """A matplotlib figure of mean accuracy: a line for each combination of other settings, with
+    def plot(self, path: str | Path | None = None, *, over: str = "", score: str = "") -> Any:
+        """A matplotlib figure of a mean score: a line for each combination of other settings, with
         its 95 % interval over the seeds.
 
         Args:
@@ -95,23 +98,25 @@ class Sweep:
             over: the horizontal axis: a setting with numbers, such as "epsilon", "sites" or
                 "rounds", or "bytes" for those that all sites sent; "" for the setting with the most
                 values.
+            score: "auroc", "balanced accuracy", "accuracy" or "majority"; "" for AUROC where one class
+                is so large that accuracy misleads, else for accuracy.
 
         Raises:
-            ConfigError: for an axis that the sweep does not vary, or a file that cannot be written.
+            ConfigError: for an axis that the sweep does not vary, another score, or a file that cannot be written.
         """
-        figure = draw_sweep(self.summary(), over)
+        figure = draw_sweep(self.summary(), over, score)
         if path is not None:
             with writing(path) as file:
                 figure.savefig(file, dpi=150)
         return figure
 
     def __repr__(self) -> str:
-        best = max(
-            (each for each in self.summary() if each.accuracy is not None),
-            key=_accuracy,
-            default=None,
-        )
-        shown = "" if best is None else f", best mean accuracy {best.accuracy:.4f} at {best.varied}"
+        score = leading_score(summaries := self.summary())
+        found = [(mean, each) for each in summaries if (mean := each.spread(score)[0]) is not None]
+        shown = ""
+        if found:
+            mean, best = max(found, key=lambda pair: pair[0])
+            shown = f", best mean {SCORES[score]} {mean:.4f} at {best.varied}"
         return f"Sweep({len(self.trials)} runs, {len(self.failed)} failed{shown})"
 
 
@@ -273,7 +278,3 @@ def _path(resume: Any) -> Path:
 
 def _tidy(key: str) -> str:
     return key.replace(".", "__").replace("-", "_").replace(" ", "_")
-
-
-def _accuracy(summary: Summary) -> float:
-    return summary.accuracy or 0.0

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,19 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.settings.flat import Scalar, short
+from fedsurrogate.server_app.runs.scores import (
+    ACCURACY,
+    AUROC,
+    SCORES,
+    in_words,
+    leading,
+    scores_of,
+)
 from fedsurrogate.server_app.trial_process import Processes
 
 Varied = dict[str, Scalar]
+# Mean and standard deviation; None where there are too few runs.
+Spread = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,8 @@ class Trial:
         epsilon: spent; None without privacy.
         folder: its run folder; empty where the run failed.
         error: why it failed; empty where it did not.
+        scores: AUROC, balanced accuracy, accuracy and that of the largest class alone, by the names of
+            `SCORES`.
     """
 
     varied: Varied
@@ -44,12 +56,15 @@ class Trial:
     epsilon: float | None = None
     folder: str = ""
     error: str = ""
+    scores: Mapping[str, float | None] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """The trial as one row of a table: the varied settings, then the results."""
-        results = {"accuracy": self.accuracy, "bytes": self.bytes, "epsilon spent": self.epsilon}
+        scores = dict.fromkeys(SCORES) | dict(self.scores) | {ACCURACY: self.accuracy}
+        results = {"bytes": self.bytes, "epsilon spent": self.epsilon}
         return (
             self.varied
+            | scores
             | results
             | {"seconds": round(self.seconds, 3), "folder": self.folder, "error": self.error}
         )
@@ -60,7 +75,7 @@ class Trial:
             if self.error
             else "no accuracy"
             if self.accuracy is None
-            else f"{self.accuracy:.2%}"
+            else in_words(dict(self.scores) | {ACCURACY: self.accuracy})
         )
         return f"{named(self.varied)}: {text}, {self.seconds:.1f} s"
 
@@ -76,6 +91,7 @@ class Summary:
         accuracy: mean, in [0, 1]; None without one.
         deviation: standard deviation of the accuracy; None below two runs.
         bytes: mean.
+        others: mean and standard deviation of the other scores, by the names of `SCORES`.
     """
 
     varied: Varied
@@ -84,6 +100,18 @@ class Summary:
     accuracy: float | None
     deviation: float | None
     bytes: float | None
+    others: Mapping[str, Spread] = field(default_factory=dict)
+
+    def spread(self, score: str) -> Spread:
+        """Mean and standard deviation of a score of `SCORES`."""
+        if score == ACCURACY:
+            return self.accuracy, self.deviation
+        return self.others.get(score, (None, None))
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """Mean of each score of `SCORES`."""
+        return {name: self.spread(name)[0] for name in SCORES}
 
 
 def named(varied: Mapping[str, Scalar]) -> str:
@@ -294,8 +322,8 @@ def text_of(trials: Sequence[Trial]) -> str:
     """The summary of trials as lines, for a plain terminal."""
     lines = []
     for each in summarise(trials):
-        spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
-        accuracy = "no accuracy" if each.accuracy is None else f"{each.accuracy:.2%}{spread}"
+        spread = "" if each.deviation is None else f" (accuracy ± {each.deviation:.4f})"
+        accuracy = in_words(each.means) + spread if each.runs else "no accuracy"
         failed = f", {each.failed} failed" if each.failed else ""
         runs = f"{each.runs} run{'' if each.runs == 1 else 's'}"
         lines.append(f"{named(each.varied) or 'all'}: {accuracy}, {runs}{failed}")
@@ -305,13 +333,35 @@ def text_of(trials: Sequence[Trial]) -> str:
 def _summary(group: Sequence[Trial]) -> Summary:
     accuracies = [trial.accuracy for trial in group if trial.accuracy is not None]
     sent = [trial.bytes for trial in group if trial.bytes is not None]
+    others = {
+        name: _spread([value for trial in group if (value := trial.scores.get(name)) is not None])
+        for name in SCORES
+        if name != ACCURACY
+    }
     return Summary(
         _settings(group[0]),
         len(accuracies),
         sum(bool(trial.error) for trial in group),
-        statistics.fmean(accuracies) if accuracies else None,
-        statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        *_spread(accuracies),
         statistics.fmean(sent) if sent else None,
+        others,
+    )
+
+
+def leading_score(summaries: Sequence[Summary]) -> str:
+    """The score by which combinations are compared: AUROC where all have one, and in some runs one class
+    is so large that accuracy misleads.
+    """
+    found = [each.means for each in summaries if each.accuracy is not None]
+    known = all(each[AUROC] is not None for each in found)
+    return AUROC if known and AUROC in map(leading, found) else ACCURACY
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    """Mean; standard deviation of two or more."""
+    return (
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
     )
 
 
@@ -337,4 +387,5 @@ def _finished(varied: Varied, seconds: float, folder: Path) -> Trial:
         metrics["bytes"]["up"],
         spent,
         str(folder),
+        scores=scores_of(metrics),
     )

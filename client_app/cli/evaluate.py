@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsurrogate.client_app.cli.options import MaybeNode, node_of
 from fedsurrogate.client_app.cli.predict import ModelArgument, OodScore
 from fedsurrogate.common.command_line import Json, console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedsurrogate.common.models.class_measures import Report
 
 
 class Labelled(StrEnum):
@@ -203,20 +208,10 @@ def evaluate(
         return
     if named.note:
         console.print(named.note, style="dim", soft_wrap=True)
-    from rich.table import Table
-
     report = evaluation.report
-    table = Table(
-        "", "value", "95 % interval", "records", title=f"{report.records} records, {held.where}"
-    )
-    for name, each in report.averages.items():
-        if name in ("accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"):
-            value = "undefined" if each.value is None else f"{each.value:.3f}"
-            limits = "" if each.low is None else f"{each.low:.3f} to {each.high:.3f}"
-            table.add_row(name.replace("_", " "), value, limits, str(each.support))
-    console.print(table)
+    console.print(_table(report, held.where))
     if report.left_out:
-        text = f"fewer than ten records: {', '.join(report.left_out)}; no average includes them"
+        text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
         console.print(text, style="yellow", soft_wrap=True)
     if evaluation.promise is not None:
         verdict = (
@@ -233,3 +228,27 @@ def evaluate(
             soft_wrap=True,
         )
     console.print(str(page), soft_wrap=True)
+
+
+def _table(report: Report, where: str) -> Table:
+    """Averages over classes; AUROC first where accuracy misleads."""
+    from rich.table import Table
+
+    from fedsurrogate.common.models.class_measures import leads_with_auroc
+    from fedsurrogate.common.pages.of_classes import undefined_because
+
+    names = ["accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"]
+    if leads_with_auroc(max(row.support for row in report.per_class) / report.records):
+        names.insert(0, "macro_auroc")
+    table = Table(
+        "", "value", "95 % interval", "records", title=f"{report.records} records, {where}"
+    )
+    for name in dict.fromkeys(names):
+        each = report.averages[name]
+        if each.value is None:
+            value, limits = "undefined", undefined_because(name, report.per_class)
+        else:
+            value = f"{each.value:.3f}"
+            limits = "" if each.low is None else f"{each.low:.3f} to {each.high:.3f}"
+        table.add_row(name.replace("_", " "), value, limits, str(each.support))
+    return table

@@ -82,8 +82,8 @@ def compare(model: Classifier, run: Run, node: NodeConfig, baselines: bool) -> I
         return info
     # What a model reaches that always gives the largest class: the least that a useful model must
     # exceed.
-    info["accuracy.majority"] = float(
-        torch.bincount(labels[labels >= 0], minlength=1).max() / max(1, len(labels))
+    info["accuracy.majority"] = int(torch.bincount(labels[labels >= 0], minlength=1).max()) / max(
+        1, len(labels)
     )
     info[DATA] = json.dumps(reports)
     if (found := quality_of(scores, labels, names, _of_all(patients))) is not None:
@@ -156,4 +156,4 @@ def _baselines(
 
 
 def _accuracy(scores: Tensor, labels: Tensor) -> float:
-    return float((scores.argmax(1) == labels).float().mean())
+    return float((scores.argmax(1) == labels).double().mean())

@@ -17,9 +17,9 @@ from fedsurrogate.client_app.model_use.adapted import Neighbours
 from fedsurrogate.client_app.model_use.calibration import fit_temperature
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, check_of_classes
 from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.intervals import bootstrap_weights, means_of
 from fedsurrogate.common.settings import HeadSettings
 
 FOLDS = 5
@@ -159,14 +159,14 @@ def _choice(
             return SHARED, "no candidate is better than the shared model beyond chance"
         # Four candidates are tried, so each must pass a stricter test.
         gain = float(
-            np.quantile(resampled(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
+            np.quantile(means_of(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
         )
         if gain <= 0 or right[each.name].mean() < right[SHARED].mean():
             continue
         better = max((SHARED, OWN), key=lambda name: float(right[name].mean()))
-        gains = resampled(right[each.name] - right[better], weights)
+        gains = means_of(right[each.name] - right[better], weights)
         worse = each.name != better and float(np.quantile(gains, 0.95)) < 0
-        likely = float(np.quantile(resampled(losses[OWN] - losses[each.name], weights), 0.95)) < 0
+        likely = float(np.quantile(means_of(losses[OWN] - losses[each.name], weights), 0.95)) < 0
         if not (worse or likely):
             return (
                 each.name,
@@ -185,7 +185,7 @@ def _judgement(
     weights: Losses,
 ) -> Judgement:
     apart = losses[SHARED] - losses[name]
-    low, high = np.quantile(resampled(apart, weights), [0.025, 0.975])
+    low, high = np.quantile(means_of(apart, weights), [0.025, 0.975])
     accuracy = float((probabilities.argmax(1) == labels).float().mean())
     return Judgement(
         name,
@@ -196,12 +196,6 @@ def _judgement(
         float(high),
         share,
     )
-
-
-def resampled(values: Losses, weights: Losses) -> Losses:
-    """Means of values (n,) in each sample, from weights (draws, n)."""
-    means: Losses = (weights @ values) / weights.sum(1)
-    return means
 
 
 def _loss(probabilities: Tensor, labels: Tensor) -> Losses:

@@ -19,12 +19,11 @@ from fedsurrogate.client_app.model_use.adaptation import (
     Adaptation,
     Judgement,
     Losses,
-    resampled,
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.intervals import bootstrap_weights, means_of
 from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.number import NUMBER
 
@@ -97,7 +96,7 @@ def judged_versions(
     judged = []
     for name, own in losses.items():
         apart = losses[SHARED] - own
-        low, high = np.quantile(resampled(apart, weights), [0.025, 0.975])
+        low, high = np.quantile(means_of(apart, weights), [0.025, 0.975])
         share = 0.0 if name == SHARED else 1.0
         judged.append(
             Judgement(
@@ -108,7 +107,7 @@ def judged_versions(
         if each.name == SHARED:
             break
         # Several candidates are tried, so each must pass a stricter test.
-        gains = resampled(losses[SHARED] - losses[each.name], weights)
+        gains = means_of(losses[SHARED] - losses[each.name], weights)
         if float(np.quantile(gains, 0.025 / len(losses))) > 0:
             return tuple(judged), each.name, each.gain
     return tuple(judged), SHARED, 0.0

@@ -24,13 +24,7 @@ from fedsurrogate.client_app.model_use.calibration import (
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.promise import Promise, check_promise
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import (
-    FEWEST,
-    Judged,
-    Report,
-    curves_of,
-    report,
-)
+from fedsurrogate.common.models.class_measures import FEWEST, Judged, Report, curves_of, report
 from fedsurrogate.common.models.classifiers import Classifier, check_of_classes, scores_alone
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel

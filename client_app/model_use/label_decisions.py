@@ -25,10 +25,17 @@ from fedsurrogate.client_app.model_use.label_answers import (
     decided_answers,
     is_of_labels,
 )
-from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import FEWEST, Array, Measure, calibration_error
+from fedsurrogate.common.models.class_measures import FEWEST, calibration_error
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
+from fedsurrogate.common.models.intervals import (
+    Array,
+    Measure,
+    bootstrap_weights,
+    means_of,
+    units_of,
+    with_interval,
+)
 from fedsurrogate.common.targets.answers import facts_of
 
 # The prevalence is that of the calibrating records.
@@ -284,6 +291,8 @@ def decision_measures(
         patients: of each record, if known.
         draws: number of samples for the intervals.
     """
+    from sklearn.metrics import brier_score_loss, recall_score
+
     known = np.flatnonzero(~np.isnan(truth))
     positive: NDArray[np.bool_] = truth[known] == 1
     chances = {"": answers[name][known]}
@@ -291,19 +300,37 @@ def decision_measures(
         chances["_at_the_prevalence_of_the_model"] = before[known]
     decided = answers.get(f"{name}{PRESENT}")
     present = None if decided is None else decided[known] == 1
-
-    def points(rows: NDArray[np.int64]) -> dict[str, float | None]:
-        own = positive[rows]
-        found: dict[str, float | None] = {}
-        for when, chance in chances.items():
-            found[f"calibration_error{when}"] = calibration_error(own, chance[rows])
-            if when:
-                found[f"brier{when}"] = float(np.square(chance[rows] - own).mean())
-        if present is not None:
-            for kind, of in (("sensitivity", own), ("specificity", ~own)):
-                right = (present[rows] == own)[of]
-                found[f"{kind}_at_the_threshold"] = float(right.mean()) if of.any() else None
-        return found
-
     owners = None if patients is None else [patients[row] for row in known.tolist()]
-    return measured(points, len(known), owners, draws) if len(known) else {}
+    if not len(known):
+        return {}
+    weights, every = (
+        bootstrap_weights(len(known), owners, draws, 0),
+        np.ones(len(known), dtype=bool),
+    )
+    found: dict[str, Measure] = {}
+    for when, chance in chances.items():
+        error = calibration_error(positive, chance)
+        found[f"calibration_error{when}"] = Measure(error, None, None, len(known))
+        if when:
+            brier = float(brier_score_loss(positive, chance, pos_label=True))
+            found[f"brier{when}"] = with_interval(
+                brier,
+                means_of(np.square(chance - positive), weights),
+                len(known),
+                units_of(every, owners),
+            )
+    if present is not None:
+        rates = recall_score(
+            positive, present, labels=[True, False], average=None, zero_division=np.nan
+        )
+        for kind, group, value in zip(
+            ("sensitivity", "specificity"), (positive, ~positive), rates, strict=True
+        ):
+            found[f"{kind}_at_the_threshold"] = with_interval(
+                float(value),
+                means_of((present == positive)[group], weights[:, group]),
+                int(group.sum()),
+                units_of(group, owners),
+                share=True,
+            )
+    return found

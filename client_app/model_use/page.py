@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
 from fedsurrogate.common.pages.html import render_page, trusted
 from fedsurrogate.common.pages.of_classes import (
     INTERVAL,
+    captions,
     classes_card,
     confusion_card,
     curve_pictures,
@@ -19,7 +21,7 @@ PAGE = (
     INTERVAL
     + """\
 {% macro tile(name, m) %}
-{% if m %}<div class="tile"><dt>{{ name }}</dt><dd>{{ "–" if m.value is none else "%.3f" | format(m.value) }}</dd>
+{% if m %}<div class="tile"><dt>{{ name }}</dt><dd>{{ "undefined" if m.value is none else "%.3f" | format(m.value) }}</dd>
 <dd class="quiet">{% if m.low is not none %}95 % interval {{ "%.3f" | format(m.low) }} to {{ "%.3f" | format(m.high) }}{% else %}no interval{% endif %}</dd></div>{% endif %}
 {% endmacro %}
 """
@@ -30,16 +32,18 @@ PAGE = (
 <main>
 <header>
 <p class="eyebrow">Evaluation · {{ e.model.name }} · {{ e.made }} · stays at this site</p>
-<h1>{{ r.records }} records{% if r.units %} of {{ r.units }} patients{% endif %}: accuracy {{ "%.1f" | format(100 * r.averages.accuracy.value) }} %
+<h1>{{ r.records }} records{% if r.units %} of {{ r.units }} patients{% endif %}:
+{%- if auroc_first and r.averages.macro_auroc.value is not none %} AUROC {{ "%.3f" | format(r.averages.macro_auroc.value) }},{% endif %} accuracy {{ "%.1f" | format(100 * r.averages.accuracy.value) }} %
 {%- if r.averages.balanced_accuracy and r.averages.balanced_accuracy.value is not none %}, balanced {{ "%.1f" | format(100 * r.averages.balanced_accuracy.value) }} %{% endif %}.</h1>
 <p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 {% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
 {% if e.calibrated_on %}{{ e.calibrated_on }} other records chose temperature and threshold and are not judged. {% endif %}
+Always giving the largest class is right for {{ "%.1f" | format(100 * majority) }} %.
 Intervals are percentiles of {{ "whole patients" if r.units else "records" }} drawn with replacement.</p>
 </header>
 {% if r.left_out %}
-<div class="banner little" role="alert"><h2>Classes with fewer than ten records</h2>
-<p>{{ r.left_out | join(", ") }}: their numbers are shown, but say little, and no average includes them.</p></div>
+<div class="banner little" role="alert"><h2>Classes without a record</h2>
+<p>{{ r.left_out | join(", ") }}: undefined, and in no average.</p></div>
 {% endif %}
 <dl class="tiles">
 {{ tile("accuracy", r.averages.accuracy) }}{{ tile("balanced accuracy", r.averages.balanced_accuracy) }}
@@ -49,11 +53,9 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 {% if undrawn %}
 <p class="quiet">{{ undrawn }}.</p>
 {% endif %}
-{% for key, title, svg in pictures %}
+{% for title, svg, caption in pictures %}
 <figure class="card"><h2>{{ title }}</h2><div class="plots">{{ svg }}</div>
-{% if key == "reliability" %}<figcaption>On the diagonal, predicted probabilities are right. A point stands for ten records or more. Calibration errors are over ten equal bins.</figcaption>
-{% elif key == "precision_recall" %}<figcaption>With a rare class, this curve says more than the ROC curve.</figcaption>
-{% else %}<figcaption>Each class against all others.</figcaption>{% endif %}</figure>
+<figcaption>{{ caption }}</figcaption></figure>
 {% endfor %}
 {{ confusion }}
 </div>
@@ -101,8 +103,17 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 def page_of(facts: Mapping[str, Any]) -> str:
     """The page for the facts of an evaluation."""
     positive, classes = facts["calibration"]["positive"], list(facts["report"]["classes"])
-    curves = curve_pictures(facts["curves"], [positive] if positive else classes)
-    drawn = [(key, title, trusted(svg)) for key, title, svg in curves]
+    sizes = [row["support"] for row in facts["report"]["per_class"]]
+    shown_classes = drawn_classes(sizes, classes.index(positive) if positive else None)
+    alone = shown_classes[0] if len(shown_classes) == 1 else None
+    words = (
+        captions("", 0, 0)
+        if alone is None
+        else captions(classes[alone], sizes[alone], facts["report"]["records"])
+    )
+    curves = curve_pictures(facts["curves"], [classes[index] for index in shown_classes])
+    drawn = [(title, trusted(svg), words[key]) for key, title, svg in curves]
+    majority = max(sizes, default=0) / max(1, facts["report"]["records"])
     averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
     shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
     groups = {
@@ -114,10 +125,12 @@ def page_of(facts: Mapping[str, Any]) -> str:
         }
         for column, kinds in facts["groups"].items()
     }
-    values = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
+    values: dict[str, Any] = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
     values |= {
         "confusion": confusion_card(classes, facts["report"]["confusion"]),
         "each_class": classes_card(facts["report"]["per_class"]),
         "undrawn": undrawn(),
+        "majority": majority,
+        "auroc_first": leads_with_auroc(majority),
     }
     return render_page(PAGE, values).lstrip()

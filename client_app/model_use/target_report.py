@@ -24,11 +24,10 @@ from fedsurrogate.client_app.model_use.label_decisions import decision_measures
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions, number_measures
-from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS
 from fedsurrogate.client_app.model_use.target_metrics.times import Observed, Survival, time_measures
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import Array, Measure
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
+from fedsurrogate.common.models.intervals import DRAWS, Array, Measure
 from fedsurrogate.common.pages.html import render_page
 from fedsurrogate.common.pages.style import page_head
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -192,7 +191,12 @@ def _labels(answers: Answers, draws: int) -> tuple[Measures, Figures]:
         measures[name] |= decision_measures(
             truth[:, at], answers.plain[name], answers.columns, name, answers.patients, draws
         )
-    measures["all labels"] = dict(report.averages)
+    less = (
+        f" but {', '.join(report.left_out)}, without a positive or without a negative record"
+        if report.left_out
+        else ""
+    )
+    measures[f"all labels{less}"] = dict(report.averages)
     areas = {each.name: {"this site": each.measures["auroc"]} for each in report.labels}
     names = list(answers.outputs)
     return measures, {

@@ -4,7 +4,6 @@ intervals.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,31 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-FEWEST = 10  # A class with fewer records is marked, and left out of averages.
+from fedsurrogate.common.models.intervals import (
+    DRAWS,
+    Array,
+    Measure,
+    averaged,
+    bootstrap_weights,
+    means_of,
+    ratios,
+    units_of,
+    with_interval,
+)
+
+FEWEST = 10  # A class with fewer records is marked.
 BINS = 10
 CURVES = ("roc", "precision_recall", "reliability")
-DRAWS = 1000
-LEVEL = 0.95
+# From this share of the records in one class on, accuracy says little.
+UNEQUAL = 0.6
 # Numbers that a bootstrap keeps in memory at a time.
 ROOM = 4_000_000
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A value with its interval.
-
-    Attributes:
-        value: None if it is undefined.
-        low: lower limit of the 95 % interval.
-        high: upper limit of the 95 % interval.
-        support: number of records that it is about.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
-    support: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class ClassReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Measures of all classes, and averages over the classes that have ten records or more.
+    """Measures of all classes, and averages over all classes that have a record.
 
     Attributes:
         classes: names of C classes.
@@ -67,7 +60,7 @@ class Report:
         per_class: measures of each class.
         averages: by name.
         confusion: (C, C), records by true class (rows) and decision (columns).
-        left_out: classes that averages leave out.
+        left_out: classes without a record, of which nothing can be measured.
     """
 
     classes: tuple[str, ...]
@@ -119,54 +112,88 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
 
     labels, count = judged.labels, len(classes)
     weights = bootstrap_weights(len(labels), judged.patients, draws, seed)
-    sizes = np.bincount(labels, minlength=count)
-    rows, smallest = [], len(labels)
-    drawn: dict[str, list[Array]] = {}
+    rows: list[ClassReport] = []
+    drawn: list[dict[str, Array]] = []
+    least: dict[str, int] = {}
     for index, name in enumerate(classes):
         truth, chance = labels == index, judged.probabilities[:, index]
         decided = judged.decisions == index
-        points, samples = (
-            points_of(truth, decided, chance),
-            samples_of(truth, decided, chance, weights),
-        )
-        smaller = min(_units(truth, judged.patients), _units(~truth, judged.patients))
-        smallest = min(smallest, smaller) if sizes[index] >= FEWEST else smallest
-        support = {
-            "specificity": int((~truth).sum()),
-            "npv": int((~decided).sum()),
-            "ppv": int(decided.sum()),
+        samples = samples_of(truth, decided, chance, weights)
+        groups = {
+            "sensitivity": truth,
+            "specificity": ~truth,
+            "ppv": decided,
+            "npv": ~decided,
+            "f1": truth | decided,
         }
-        whole = ("auroc", "auprc", "brier", "calibration_error")
-        measures = {
-            key: _measure(
-                value,
-                samples[key],
-                len(labels) if key in whole else support.get(key, int(sizes[index])),
-                smaller,
+        measures = {}
+        positive, negative = (units_of(each, judged.patients) for each in (truth, ~truth))
+        smaller = {"auroc": min(positive, negative), "auprc": positive}
+        for key, value in points_of(truth, decided, chance).items():
+            group = groups.get(key, np.ones_like(truth))
+            units = smaller.get(key, units_of(group, judged.patients))
+            support = int(group.sum())
+            measures[key] = (
+                with_interval(value, samples[key], support, units, share=True)
+                if key in samples
+                else Measure(value, None, None, support)
             )
-            for key, value in points.items()
-        }
-        rows.append(ClassReport(name, int(sizes[index]), bool(sizes[index] < FEWEST), measures))
-        if sizes[index] >= FEWEST:
-            for key, sample in samples.items():
-                drawn.setdefault(key, []).append(sample)
-    kept = [row for row in rows if not row.few]
-    averages = {
-        f"macro_{key}": _average(kept, key, samples_, smallest) for key, samples_ in drawn.items()
-    }
-    averages |= _overall(judged, kept, drawn, weights, smallest)
+            if truth.any():
+                least[key] = min(least.get(key, units), units)
+        size = int(truth.sum())
+        rows.append(ClassReport(name, size, size < FEWEST, measures))
+        if size:
+            drawn.append(samples)
+    kept = [row for row in rows if row.support]
+    averages = {}
+    for key in least:
+        own = [row.measures[key] for row in kept]
+        nothing = np.full(draws, np.nan)
+        samples_by_class = [each.get(key, nothing) for each in drawn]
+        averages[f"macro_{key}"] = averaged(own, samples_by_class, len(labels), least[key])
+    averages |= _overall(judged, weights)
+    if kept:
+        averages["balanced_accuracy"] = averages["macro_sensitivity"]
     units = 0 if judged.patients is None else len(set(judged.patients))
     matrix = confusion_matrix(labels, judged.decisions, labels=range(count))
-    left_out = tuple(row.name for row in rows if row.few)
+    left_out = tuple(row.name for row in rows if not row.support)
     return Report(
         classes, len(labels), units, tuple(rows), averages, matrix.astype(np.int64), left_out
     )
 
 
+def leads_with_auroc(majority: float) -> bool:
+    """Whether accuracy misleads, so that a page, a table or a plot shows AUROC before it.
+
+    Args:
+        majority: accuracy of always giving the largest class.
+    """
+    return majority > UNEQUAL
+
+
+def drawn_classes(sizes: Sequence[int], positive: int | None = None) -> list[int]:
+    """The classes whose curves are drawn: all, or of two the positive one.
+
+    Args:
+        sizes: records of each class.
+        positive: the one that somebody has named; None for the rarer of two.
+
+    Returns:
+        Their indices. Of two classes of the same size, the second is the rarer.
+
+    Example:
+        >>> drawn_classes([90, 10]), drawn_classes([10, 90]), drawn_classes([5, 5, 5])
+        ([1], [0], [0, 1, 2])
+    """
+    if positive is not None:
+        return [positive]
+    return [int(sizes[1] <= sizes[0])] if len(sizes) == 2 else list(range(len(sizes)))
+
+
 def points_of(
     truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array
 ) -> dict[str, float | None]:
-    """Measures of one class, the same as scikit-learn's.
+    """Measures of one class by scikit-learn.
 
     Args:
         truth: whether a record is of the class, (n,).
@@ -176,10 +203,29 @@ def points_of(
     Returns:
         Values by name; None where undefined.
     """
-    # A sample that has each record once. scikit-learn checks its arguments anew for each measure,
-    # which takes a hundred times as long.
-    once = samples_of(truth, decided, chance, np.ones((1, len(truth))))
-    return {name: None if np.isnan(value) else float(value) for name, (value,) in once.items()}
+    from sklearn import metrics
+
+    names = ("sensitivity", "specificity", "ppv", "npv", "f1", "auroc", "auprc", "brier")
+    found: dict[str, float | None] = dict.fromkeys((*names, "calibration_error"))
+    if not len(truth):
+        return found
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+        truth, decided, labels=[False, True], zero_division=np.nan
+    )
+    values = {
+        "sensitivity": recall[1],
+        "specificity": recall[0],
+        "ppv": precision[1],
+        "npv": precision[0],
+        "f1": f1[1],
+        "brier": metrics.brier_score_loss(truth, np.clip(chance, 0, 1), pos_label=True),
+        "calibration_error": calibration_error(truth, chance),
+    }
+    if truth.any():
+        values["auprc"] = metrics.average_precision_score(truth, chance)
+        if not truth.all():
+            values["auroc"] = metrics.roc_auc_score(truth, chance)
+    return found | {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
@@ -200,20 +246,20 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
     """
     if not len(truth):
         return None
-    mean, share, sizes = _reliability(truth, chance)
+    mean, share, sizes = reliability(truth, chance)
     return float(np.abs(share - mean) @ sizes / len(truth))
 
 
 def curves_of(judged: Judged, index: int) -> dict[str, Any]:
-    """Points of the ROC, precision-recall and reliability curves of a class. Of the last, bins with
-    fewer than ten records have none: they would show chance.
+    """Points of the ROC, precision-recall and reliability curves of a class.
 
     Args:
         judged: the records.
         index: of the class.
 
     Returns:
-        Pairs of coordinates by name of the curve; None where undefined.
+        Coordinates by name of the curve, and of the reliability also the records of each point; None
+        where undefined.
     """
     from sklearn.metrics import precision_recall_curve, roc_curve
 
@@ -222,40 +268,18 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
         return dict.fromkeys(CURVES)
     fpr, tpr, _ = roc_curve(truth, chance)
     precision, recall, _ = precision_recall_curve(truth, chance)
-    mean, share, sizes = _reliability(truth, chance)
-    enough = sizes >= FEWEST
-    pairs = ((fpr, tpr), (recall, precision), (mean[enough], share[enough]))
-    points = zip(CURVES, pairs, strict=True)
-    return {name: [x.tolist(), y.tolist()] if len(x) else None for name, (x, y) in points}
-
-
-def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:
-    """How often each record is drawn: whole patients with replacement, or records without patients.
-
-    Args:
-        count: n, number of records.
-        patients: of each record, (n,); None if unknown.
-        draws: number of samples.
-        seed: of the samples.
-
-    Returns:
-        Numbers (draws, n).
-    """
-    if not count:
-        return np.zeros((draws, 0))
-    generator = np.random.default_rng(seed)
-    owner = np.arange(count)
-    if patients is not None:
-        _, owner = np.unique(np.asarray(patients), return_inverse=True)
-    units = int(owner.max()) + 1
-    drawn = generator.multinomial(units, np.full(units, 1 / units), draws)
-    return drawn[:, owner].astype(np.float64)
+    mean, share, sizes = reliability(truth, chance)
+    points = ((fpr, tpr), (recall, precision), (mean, share, sizes))
+    return {
+        name: [axis.tolist() for axis in axes] for name, axes in zip(CURVES, points, strict=True)
+    }
 
 
 def samples_of(
     truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array
 ) -> dict[str, Array]:
-    """The measures of `points_of` for each bootstrap sample.
+    """The measures of `points_of` for the intervals: in each bootstrap sample, a hundred times as fast
+    as by scikit-learn. A calibration error has none: samples of few records have larger ones.
 
     Args:
         truth: whether a record is of the class, (n,).
@@ -269,17 +293,14 @@ def samples_of(
     masks = (truth & decided, truth & ~decided, ~truth & decided, ~truth & ~decided)
     tp, fn, fp, tn = (weights @ mask for mask in masks)
     samples = {
-        "sensitivity": _ratio(tp, tp + fn),
-        "specificity": _ratio(tn, tn + fp),
-        "ppv": _ratio(tp, tp + fp),
-        "npv": _ratio(tn, tn + fn),
-        "f1": _ratio(2 * tp, 2 * tp + fp + fn),
+        "sensitivity": ratios(tp, tp + fn),
+        "specificity": ratios(tn, tn + fp),
+        "ppv": ratios(tp, tp + fp),
+        "npv": ratios(tn, tn + fn),
+        "f1": ratios(2 * tp, 2 * tp + fp + fn),
     }
     samples["auroc"], samples["auprc"] = ranking_samples(truth, chance, weights)
-    samples["brier"] = _ratio(weights @ np.square(chance - truth), weights.sum(1))
-    apart = np.zeros((BINS, len(truth)))
-    apart[_bins(chance), np.arange(len(truth))] = truth - chance
-    samples["calibration_error"] = _ratio(np.abs(weights @ apart.T).sum(1), weights.sum(1))
+    samples["brier"] = means_of(np.square(chance - truth), weights)
     return samples
 
 
@@ -316,107 +337,48 @@ def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> 
         # Of the other records, those below the group, and half of those in it.
         tied = above[:, end] - above[:, begin] - gained
         below = negative[:, None] - (above[:, end] - tp) + tied / 2
-        areas.append(_ratio((gained * below).sum(1), positive * negative))
+        areas.append(ratios((gained * below).sum(1), positive * negative))
         precision = np.divide(tp, above[:, end], out=np.zeros_like(tp), where=tp > 0)
-        precisions.append(_ratio((gained * precision).sum(1), positive))
+        precisions.append(ratios((gained * precision).sum(1), positive))
     return np.concatenate(areas), np.concatenate(precisions)
 
 
-def _overall(
-    judged: Judged,
-    kept: Sequence[ClassReport],
-    drawn: Mapping[str, list[Array]],
-    weights: Array,
-    smallest: int,
-) -> dict[str, Measure]:
-    """Accuracy, and balanced accuracy over the classes that averages include."""
+def _overall(judged: Judged, weights: Array) -> dict[str, Measure]:
+    """Accuracy."""
     from sklearn.metrics import accuracy_score
 
     if not len(judged.labels):
         return {}
-    right, units = judged.labels == judged.decisions, _units(judged.labels >= 0, judged.patients)
+    right = judged.labels == judged.decisions
     accuracy = float(accuracy_score(judged.labels, judged.decisions))
-    averages = {
-        "accuracy": _measure(accuracy, _ratio(weights @ right, weights.sum(1)), len(right), units)
+    units = units_of(np.ones_like(right), judged.patients)
+    return {
+        "accuracy": with_interval(accuracy, means_of(right, weights), len(right), units, share=True)
     }
-    if kept:
-        averages["balanced_accuracy"] = _average(
-            kept, "sensitivity", drawn["sensitivity"], smallest
-        )
-    return averages
 
 
-def _average(
-    rows: Sequence[ClassReport], key: str, samples: Sequence[Array], units: int
-) -> Measure:
-    values = [row.measures[key].value for row in rows]
-    known = [value for value in values if value is not None]
-    mean = float(np.mean(known)) if known and len(known) == len(values) else None
-    return _measure(mean, np.mean(np.stack(samples), 0), sum(row.support for row in rows), units)
-
-
-def _measure(value: float | None, samples: Array, support: int, units: int) -> Measure:
-    bounds = None if value is None or not math.isfinite(value) else interval(samples, units)
-    if bounds is not None and bounds[0] == bounds[1] and value in (0.0, 1.0):
-        # Without an error among the records, samples of them have none either, and an interval of
-        # width zero is too good.
-        from scipy.stats import binomtest
-
-        limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
-        bounds = float(limits.low), float(limits.high)
-    low, high = bounds or (None, None)
-    return Measure(value, low, high, support)
-
-
-def interval(samples: Array, units: int) -> tuple[float, float] | None:
-    """The 95 % interval from bootstrap samples.
-
-    The expanded percentile interval: plain percentiles are too narrow for few records.
+def reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+    """Mean probability, share of the class, and number of records of each bin that has any.
 
     Args:
-        samples: (draws,).
-        units: number of independent records or patients in the smaller of the groups that the
-            measure compares.
+        truth: whether a record is of the class, (n,), with n of one or more.
+        chance: probability of the class, (n,).
 
     Returns:
-        Both limits; None if most of the samples are undefined.
-
-    Source: Hesterberg 2015, section 4.1.
+        (b,) of the b bins, by rising probability.
     """
-    from scipy.stats import norm, t
-
-    known = samples[np.isfinite(samples)]
-    if len(known) < len(samples) / 2 or units < 2:
-        return None
-    tail = float(norm.cdf(-math.sqrt(units / (units - 1)) * t.ppf((1 + LEVEL) / 2, units - 1)))
-    low, high = np.quantile(known, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _units(mask: NDArray[np.bool_], patients: Sequence[str] | None) -> int:
-    """Records of a group, or its patients."""
-    return (
-        int(mask.sum())
-        if patients is None
-        else len({patients[i] for i in np.flatnonzero(mask).tolist()})
-    )
-
-
-def _reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Mean probability, share of the class, and number of records of each bin that has any."""
     from sklearn.calibration import calibration_curve
 
     share, mean = calibration_curve(truth, chance, n_bins=BINS, pos_label=True)
-    sizes = np.bincount(_bins(chance), minlength=BINS)
+    sizes = np.bincount(bins_of(chance), minlength=BINS)
     return mean, share, sizes[sizes > 0]
 
 
-def _bins(chance: Array) -> NDArray[np.int64]:
-    """The bin of each probability, with the same edges as scikit-learn's calibration_curve."""
+def bins_of(chance: Array) -> NDArray[np.int64]:
+    """The bin of each probability, with the same edges as scikit-learn's calibration_curve.
+
+    Args:
+        chance: (n,).
+    """
     edges = np.linspace(0, 1, BINS + 1)
     return np.searchsorted(edges[1:-1], chance).astype(np.int64)
-
-
-def _ratio(above: Array, below: Array) -> Array:
-    ratios: Array = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
-    return ratios

@@ -18,13 +18,13 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.class_measures import (
     CURVES,
-    DRAWS,
     ClassReport,
     Judged,
-    Measure,
     curves_of,
+    drawn_classes,
     report,
 )
+from fedsurrogate.common.models.intervals import DRAWS, Measure
 
 # Name of the report among the values of a message, and most characters of its text.
 QUALITY, LONGEST = "quality", 2**22
@@ -34,7 +34,8 @@ MOST_CLASSES, MOST_CURVES, POINTS = 100, 10, 100
 ROOM, FEWEST_DRAWS = 20_000_000, 200
 DIGITS = 6
 
-Curve = tuple[list[float], list[float]]
+# The coordinates of its points; of a reliability curve also the records of each.
+Curve = tuple[list[float], list[float]] | tuple[list[float], list[float], list[int]]
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class ModelQuality:
         unknown: number of records of classes that the model does not know; they are not judged.
         units: number of patients that the intervals resample; 0 if single records.
         majority: accuracy of always giving the largest class.
-        averages: by name, over the classes with ten records or more.
+        averages: by name, over all classes that have a record.
         per_class: measures of each class; empty where there are more than a hundred.
         confusion: (C, C), records by true class (rows) and decision (columns); empty likewise.
-        left_out: classes that averages leave out.
-        curves: of the first classes: ROC, precision and recall, reliability.
+        left_out: classes without a record, of which nothing can be measured.
+        curves: of the first classes, or of the rarer of two: ROC, precision and recall, reliability.
     """
 
     classes: tuple[str, ...]
@@ -108,13 +109,14 @@ def quality_of(
     count, few = len(rows), len(classes) <= MOST_CLASSES
     draws = min(DRAWS, max(FEWEST_DRAWS, ROOM // (count * len(classes))))
     found = report(judged, classes, draws)
-    drawn = [1] if len(classes) == 2 else range(min(len(classes), MOST_CURVES))
+    sizes = np.bincount(judged.labels, minlength=len(classes)).tolist()
+    drawn = drawn_classes(sizes)[:MOST_CURVES]
     return ModelQuality(
         classes,
         count,
         int((~known).sum()),
         found.units,
-        float(np.bincount(judged.labels).max() / count),
+        max(sizes) / count,
         found.averages,
         found.per_class if few else (),
         tuple(map(tuple, found.confusion.tolist())) if few else (),
@@ -161,8 +163,8 @@ def _thinned(curves: Mapping[str, Any]) -> dict[str, Curve | None]:
     for name, curve in curves.items():
         if curve is not None:
             places = np.unique(np.linspace(0, len(curve[0]) - 1, POINTS).round().astype(int))
-            x, y = ([axis[place] for place in places] for axis in curve)
-            thin[name] = (x, y)
+            x, y, *sizes = ([axis[place] for place in places] for axis in curve)
+            thin[name] = (x, y, sizes[0]) if sizes else (x, y)
     return thin
 
 

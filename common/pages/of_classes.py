@@ -7,10 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsurrogate.common.models.class_measures import ClassReport
+import numpy as np
+
+from fedsurrogate.common.models.class_measures import BINS, ClassReport, bins_of
 from fedsurrogate.common.number_format import shorten
 from fedsurrogate.common.pages.html import render_page, trusted
-from fedsurrogate.common.pages.svg import CLASS_COLOURS, FAINT, LINE, make_axes, render, undrawn
+from fedsurrogate.common.pages.svg import (
+    CLASS_COLOURS,
+    FAINT,
+    LINE,
+    QUIET,
+    make_axes,
+    render,
+    undrawn,
+)
 
 MOST_DRAWN = len(CLASS_COLOURS)
 NAMES = {
@@ -29,11 +39,19 @@ TITLES = {
     "precision_recall": ("Precision and recall", "recall (sensitivity)", "precision (PPV)"),
     "reliability": ("Reliability", "predicted probability", "observed share"),
 }
+CAPTIONS = {
+    "roc": "Each class against all others.",
+    "precision_recall": "With a rare class, this curve says more than the ROC curve. The dashed line "
+    "is the share of the class in the records: the precision of a model that tells nothing apart.",
+    "reliability": "On the diagonal, predicted probabilities are right; below it, the model is too "
+    "sure. The larger a point, the more records it stands for. Calibration errors are over ten equal "
+    "bins.",
+}
 PLACES = {"reliability": "upper left", "precision_recall": "lower left", "roc": "lower right"}
 # A measure with its interval, for templates.
 INTERVAL = """\
 {% macro interval(m, digits=3) %}
-{%- if m is none or m.value is none -%}<span class="quiet">–</span>
+{%- if m is none or m.value is none -%}<span class="quiet">undefined</span>
 {%- else -%}{{ "%.*f" | format(digits, m.value) }}{% if m.low is not none %} <span class="quiet limits">{{ "%.*f" | format(digits, m.low) }} to {{ "%.*f" | format(digits, m.high) }}</span>{% endif %}{%- endif -%}
 {% endmacro %}
 """
@@ -54,6 +72,36 @@ ROWS = (
 </tbody></table></div>{% if note %}<p class="after quiet">{{ note }}</p>{% endif %}</section>
 """
 )
+
+
+def undefined_because(average: str, rows: Sequence[ClassReport]) -> str:
+    """Why an average over classes is undefined, naming them; empty if it is not known.
+
+    Args:
+        average: its name, such as "macro_auroc" or "balanced_accuracy".
+        rows: of the classes.
+    """
+    key = "sensitivity" if average == "balanced_accuracy" else average.removeprefix("macro_")
+    names = [row.name for row in rows if row.support and row.measures[key].value is None]
+    return f"undefined for {', '.join(names)}" if names else ""
+
+
+def captions(positive: str, size: int, records: int) -> dict[str, str]:
+    """The text below each picture of curves.
+
+    Args:
+        positive: the one class that is drawn; empty for several.
+        size: number of its records.
+        records: number of all.
+    """
+    if not positive:
+        return CAPTIONS
+    whose = f"{positive} is the positive class, with {size} of {records} records."
+    return CAPTIONS | {
+        "roc": whose,
+        "precision_recall": f"{whose} {CAPTIONS['precision_recall']}",
+        "reliability": f"{CAPTIONS['reliability']} Lines are 95 % intervals of the share; above is the number of records.",
+    }
 
 
 def confusion_card(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
@@ -99,15 +147,49 @@ def curve_pictures(
 
 def _drawing(lines: Mapping[str, Any], key: str, across: str, up: str) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.62, right=0.15, top=0.15, bottom=0.55)
+        top = 0.35 if key == "reliability" else 0.15
+        axes = make_axes(figure, left=0.62, right=0.15, top=top, bottom=0.55)
         if key != "precision_recall":
             axes.plot([0, 1], [0, 1], color=LINE, linewidth=1, linestyle=(0, (4, 4)))
-        for colour, (name, (x, y)) in zip(CLASS_COLOURS, lines.items(), strict=False):
-            marker = {"marker": "o", "markersize": 4} if key == "reliability" else {}
-            axes.plot(x, y, color=colour, linewidth=1.8, label=shorten(name, 24), **marker)
-        axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), xlabel=across, ylabel=up)
+        for colour, (name, (x, y, *sizes)) in zip(CLASS_COLOURS, lines.items(), strict=False):
+            label = {"color": colour, "label": shorten(name, 24)}
+            if key == "reliability":
+                _points(axes, (x, y, sizes[0] if sizes else []), len(lines) == 1, label)
+                continue
+            axes.plot(x, y, linewidth=1.8, **label)
+            if key == "precision_recall":
+                # Where everything is recalled, precision is the share of the class.
+                axes.axhline(y[0], color=colour, linewidth=1, linestyle=(0, (3, 3)))
+        # Half of the largest point.
+        beyond = 0.04 if key == "reliability" else 0.01
+        ends = (-beyond, 1 + beyond)
+        axes.set(xlim=ends, ylim=ends, xlabel=across, ylabel=up)
         axes.grid(color=FAINT, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9, loc=PLACES[key])
 
     return draw
+
+
+def _points(
+    axes: Any,
+    points: tuple[list[float], list[float], list[int]],
+    alone: bool,
+    label: dict[str, str],
+) -> None:
+    """Shares of bins, with areas that grow with their records; of one class with interval and
+    number.
+    """
+    from scipy.stats import binomtest
+
+    x, y, sizes = points
+    most = max(sizes, default=1)
+    axes.scatter(x, y, [14 + 110 * each / most for each in sizes] or 30, alpha=0.75, **label)
+    if not alone:
+        return
+    middles = (bins_of(np.array(x)) + 0.5) / BINS
+    for middle, across, share, size in zip(middles.tolist(), x, y, sizes, strict=False):
+        limits = binomtest(round(share * size), size).proportion_ci(method="wilson")
+        axes.plot([across, across], [limits.low, limits.high], color=label["color"], linewidth=1)
+        axes.text(middle, 1.055, f"{size}", ha="center", fontsize=8, color=QUIET)
+    axes.text(-0.04, 1.055, "n =", ha="center", fontsize=8, color=QUIET)

@@ -42,8 +42,10 @@ HEADS = ("cells", "residuals")
 class Time(Target):
     """The time to an event, up to a public horizon.
 
-    The code is one-hot over 2 B + 1 cells: events in each bin [e_b, e_(b+1)), records that were last
-    seen in it, and those that outlived the horizon.
+    The code is one-hot over 2 B + 1 cells: events in each bin (e_b, e_(b+1)], records that were last
+    seen about each edge e_0 to e_(B-1), and those that outlived the horizon. The time of a record
+    without an event is rounded to the nearest edge: it is at risk in the bins before. So a
+    Kaplan-Meier curve is exact where times lie on edges, and elsewhere the actuarial one on average.
 
     Attributes:
         columns: of time and event.
@@ -53,9 +55,9 @@ class Time(Target):
 
     Example:
         >>> time = Time(("t", "e"), (0.0, 1.0, 2.0))
-        >>> values = torch.tensor([[0.5, 1.0], [1.5, 0.0], [2.0, 1.0]])
+        >>> values = torch.tensor([[0.5, 1.0], [1.0, 1.0], [1.2, 0.0], [2.0, 1.0], [2.0, 0.0]])
         >>> time.cells(values).tolist()
-        [0, 3, 4]
+        [0, 0, 3, 1, 4]
     """
 
     columns: tuple[str, ...]
@@ -81,7 +83,7 @@ class Time(Target):
         spans = [f"{a:g} to {b:g}" for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)]
         return (
             *(f"event {span}" for span in spans),
-            *(f"last seen {span}" for span in spans),
+            *(f"last seen about {edge:g}" for edge in self.edges[:-1]),
             f"outlived {self.edges[-1]:g}",
         )
 
@@ -122,11 +124,25 @@ class Time(Target):
         return None if self.head == HEADS[0] else residual_course(private)
 
     def cells(self, values: Tensor) -> Tensor:
-        """The cell of each record, (n,), int64."""
-        edges = torch.tensor(self.edges, dtype=torch.float64)
-        place = torch.bucketize(values[:, 0].double().contiguous(), edges, right=True) - 1
-        seen = torch.where(values[:, 1] == 1, place, place + self.bins)
-        return torch.where(place >= self.bins, 2 * self.bins, seen)
+        """The cell of each record, (n,), int64. Times are compared with edges in single precision, in
+        which some files hold them.
+        """
+        edges = torch.tensor(self.edges, dtype=torch.float32)
+        times, outlived = values[:, 0].float().contiguous(), 2 * self.bins
+        # Of equal distances, the later edge.
+        middles = (edges[1:] + edges[:-1]) / 2
+        last_seen = torch.bucketize(times, middles, right=True) + self.bins
+        events = torch.bucketize(times, edges[1:])
+        return torch.where(
+            (values[:, 1] == 1) & (events < self.bins), events, last_seen.clamp_max(outlived)
+        )
+
+    def last_bins(self, cells: Tensor) -> Tensor:
+        """The last bin in which a record of each cell is at risk, (n,), int64: B for those that
+        outlived the horizon; -1 for those that were last seen before any.
+        """
+        seen = torch.where(cells == 2 * self.bins, cells + 1, cells) - self.bins - 1
+        return torch.where(cells < self.bins, cells, seen)
 
     def code(self, values: Tensor) -> Tensor:
         """One-hot, (n, 2 B + 1)."""
@@ -174,9 +190,9 @@ class Time(Target):
 
     def remarks(self, values: Tensor) -> list[str]:
         """Nearly all records in one bin: a wrong unit."""
-        place = self.cells(values)
-        first = ((place == 0) | (place == self.bins)).double().mean() if len(place) else 0.0
-        last = (place == 2 * self.bins).double().mean() if len(place) else 0.0
+        times = values[:, 0].double()
+        first = (times < self.edges[1]).double().mean() if len(times) else 0.0
+        last = (times > self.edges[-1]).double().mean() if len(times) else 0.0
         what = [("in the first bin", first), (f"beyond the horizon {self.edges[-1]:g}", last)]
         unit = self.unit or "time-unit"
         return [
@@ -244,6 +260,26 @@ def widening_edges(horizon: float, bins: int, ratio: float = 1.0) -> tuple[float
     return (0.0, *(float(f"{edge:.{DIGITS}g}") for edge in inner), horizon)
 
 
+def at_risk_in(by_cell: Tensor) -> Tensor:
+    """Sums over the records at risk in each bin, from those of each cell: of events in the bin or
+    later, of records last seen about a later edge, and of those that outlived the horizon.
+
+    Args:
+        by_cell: (2 B + 1, ...), in the order of the code.
+
+    Returns:
+        (B, ...).
+
+    Example:
+        >>> at_risk_in(torch.tensor([1.0, 1.0, 5.0, 1.0, 1.0])).tolist()
+        [4.0, 2.0]
+    """
+    bins = len(by_cell) // 2
+    # Last seen about e_(b+1), or outlived: at risk in bin b for the last time, as an event there.
+    leaving = by_cell[:bins] + by_cell[bins + 1 :]
+    return leaving.flip(0).cumsum(0).flip(0)
+
+
 def usual_edges(horizon: float, private: bool) -> tuple[float, ...]:
     """The edges where `bins` says nothing."""
     return widening_edges(horizon, PRIVATE_BINS if private else BINS, WIDENING)
@@ -252,13 +288,10 @@ def usual_edges(horizon: float, private: bool) -> tuple[float, ...]:
 def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
     """Minus the log likelihood of what is seen of each record, from cells (n, 2 B + 1).
 
-    A record that is last seen in a bin is at risk for half of it, as in the Kaplan-Meier curve.
+    A record that is last seen about an edge is at risk in the bins before it.
     """
     cells = code.to(outputs)
-    events, seen, outlived = cells[:, :bins], cells[:, bins:-1], cells[:, -1:]
-    leaving = events + seen
-    later = leaving.flip(1).cumsum(1).flip(1) - leaving + outlived
-    at_risk = later + events + seen / 2
+    events, at_risk = cells[:, :bins], at_risk_in(cells.T).T
     losses: Tensor = at_risk * torch.nn.functional.softplus(outputs) - events * outputs
     return losses.sum(1)
 

@@ -102,6 +102,9 @@ def evaluate(
         table.add_row(name, f"{records['value']:.0f}", *rates)
     console.print(table)
     console.print(f"accuracy {_shown(result['accuracy'])}, at {result['sites']} sites")
+    console.print(f"balanced accuracy {_shown(result['balanced_accuracy'])}")
+    if result["without_records"]:
+        console.print(f"undefined, without a record: {', '.join(result['without_records'])}")
     if "exact" in result:
         console.print(
             f"exact accuracy {_shown(result['exact']['accuracy'])}, known because this is a "

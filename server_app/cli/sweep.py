@@ -178,13 +178,25 @@ def _table(summaries: Sequence[Any]) -> Table:
     from rich.table import Table
 
     from fedsurrogate.common.number_format import human_bytes
+    from fedsurrogate.server_app.runs.scores import MAJORITY, SCORES
+    from fedsurrogate.server_app.sweep import leading_score
 
-    table = Table(*summaries[0].varied, "accuracy", "runs", "failed", "uplink")
+    first = leading_score(summaries)
+    known = {name for name in SCORES if any(s.means[name] is not None for s in summaries)}
+    scores = [name for name in dict.fromkeys((first, *SCORES)) if name in known - {MAJORITY}]
+    columns = [f"{SCORES[name]}, %" for name in scores or [first]]
+    alone = [share for each in summaries if (share := each.means[MAJORITY]) is not None]
+    caption = f"always giving the largest class: {100 * max(alone):.1f} %" if alone else None
+    table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
     for each in summaries:
-        spread = "" if each.deviation is None else f" ± {100 * each.deviation:.2f}"
-        accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.2f}{spread} %"
         sent = "" if each.bytes is None else human_bytes(each.bytes)
+        cells = [_percent(*each.spread(name)) for name in scores or [first]]
         table.add_row(
-            *map(str, each.varied.values()), accuracy, str(each.runs), str(each.failed), sent
+            *map(str, each.varied.values()), *cells, str(each.runs), str(each.failed), sent
         )
     return table
+
+
+def _percent(mean: float | None, deviation: float | None) -> str:
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return "" if mean is None else f"{100 * mean:.2f}{spread}"

@@ -33,6 +33,7 @@ from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tab
 from fedsurrogate.server_app.report.warnings import data_of, warnings_of
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end
 # in .md.
@@ -158,6 +159,9 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "measures": (measures := measures_view(run)),
         "quality": quality_view(run),
+        "auroc_first": scores[AUROC]
+        if leading(scores := scores_of(run.metrics)) == AUROC
+        else None,
         "warnings": warned,
         "data": data_of(run),
         "counts": counts,
@@ -291,7 +295,12 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
             if run.accuracy
             else None
         )
-        notes = ["not measured" if site.status == "used" else site.status for site in rows]
+        notes = [
+            ("not measured" if site.status == "used" else site.status)
+            if site.accuracy is None
+            else ("" if site.tested is None else f"of {site.tested:,.0f}")
+            for site in rows
+        ]
         pictures["accuracy"] = (
             plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),
         )

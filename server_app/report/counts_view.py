@@ -99,8 +99,16 @@ def _evaluation(content: Json) -> CountsView:
         [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
         for name, row in classes.items()
     ]
+    noise = as_table(content.get("noise"))
+    if noise and not any(noise.values()):
+        rows = [["undefined" if cell == HIDDEN else cell for cell in row] for row in rows]
     accuracy = content.get("accuracy")
-    words = [
+    words = []
+    if "balanced_accuracy" in content:
+        words.append(f"Balanced accuracy: {_share(content['balanced_accuracy'])}.")
+    if absent := as_list(content.get("without_records")):
+        words.append(f"Undefined, because no record was counted: {', '.join(map(str, absent))}.")
+    words += [
         f"At site {site} alone: accuracy {_share(each)}."
         for site, each in as_table(content.get("per_site")).items()
     ]

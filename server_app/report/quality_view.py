@@ -6,11 +6,18 @@ import json
 from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.class_measures import leads_with_auroc
+from fedsurrogate.common.models.intervals import Measure
 from fedsurrogate.common.models.model_quality import ModelQuality, unpacked_quality
 from fedsurrogate.common.number_format import percent
 from fedsurrogate.common.pages.html import trusted
-from fedsurrogate.common.pages.of_classes import classes_card, confusion_card, curve_pictures
+from fedsurrogate.common.pages.of_classes import (
+    captions,
+    classes_card,
+    confusion_card,
+    curve_pictures,
+    undefined_because,
+)
 from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import RunFolder
 
@@ -19,18 +26,13 @@ AVERAGES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "macro_auroc": "mean AUROC",
+    "macro_f1": "mean F1",
     "macro_auprc": "mean average precision",
     "macro_brier": "mean Brier score",
     "macro_calibration_error": "mean calibration error",
 }
 # A larger matrix does not fit a page.
 LARGEST_MATRIX = 24
-CAPTIONS = {
-    "roc": "Each class against all others.",
-    "precision_recall": "With a rare class, this curve says more than the ROC curve.",
-    "reliability": "On the diagonal, predicted probabilities are right. Below it, the model is too "
-    "sure. A point stands for ten records or more.",
-}
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,24 @@ def quality_view(run: RunFolder) -> QualityView | None:
     """
     if (found := recorded_quality(run)) is None:
         return None
-    shown = [
-        (words, *_in_words(found.averages[name]))
-        for name, words in AVERAGES.items()
-        if name in found.averages
-    ]
+    first = ("macro_auroc", "balanced_accuracy") if leads_with_auroc(found.majority) else ()
+    shown = []
+    for name in dict.fromkeys((*first, *AVERAGES)):
+        if name in found.averages:
+            value, limits = _in_words(found.averages[name])
+            why = "" if value else undefined_because(name, found.per_class)
+            shown.append((AVERAGES[name], value or "undefined", limits or why))
     curves = found.curves or {}
+    sizes = {row.name: row.support for row in found.per_class}
+    positive = next(iter(curves), "") if len(found.classes) == 2 else ""
+    words = captions(positive, sizes.get(positive, 0), found.records)
     pictures = [
-        (key, title, trusted(svg), CAPTIONS[key])
+        (key, title, trusted(svg), words[key])
         for key, title, svg in curve_pictures(curves, list(curves))
     ]
     fits = 0 < len(found.confusion) <= LARGEST_MATRIX
     left = (
-        f"No average includes {', '.join(found.left_out)}, with fewer than ten records."
+        f"Undefined, because no test record is of them, and in no average: {', '.join(found.left_out)}."
         if found.left_out
         else ""
     )
@@ -125,7 +132,10 @@ def sentence_of(found: ModelQuality) -> str:
         found: measures of a run.
     """
     parts = []
-    for name, short in (("balanced_accuracy", "balanced accuracy"), ("macro_auroc", "AUROC")):
+    named = [("balanced_accuracy", "balanced accuracy"), ("macro_auroc", "AUROC")]
+    if leads_with_auroc(found.majority):
+        named.reverse()
+    for name, short in named:
         value, limits = _in_words(found.averages[name]) if name in found.averages else ("", "")
         if value:
             parts.append(f"{short} {value}" + (f" ({limits})" if limits else ""))

@@ -7,11 +7,12 @@ from collections import Counter
 
 from fedsurrogate.common.data_report import DataReport, reports_from
 from fedsurrogate.common.number_format import percent
+from fedsurrogate.server_app.report.quality_view import recorded_quality
 from fedsurrogate.server_app.runs.json_values import as_list, as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import missing_classes
 from fedsurrogate.server_app.runs.reader import RunFolder
 
-# A model is compared with the largest class plus this: less is within the uncertainty of some
+# An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.
 MARGIN = 0.02
 NAMED = 12
@@ -81,10 +82,27 @@ def _odd(run: RunFolder) -> str:
 
 
 def _no_better_than_chance(run: RunFolder) -> str:
-    """Warn about a model that is hardly better than always giving the largest class."""
-    chance = chance_of(run)
-    if run.accuracy is None or chance is None or run.accuracy > chance + MARGIN:
+    """Warn about a model that may tell nothing apart: neither the interval of its AUROC nor that of
+    its balanced accuracy is above chance.
+    """
+    if (quality := recorded_quality(run)) is None:
+        return _no_better_than_the_largest_class(run)
+    classes = len(quality.classes) - len(quality.left_out)
+    chances = {
+        "macro_auroc": ("AUROC", 0.5),
+        "balanced_accuracy": ("balanced accuracy", 1 / classes),
+    }
+    found = [
+        (name, chance, each)
+        for key, (name, chance) in chances.items()
+        if (each := quality.averages.get(key)) is not None and each.low is not None
+    ]
+    if classes < 2 or not found or any((each.low or 0.0) > chance for _, chance, each in found):
         return ""
+    limits = " and ".join(
+        f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"
+        for name, chance, each in found
+    ).replace("that of", "the 95 % interval of", 1)
     epsilon = run.number("privacy", "epsilon")
     advice = "check data, labels, backbone and the method's settings"
     if epsilon:
@@ -92,10 +110,18 @@ def _no_better_than_chance(run: RunFolder) -> str:
             f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; "
             "without privacy see if it learns"
         )
+    return f"The model may be no better than chance: {limits}. If it should be better, {advice}."
+
+
+def _no_better_than_the_largest_class(run: RunFolder) -> str:
+    """For a run that measured accuracy alone, which does not show whether a model tells apart."""
+    majority = chance_of(run)
+    if run.accuracy is None or majority is None or run.accuracy > majority + MARGIN:
+        return ""
     return (
-        f"The model is no better than chance: its accuracy is {percent(run.accuracy)}, and always "
-        f"giving the largest class reaches {percent(chance)}. It has learned nothing useful; "
-        f"{advice}."
+        f"The accuracy, {percent(run.accuracy)}, is not above that of always giving the largest class, "
+        f"{percent(majority)}. Accuracy alone does not show whether the model tells classes apart, and "
+        "this run measured nothing else: evaluate the model, which measures its AUROC."
     )
 
 

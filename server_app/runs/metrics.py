@@ -90,6 +90,7 @@ def make_metrics(
                 if site.tested and not site.measured
             }
         },
+        "tested": {site.name: site.tested for site in sites if site.tested and not site.measured},
         "bytes": {
             "up": sum(site.bytes_up for site in sites),
             "down": sum(site.bytes_down for site in sites),

@@ -55,6 +55,7 @@ class SiteView:
         bytes: sent up by the site.
         seconds: its working time.
         accuracy: on its own test records, in [0, 1].
+        tested: number of these test records.
         counts: records by class that its surrogate represents; empty if it has reported none.
         counted: records that its surrogate represents, where it has no classes.
     """
@@ -65,6 +66,7 @@ class SiteView:
     bytes: float | None
     seconds: float | None
     accuracy: float | None
+    tested: float | None
     counts: Mapping[str, float]
     counted: float | None = None
 
@@ -373,6 +375,7 @@ def _site(
         bytes=up.get(state.name, state.bytes),
         seconds=state.seconds,
         accuracy=accuracy.get(state.name),
+        tested=as_numbers(metrics.get("tested")).get(state.name),
         counts=state.counts,
         counted=as_numbers(at(metrics, "card", "records")).get(state.name),
     )

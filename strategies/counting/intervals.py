@@ -5,6 +5,7 @@ records and the bins.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,27 @@ def rate(inside: Tensor, outside: Tensor, variance: float) -> Interval:
     # has a width.
     counted = min(max(counted, 0.0), everything)
     return _fieller(counted, everything, (variance * k, -2 * variance * k, variance * (k + m)))
+
+
+def mean_of(rates: Sequence[Interval]) -> Interval:
+    """The mean of independent rates; undefined where one of them is.
+
+    Args:
+        rates: such as the sensitivities of all classes, whose mean is the balanced accuracy.
+
+    Source: Zou & Donner 2008, for the interval.
+
+    Example:
+        >>> mean_of([Interval(1.0, 0.8, 1.0), Interval(0.5, 0.4, 0.6)]).value
+        0.75
+    """
+    known = [(each.value, each.low, each.high) for each in rates]
+    if not known or any(None in each for each in known):
+        return UNDEFINED
+    value, low, high = torch.tensor(known, dtype=torch.float64).T
+    mean = float(value.mean())
+    below, above = (float((value - each).norm()) / len(value) for each in (low, high))
+    return Interval(mean, _share(mean - below), _share(mean + above))
 
 
 def share_of(inside: float, records: float, variance: float) -> Interval:

@@ -19,7 +19,7 @@ from fedsurrogate.common.settings import CountingSettings, Settings
 from fedsurrogate.common.targets.counted import STEPS, counted
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.counting.intervals import Interval, auroc, rate, total
+from fedsurrogate.strategies.counting.intervals import Interval, auroc, mean_of, rate, total
 from fedsurrogate.strategies.counting.target_results import evaluation_of_target, survey_of_target
 from fedsurrogate.strategies.pooling.total import Total
 
@@ -165,14 +165,24 @@ def evaluation_result(counts: PooledCounts, classes: Sequence[str]) -> Json:
         classes: of the run, C.
 
     Returns:
-        Records, accuracy, and by class records, sensitivity, specificity and AUROC, each with its
+        Records, accuracy, balanced accuracy over the classes that have a record (undefined where noise
+        hides one), those without, and by class records, sensitivity, specificity and AUROC, each with its
         interval.
     """
     decisions, noise = counts.tables["decisions"], counts.variances["decisions"]
     right = torch.eye(len(classes), dtype=torch.bool)
+    rates = {
+        name: rate(decisions[at][right[at]], decisions[at][~right[at]], noise)
+        for at, name in enumerate(classes)
+    }
+    # Without noise, a class that nobody has counted is known to have no record.
+    absent = [name for name, each in rates.items() if each.value is None and not noise]
+    balanced = mean_of([each for name, each in rates.items() if name not in absent])
     return {
         "records": asdict(total(decisions, noise)),
         "accuracy": asdict(rate(decisions[right], decisions[~right], noise)),
+        "balanced_accuracy": asdict(balanced),
+        "without_records": absent,
         "classes": {
             name: _of_class(counts, index, len(classes)) for index, name in enumerate(classes)
         },

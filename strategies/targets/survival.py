@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.targets.time import at_risk_in
+
 # With noise, a bin has events in at most this share of the records at risk.
 MOST_EVENTS = 0.95
 # A curve ends where fewer records are at risk, or fewer than this many deviations of the noise.
@@ -21,18 +23,18 @@ FEWEST_AT_RISK, PRESENT = 10.0, 3.0
 class Cells:
     """Numbers of records by time bin and event, up to a horizon.
 
-    A record that reaches the horizon has outlived it: it is not censored in the last bin.
+    A record that reaches the horizon without an event has outlived it.
 
     Attributes:
         events: with an event in each of B bins, (B,), float64.
-        censored: censored in each bin, (B,).
+        censored: last seen about the start of each bin, (B,): not at risk in it.
         outlived: number of records that reached the horizon.
         noise: standard deviation of the noise in each of these numbers.
 
     Example:
         >>> cells = Cells.of(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]).double())
         >>> cells.at_risk.tolist(), cells.hazard.tolist()
-        ([4.0, 3.0], [0.25, 0.3333333333333333])
+        ([4.0, 2.0], [0.25, 0.5])
     """
 
     events: Tensor
@@ -42,7 +44,7 @@ class Cells:
 
     @classmethod
     def of(cls, counts: Tensor, noise: float = 0.0) -> Cells:
-        """From numbers in the order of the code: events by bin, censored by bin, outlived.
+        """From numbers in the order of the code: events by bin, last seen by bin, outlived.
 
         Args:
             counts: (2 B + 1,).
@@ -64,10 +66,9 @@ class Cells:
 
     @cached_property
     def at_risk(self) -> Tensor:
-        """Records at risk at the start of each bin, (B,); with noise, one or more."""
-        leaving = self.events + self.censored
-        later = leaving.flip(0).cumsum(0).flip(0) + self.outlived
-        return later.clamp_min(1.0) if self.noise else later
+        """Records at risk in each bin, (B,); with noise, one or more."""
+        found = at_risk_in(self.counts)
+        return found.clamp_min(1.0) if self.noise else found
 
     @cached_property
     def possible_events(self) -> Tensor:
@@ -93,8 +94,7 @@ class Cells:
         Returns:
             (B,).
         """
-        risk = (self.at_risk - self.censored.clamp_min(0) / 2).clamp_min(1e-300)
-        share = (self.possible_events / risk).clamp(1e-12, MOST_EVENTS)
+        share = self.hazard.clamp(1e-12, MOST_EVENTS)
         return hazard * -torch.log1p(-share) / share
 
     @property
@@ -103,7 +103,7 @@ class Cells:
         ones.
         """
         hazard = self.hazard.cumsum(0)
-        return torch.cat([1 - hazard, -hazard, -hazard[-1:]])
+        return torch.cat([1 - hazard, hazard.new_zeros(1), -hazard])
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Curve:
         survival: share that survives, (b,) of the first bins with enough records at risk.
         low: lower limits, (b,).
         high: upper limits, (b,).
-        at_risk: records at risk at the start of each bin, (b,).
+        at_risk: records at risk in each bin, (b,).
     """
 
     survival: Tensor
@@ -123,39 +123,32 @@ class Curve:
     at_risk: Tensor
 
 
-def kaplan_meier(cells: Cells, half: bool = True, level: float = 0.95) -> Curve:
+def kaplan_meier(cells: Cells, level: float = 0.95) -> Curve:
     """The Kaplan-Meier curve with intervals of log(-log S), whose variance is that of sampling
     (Greenwood) and of the noise.
 
     Args:
         cells: of the records.
-        half: whether a record that is censored within a bin counts half at risk there (actuarial).
-            False where bins are as fine as the times: then the curve is that of the records.
         level: of the intervals.
 
     Returns:
         The curve, up to the bin where too few records are at risk. Limits are NaN where no event
         has been seen yet.
     """
-    events, bins = cells.possible_events, len(cells.events)
-    own = 0.5 if half else 0.0
-    risk = cells.at_risk - own * cells.censored
-    if cells.noise:
-        risk = risk.clamp_min(1.0)
-        events = torch.minimum(events, MOST_EVENTS * risk)
+    events, risk, bins = cells.possible_events, cells.at_risk, len(cells.events)
     kept = _kept(cells)
     survival = (1 - events / risk.clamp_min(1e-300)).cumprod(0)
     by_bin = events / (risk * (risk - events)).clamp_min(1e-300)
     greenwood = by_bin.cumsum(0)
     variance = greenwood
     if cells.noise:
-        # Derivatives of log S_j in the cells of bin k: before j, a record raises all numbers at
-        # risk up to its own bin.
+        # Derivatives of log S_j in the cells of bin k: before j, an event raises all numbers at risk
+        # up to its own bin, and a record that is last seen about its start those before.
         first = torch.minimum(torch.arange(bins)[:, None], torch.arange(bins))
         until = greenwood[first]
         within = (torch.arange(bins) <= torch.arange(bins)[:, None]).double()
         of_events = until - within / (risk - events)
-        of_censored = until - within * own * by_bin
+        of_censored = until - within * by_bin
         squares = of_events.square().sum(1) + of_censored.square().sum(1) + greenwood.square()
         variance = greenwood + cells.noise**2 * squares
     low, high = _log_log(survival, variance, level)

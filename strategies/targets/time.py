@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.targets.time import at_risk_in
 from fedsurrogate.strategies.targets.strength import (
     CAUTION,
     Directions,
@@ -222,7 +223,7 @@ def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
         weights = counts * (slope * mean + slope**2 * within / 2).exp()
         tilted = mean + slope * within
         sums_of = [
-            _at_risk(each)
+            at_risk_in(each)
             for each in (weights, weights * tilted, weights * (tilted.square() + within))
         ]
         below = sums_of[0].clamp_min(1e-300)
@@ -231,16 +232,8 @@ def calibrated_head(head: RiskHead, sums: CodedSums) -> RiskHead:
         information = max(float(events @ (second - first.square())), 1e-12)
         slope = min(max(slope + gradient / information, slope / 2), 2 * slope)
     weights = counts * (slope * mean + slope**2 * within / 2).exp()
-    below = _at_risk(weights) - weights[bins:-1] / 2
-    hazard = cells.within_bins(events / below.clamp_min(1e-300))
+    hazard = cells.within_bins(events / at_risk_in(weights).clamp_min(1e-300))
     return RiskHead(slope * head.weight, head.mean, hazard)
-
-
-def _at_risk(by_cell: Tensor) -> Tensor:
-    """Sums at risk in each bin (B,), from those of each cell (2 B + 1,)."""
-    bins = len(by_cell) // 2
-    leaving = by_cell[:bins] + by_cell[bins:-1]
-    return leaving.flip(0).cumsum(0).flip(0) + by_cell[-1]
 
 
 def _directions(sums: CodedSums) -> Directions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -16,6 +17,7 @@ from sklearn.preprocessing import Normalizer
 
 import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import target_of_model
 
 sksurv = pytest.importorskip("sksurv")
 from sksurv.linear_model import CoxPHSurvivalAnalysis  # noqa: E402
@@ -140,3 +142,26 @@ def test_times_that_cannot_be_are_named(y: Any, error: type[Exception], what: st
 def test_a_time_beyond_the_horizon_has_no_answer() -> None:
     with pytest.raises(DataError, match="its horizon, 4"):
         FITTED.predict_survival_function(X[:2], [1.0, 5.0])
+
+
+@pytest.mark.parametrize("head", ["residuals", "cox", "cells"])
+@pytest.mark.parametrize("horizon", [None, 10.0])
+def test_survival_of_whole_years_is_that_of_lifelines(head: Any, horizon: float | None) -> None:
+    """Events at the horizon are events, and S(t) holds those at t."""
+    from lifelines import KaplanMeierFitter
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2400, 3)).astype(np.float32)
+    death = np.ceil(random.exponential(5 * np.exp(-0.5 * x[:, 0])))
+    left = np.ceil(random.uniform(0, 14, 2400))
+    event, time = (death <= left) & (death <= 10), np.minimum(np.minimum(death, left), 10)
+    y = np.array(list(zip(event, time, strict=True)), dtype=[("e", bool), ("t", float)])
+    model = fs.FederatedSurvival(head, horizon=horizon, settings={"bins": 10})
+    model.fit(x, y, sites=["a", "b"] * 1200)
+    years = np.arange(1.0, 11.0)
+    assert model.unique_times_.tolist() == years.tolist()
+    theirs = KaplanMeierFitter().fit(time, event).survival_function_at_times(years).to_numpy()
+    facts = json.loads(target_of_model(model.model_.classifier))
+    assert np.abs(np.array(facts["survival"][0]) - theirs).max() < 1e-4
+    # The mean over the records, of a model whose hazards are proportional.
+    assert np.abs(model.predict_survival_function(x).mean(0) - theirs).max() < 0.01

@@ -167,9 +167,11 @@ def score(probabilities: Tensor, labels: Tensor) -> Score:
     """
     if not len(labels):
         raise DataError("no test record has a class of the run")
-    right = (probabilities.argmax(1) == labels).double()
-    recalls = [float(right[labels == label].mean()) for label in torch.unique(labels)]
-    return Score(float(right.mean()), sum(recalls) / len(recalls))
+    from sklearn.metrics import accuracy_score, recall_score
+
+    pair = labels.numpy(), probabilities.argmax(1).numpy()
+    balanced = recall_score(*pair, labels=torch.unique(labels).numpy(), average="macro")
+    return Score(float(accuracy_score(*pair)), float(balanced))
 
 
 def grouped(groups: str, classes: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:

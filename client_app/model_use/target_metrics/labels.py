@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.target_metrics.resampling import DRAWS, with_interval
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.models.class_measures import (
-    FEWEST,
+from fedsurrogate.common.models.class_measures import FEWEST, ranking_samples
+from fedsurrogate.common.models.intervals import (
+    DRAWS,
     Array,
     Measure,
+    averaged,
     bootstrap_weights,
-    ranking_samples,
+    means_of,
+    units_of,
+    with_interval,
 )
 
 Bools = NDArray[np.bool_]
@@ -59,7 +62,8 @@ class LabelReport:
     Attributes:
         labels: one for each label.
         averages: means over labels with both classes, by name.
-        left_out: labels that averages leave out.
+        left_out: labels without a positive or without a negative record, of which averages have
+            nothing.
     """
 
     labels: tuple[LabelMeasures, ...]
@@ -91,16 +95,27 @@ def label_report(
     weights = bootstrap_weights(len(truth), patients, draws, seed=0)
     rows: list[LabelMeasures] = []
     drawn: dict[str, list[Array]] = {}
+    least: dict[str, int] = {}
     for index, name in enumerate(names):
         known = ~np.isnan(truth[:, index])
-        own, of = truth[known, index] == 1, chance[known, index]
+        own, of = truth[known, index] == 1, np.clip(chance[known, index], 0, 1)
         owners = None if patients is None else [patients[i] for i in np.flatnonzero(known).tolist()]
-        positive, smaller = int(own.sum()), _smaller(own, owners)
+        positive = int(own.sum())
+        units = {
+            "auroc": min(units_of(own, owners), units_of(~own, owners)),
+            "average_precision": units_of(own, owners),
+            "brier": units_of(np.ones_like(own), owners),
+            "sensitivity": units_of(own, owners),
+        }
         samples = _samples(own, of, weights[:, known], specificity)
         values = _points(own, of, specificity)
         measures = {
             key: with_interval(
-                value, samples[key], positive if key == "sensitivity" else len(own), smaller
+                value,
+                samples[key],
+                positive if key == "sensitivity" else len(own),
+                units[key],
+                True,
             )
             for key, value in values.items()
         }
@@ -110,8 +125,17 @@ def label_report(
         if 0 < positive < len(own):
             for key, sample in samples.items():
                 drawn.setdefault(key, []).append(sample)
+                least[key] = min(least.get(key, units[key]), units[key])
     kept = [each for each in rows if 0 < each.positive < each.annotated]
-    averages = {f"macro_{key}": _average(kept, key, samples) for key, samples in drawn.items()}
+    averages = {
+        f"macro_{key}": averaged(
+            own := [each.measures[key] for each in kept],
+            samples,
+            sum(each.support for each in own),
+            least[key],
+        )
+        for key, samples in drawn.items()
+    }
     left_out = tuple(each.name for each in rows if each not in kept)
     return LabelReport(tuple(rows), averages, left_out)
 
@@ -140,11 +164,7 @@ def _samples(truth: Bools, chance: Array, weights: Array, specificity: float) ->
         nothing = np.full(len(weights), np.nan)
         return dict.fromkeys(("auroc", "average_precision", "brier", "sensitivity"), nothing)
     samples["auroc"], samples["average_precision"] = ranking_samples(truth, chance, weights)
-    total = weights.sum(1)
-    squares = np.square(chance - truth)
-    samples["brier"] = np.divide(
-        weights @ squares, total, out=np.full(len(weights), np.nan), where=total > 0
-    )
+    samples["brier"] = means_of(np.square(chance - truth), weights)
     samples["sensitivity"] = _sensitivities(truth, chance, weights, specificity)
     return samples
 
@@ -199,19 +219,3 @@ def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) ->
         name: Measure(float(value), float(low), float(high), len(truth))
         for name, value, (low, high) in zip(names, fit.params, limits, strict=True)
     }
-
-
-def _smaller(truth: Bools, patients: Sequence[str] | None) -> int:
-    """Records, or patients, of the smaller of both classes."""
-    if patients is None:
-        return int(min(truth.sum(), (~truth).sum()))
-    owners = np.asarray(patients)
-    return min(len(set(owners[truth])), len(set(owners[~truth])))
-
-
-def _average(rows: Sequence[LabelMeasures], key: str, samples: Sequence[Array]) -> Measure:
-    known = [value for each in rows if (value := each.measures[key].value) is not None]
-    smallest = min(min(each.positive, each.annotated - each.positive) for each in rows)
-    support = sum(each.measures[key].support for each in rows)
-    drawn = np.mean(np.stack(samples), 0)
-    return with_interval(float(np.mean(known)), drawn, support, smallest)

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.target_metrics.resampling import (
+from fedsurrogate.common.models.intervals import (
     DRAWS,
-    Rows,
-    measured,
-    several,
+    Array,
+    Measure,
+    bootstrap_weights,
+    means_of,
+    ratios,
+    units_of,
+    with_interval,
 )
-from fedsurrogate.common.models.class_measures import Array, Measure
 
 # Of the standard deviation of differences: limits of agreement hold 95 % of normal ones.
 WIDTH = 1.96
@@ -53,45 +57,78 @@ def number_measures(records: Predictions, draws: int = DRAWS, seed: int = 0) -> 
         "agreement_high", the limits of agreement (Bland & Altman 1986); "icc", the agreement of
         both as two raters; and "coverage" of the prediction intervals, where there are any.
     """
+    count = len(records.true)
+    weights = bootstrap_weights(count, records.patients, draws, seed)
+    units = units_of(np.ones(count, dtype=bool), records.patients)
+    samples = _samples(records, weights)
+    return {
+        name: with_interval(value, samples[name], count, units, share=name == "coverage")
+        for name, value in _points(records).items()
+    }
 
+
+def _points(records: Predictions) -> dict[str, float | None]:
     from sklearn import metrics
 
-    def points(rows: Rows) -> dict[str, float | None]:
-        values, (true, predicted) = fast(rows), (records.true[rows], records.predicted[rows])
-        if len(rows):
-            values["mae"] = float(metrics.mean_absolute_error(true, predicted))
-            values["rmse"] = float(metrics.root_mean_squared_error(true, predicted))
-            values["r2"] = float(metrics.r2_score(true, predicted)) if several(true) else None
-        return values
-
-    def fast(rows: Rows) -> dict[str, float | None]:
-        return _points(records, rows)
-
-    return measured(points, len(records.true), records.patients, draws, seed, fast)
-
-
-def _points(records: Predictions, rows: Rows) -> dict[str, float | None]:
-    """All measures, in the time that a thousand samples need."""
-    true, predicted = records.true[rows], records.predicted[rows]
-    if not len(rows):
+    true, predicted = records.true, records.predicted
+    if not len(true):
         names = ("mae", "rmse", "r2", "bias", "agreement_low", "agreement_high", "icc")
         return dict.fromkeys((*names, *(("coverage",) if records.low is not None else ())))
     low, bias, high = agreement(true, predicted)
-    apart = predicted - true
-    square = float(np.square(apart).mean())
+    differ = len(true) > 1 and bool((true != true[0]).any())
     values: dict[str, float | None] = {
-        "mae": float(np.abs(apart).mean()),
-        "rmse": float(np.sqrt(square)),
-        "r2": 1 - square / float(true.var()) if several(true) else None,
+        "mae": float(metrics.mean_absolute_error(true, predicted)),
+        "rmse": float(metrics.root_mean_squared_error(true, predicted)),
+        "r2": float(metrics.r2_score(true, predicted)) if differ else None,
         "bias": bias,
         "agreement_low": low,
         "agreement_high": high,
         "icc": agreement_of_raters(np.stack([true, predicted], 1)),
     }
     if records.low is not None and records.high is not None:
-        held = (records.low[rows] <= true) & (true <= records.high[rows])
-        values["coverage"] = float(held.mean())
+        values["coverage"] = float(_held(records).mean())
     return values
+
+
+def _held(records: Predictions) -> NDArray[np.bool_]:
+    """Whether the model's interval holds the true number, (n,)."""
+    assert records.low is not None
+    assert records.high is not None
+    held: NDArray[np.bool_] = (records.low <= records.true) & (records.true <= records.high)
+    return held
+
+
+def _samples(records: Predictions, weights: Array) -> dict[str, Array]:
+    """The same in each bootstrap sample, for the intervals: from moments of all samples at once, which
+    takes a hundredth of the time.
+    """
+    apart, middle = records.predicted - records.true, (records.predicted + records.true) / 2
+    # Around the means of all records, so that no digits are lost.
+    middle = middle - middle.mean() if len(middle) else middle
+    true = records.true - records.true.mean() if len(middle) else middle
+    bias, square = means_of(apart, weights), means_of(np.square(apart), weights)
+    spread = square - np.square(bias)
+    variance = means_of(np.square(true), weights) - np.square(means_of(true, weights))
+    between = means_of(np.square(middle), weights) - np.square(means_of(middle, weights))
+    records_drawn = weights.sum(1)
+    per_freedom = ratios(records_drawn, records_drawn - 1)
+    width = WIDTH * np.sqrt(np.maximum(spread * per_freedom, 0))
+    # Of two raters: mean squares of subjects, raters and error, from sums, differences and bias.
+    subjects, error = 2 * between * per_freedom, spread / 2 * per_freedom
+    raters = records_drawn * np.square(bias) / 2
+    below = subjects + error + ratios(2 * (raters - error), records_drawn)
+    found = {
+        "mae": means_of(np.abs(apart), weights),
+        "rmse": np.sqrt(square),
+        "r2": 1 - ratios(square, np.where(variance > 1e-12 * (1 + square), variance, 0)),
+        "bias": bias,
+        "agreement_low": bias - width,
+        "agreement_high": bias + width,
+        "icc": ratios(subjects - error, below),
+    }
+    if records.low is not None:
+        found["coverage"] = means_of(_held(records), weights)
+    return found
 
 
 def agreement(true: Array, predicted: Array) -> tuple[float | None, float, float | None]:

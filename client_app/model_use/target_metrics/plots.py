@@ -16,7 +16,8 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     thirds,
 )
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.models.class_measures import BINS, Array, Measure
+from fedsurrogate.common.models.class_measures import BINS, bins_of, reliability
+from fedsurrogate.common.models.intervals import Array, Measure
 from fedsurrogate.common.pages.svg import INK
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
@@ -163,8 +164,7 @@ def calibration(truth: Array, chance: Array, names: Sequence[str]) -> Any:
         names: of the labels.
 
     Returns:
-        The figure; bins have the Wilson interval of their share, and a strip with the number of
-        records in them.
+        The figure; bins have the Wilson interval of their share, and the number of records in them.
     """
     return _panels(names, lambda axes, index: _reliability(axes, truth[:, index], chance[:, index]))
 
@@ -201,7 +201,7 @@ def _panels(names: Sequence[str], draw: Any) -> Any:
     figure = _figure(0.6 + 2.6 * columns, 0.4 + 2.7 * max(1, rows))
     for index, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, index + 1)
-        axes.set_title(name, fontsize=9)
+        axes.set_title(name, fontsize=9, pad=12)
         draw(axes, index)
         axes.tick_params(labelsize=8)
         _plain(axes)
@@ -212,19 +212,18 @@ def _reliability(axes: Any, truth: Array, chance: Array) -> None:
     from scipy.stats import binomtest
 
     known = ~np.isnan(truth)
-    own, of = truth[known] == 1, chance[known]
-    bins = np.minimum((of * BINS).astype(np.int64), BINS - 1)
     axes.plot([0, 1], [0, 1], color=FAINT, lw=1, ls="--")
-    sizes = np.bincount(bins, minlength=BINS)
-    if sizes.sum():
-        heights = 0.15 * sizes / sizes.max()
-        axes.bar((np.arange(BINS) + 0.5) / BINS, heights, 0.9 / BINS, color=FAINT, alpha=0.35)
-    for bin_ in np.flatnonzero(sizes).tolist():
-        at = bins == bin_
-        share, predicted = float(own[at].mean()), float(of[at].mean())
-        limits = binomtest(int(own[at].sum()), int(at.sum())).proportion_ci(method="wilson")
-        axes.plot([predicted, predicted], [limits.low, limits.high], color=BLUE, lw=1)
-        axes.plot([predicted], [share], "o", color=BLUE, ms=4)
+    if known.any():
+        found = reliability(truth[known] == 1, chance[known])
+        most = found[2].max()
+        middles = (bins_of(found[0]) + 0.5) / BINS
+        columns = (each.tolist() for each in (middles, *found))
+        for middle, predicted, share, size in zip(*columns, strict=True):
+            axes.bar(middle, 0.15 * size / most, 0.9 / BINS, color=FAINT, alpha=0.35)
+            axes.text(middle, 1.04, f"{size}", ha="center", fontsize=6, color=FAINT)
+            limits = binomtest(round(share * size), size).proportion_ci(method="wilson")
+            axes.plot([predicted, predicted], [limits.low, limits.high], color=BLUE, lw=1)
+            axes.plot([predicted], [share], "o", color=BLUE, ms=4)
     axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), xlabel="predicted", ylabel="observed")
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.target_metrics.resampling import Rows, measured
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.models.class_measures import Array, Measure
+from fedsurrogate.common.models.intervals import Array, Measure, Rows, measured
 
 # Samples for intervals: a concordance index takes the time of all pairs of records.
 DRAWS = 200
@@ -89,7 +88,7 @@ def time_measures(
         return _points(records, rows, horizon, survival)
 
     found = measured(points, len(records.times), records.patients, draws, seed)
-    events = int((records.events & (records.times < horizon)).sum())
+    events = int((records.events & (records.times <= horizon)).sum())
     return {
         name: Measure(
             each.value, each.low, each.high, events if "concord" in name else each.support
@@ -109,8 +108,9 @@ def _points(
     if survival is not None:
         values["integrated_brier"] = None
     own, risks = records.structured[rows], records.risks[rows]
-    # A record that is seen at the horizon has outlived it.
-    beyond = own["time"] >= horizon
+    # An event at the horizon is one; scikit-survival compares those before tau.
+    after = float(np.nextafter(horizon, np.inf))
+    beyond = own["time"] > horizon
     cut = own.copy()
     cut["event"], cut["time"] = own["event"] & ~beyond, np.minimum(own["time"], horizon)
     if not cut["event"].any():
@@ -119,7 +119,7 @@ def _points(
         lambda: metrics.concordance_index_censored(cut["event"], cut["time"], risks)[0]
     )
     values["concordance_ipcw"] = _defined(
-        lambda: metrics.concordance_index_ipcw(own, own, risks, tau=horizon)[0]
+        lambda: metrics.concordance_index_ipcw(own, own, risks, tau=after)[0]
     )
     grid = _grid(own, horizon)
     values["dynamic_auc"] = _defined(
@@ -146,8 +146,8 @@ def _defined(measure: Any) -> float | None:
 
 
 def _grid(own: Any, horizon: float) -> Array:
-    """Ten times between the first and the last decile of the events before the horizon."""
-    times = own["time"][own["event"] & (own["time"] < horizon)]
+    """Ten times between the first and the last decile of the events up to the horizon."""
+    times = own["time"][own["event"] & (own["time"] <= horizon)]
     last = min(float(np.quantile(times, 0.9)), float(own["time"].max()) * (1 - 1e-9))
     return np.unique(np.linspace(min(float(np.quantile(times, 0.1)), last), last, 10))
 

@@ -155,8 +155,8 @@ def site_accuracy(
 
     Args:
         names: of the sites, from top to bottom.
-        accuracy: of each site, in [0, 1]; None for a site without one, which gets its note instead.
-        notes: a text for each site.
+        accuracy: of each site, in [0, 1]; None for a site without one.
+        notes: a text for each site: the number of its test records, or why it has none.
         line: name and value of an accuracy in [0, 1] that is drawn as a line through all bars; None
             without one.
 
@@ -167,7 +167,7 @@ def site_accuracy(
 
     def draw(figure: Any) -> None:
         axes = make_axes(
-            figure, left=margin(names) if not many else 0.42, right=0.6, top=0.3, bottom=0.5
+            figure, left=margin(names) if not many else 0.42, right=1.15, top=0.3, bottom=0.5
         )
         site_rows(axes, names)
         axes.set_xlim(0, 1)
@@ -198,7 +198,7 @@ def site_accuracy(
                 if value is None:
                     axes.text(0.01, row, shorten(note, 40), color=ORANGE, va="center", fontsize=9)
                     continue
-                axes.text(1.02, row, percent(value), va="center", fontsize=9)
+                axes.text(1.02, row, f"{percent(value)} {note}".strip(), va="center", fontsize=9)
         if line:
             axes.axvline(line[1], color=INK, lw=1.3, ls=(0, (4, 2)))
             side = "right" if line[1] > 0.75 else "left" if line[1] < 0.25 else "center"

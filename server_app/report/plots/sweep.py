@@ -1,4 +1,4 @@
-"""The plot of a sweep: mean accuracy against a setting that varies or the bytes sent, with its 95 %
+"""The plot of a sweep: a mean score against a setting that varies or the bytes sent, with its 95 %
 interval over the seeds.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.pages.svg import FAINT, INK, accuracy_range
-from fedsurrogate.server_app.sweep import Summary, named
+from fedsurrogate.server_app.runs.scores import SCORES
+from fedsurrogate.server_app.sweep import Summary, leading_score, named
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", INK)
@@ -21,7 +22,7 @@ WIDE = 8
 BYTES = "bytes"
 
 
-def draw_sweep(summaries: Sequence[Summary], over: str = "") -> Any:
+def draw_sweep(summaries: Sequence[Summary], over: str = "", score: str = "") -> Any:
     """A matplotlib figure of a sweep. A numerical setting, or the bytes, make the x axis, with a
     line for each combination of the others; without one, every combination is a bar.
 
@@ -29,18 +30,23 @@ def draw_sweep(summaries: Sequence[Summary], over: str = "") -> Any:
         summaries: one for each combination of settings.
         over: the x axis: a numerical setting of them, or "bytes"; empty for the setting with the
             most values.
+        score: of `SCORES`, on the y axis; empty for AUROC where one class is so large that accuracy
+            misleads, else for accuracy.
 
     Returns:
         The figure.
 
     Raises:
-        ConfigError: for an axis that does not vary.
+        ConfigError: for an axis that does not vary, or an unknown score.
         PackageError: without matplotlib.
     """
     with needed_for("the plot of a sweep"):
         from matplotlib.figure import Figure
 
-    shown = [each for each in summaries if each.accuracy is not None]
+    if score and score not in SCORES:
+        raise ConfigError(f"score = {score!r}: use {', '.join(map(repr, SCORES))}")
+    score = score or leading_score(summaries)
+    shown = [each for each in summaries if each.spread(score)[0] is not None]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     if shown:
@@ -52,11 +58,11 @@ def draw_sweep(summaries: Sequence[Summary], over: str = "") -> Any:
             )
         most = max(found, key=lambda key: found[key], default="")
         if axis := over or most:
-            _lines(axes, axis, most, shown)
+            _lines(axes, axis, most, shown, score)
         else:
-            _bars(axes, shown)
+            _bars(axes, shown, score)
     else:
-        axes.text(0.5, 0.5, "no run has an accuracy", ha="center", va="center")
+        axes.text(0.5, 0.5, f"no run has an {SCORES[score]}", ha="center", va="center")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -71,7 +77,7 @@ def _numerical(shown: Sequence[Summary]) -> dict[str, int]:
     return counts
 
 
-def _lines(axes: Any, axis: str, most: str, shown: Sequence[Summary]) -> None:
+def _lines(axes: Any, axis: str, most: str, shown: Sequence[Summary], score: str) -> None:
     """axis: of the plot. most: the setting with the most values, whose values a line over the bytes
     joins.
     """
@@ -82,53 +88,57 @@ def _lines(axes: Any, axis: str, most: str, shown: Sequence[Summary]) -> None:
             named({key: value for key, value in each.varied.items() if key != joined}), []
         ).append(each)
     for number, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        for each in points:
-            if _has_no_privacy(axis, each):
-                axes.axhline(
-                    each.accuracy,
-                    color=colour,
-                    ls="--",
-                    lw=1,
-                    label=f"{name}, no privacy".removeprefix(", "),
-                )
-        points = [each for each in points if not _has_no_privacy(axis, each)]
-        points.sort(key=lambda each: _place(axis, each))
-        places = [_place(axis, each) for each in points]
-        means = [each.accuracy or 0.0 for each in points]
-        axes.plot(places, means, color=colour, marker="o", ms=5, label=name)
-        if any(off := [_half_width(each) for each in points]):
-            low = [mean - half for mean, half in zip(means, off, strict=True)]
-            high = [mean + half for mean, half in zip(means, off, strict=True)]
-            axes.fill_between(places, low, high, color=colour, alpha=0.18, lw=0)
-            if len(points) == 1:
-                axes.errorbar(places, means, off, color=colour, capsize=3)
+        _line(axes, axis, name, points, COLOURS[number % len(COLOURS)], score)
     values = [_place(axis, each) for each in shown if not _has_no_privacy(axis, each)]
-    if min(values) > 0 and max(values) / min(values) >= WIDE:
+    if values and min(values) > 0 and max(values) / min(values) >= WIDE:
         axes.set_xscale("log")
         if axis != BYTES:
             axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
             axes.minorticks_off()
     axes.set_xlabel("bytes sent by all sites" if axis == BYTES else axis)
-    axes.set_ylabel("accuracy, mean and 95 % interval")
-    axes.set_ylim(*_limits(shown))
+    axes.set_ylabel(f"{SCORES[score]}, mean and 95 % interval")
+    axes.set_ylim(*accuracy_range([end for each in shown for end in _interval(each, score)]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.grid(axis="y", color=FAINT)
-    if any(lines) or len(values) < len(shown):
+    # A line without a name is the only one.
+    if any(text for text in axes.get_legend_handles_labels()[1] if not text.startswith("_")):
         axes.legend(frameon=False, fontsize=8.5)
 
 
-def _bars(axes: Any, shown: Sequence[Summary]) -> None:
-    places = range(len(shown))
-    accuracies, off = [each.accuracy for each in shown], [_half_width(each) for each in shown]
-    axes.barh(
-        places, accuracies, xerr=off if any(off) else None, color=COLOURS[0], height=0.6, capsize=3
+def _line(
+    axes: Any, axis: str, name: str, points: Sequence[Summary], colour: str, score: str
+) -> None:
+    for each in points:
+        if _has_no_privacy(axis, each):
+            label = f"{name}, no privacy".removeprefix(", ")
+            axes.axhline(_mean(each, score), color=colour, ls="--", lw=1, label=label)
+    points = sorted(
+        (each for each in points if not _has_no_privacy(axis, each)),
+        key=lambda each: _place(axis, each),
     )
+    if not points:
+        return
+    places = [_place(axis, each) for each in points]
+    means = [_mean(each, score) for each in points]
+    axes.plot(places, means, color=colour, marker="o", ms=5, label=name)
+    limits = [_interval(each, score) for each in points]
+    low, high = ([ends[side] for ends in limits] for side in (0, 1))
+    if low != high:
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, lw=0)
+        if len(points) == 1:
+            axes.errorbar(places, means, _beside(means, limits), color=colour, capsize=3)
+
+
+def _bars(axes: Any, shown: Sequence[Summary], score: str) -> None:
+    places = range(len(shown))
+    means = [_mean(each, score) for each in shown]
+    off = _beside(means, [_interval(each, score) for each in shown])
+    axes.barh(places, means, xerr=off, color=COLOURS[0], height=0.6, capsize=3)
     axes.set_ylim(-0.5, max(4, len(shown)) - 0.5)
     axes.set_yticks(places, [named(each.varied) or "all runs" for each in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    axes.set_xlabel("accuracy")
+    axes.set_xlabel(SCORES[score])
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     axes.grid(axis="x", color=FAINT)
     axes.set_axisbelow(True)
@@ -141,23 +151,30 @@ def _has_no_privacy(axis: str, summary: Summary) -> bool:
     return axis == "epsilon" and summary.varied[axis] == 0
 
 
-def _limits(shown: Sequence[Summary]) -> tuple[float, float]:
-    spread = [(each.accuracy or 0.0, _half_width(each)) for each in shown]
-    return accuracy_range(
-        [bound for mean, off in spread for bound in (max(0.0, mean - off), min(1.0, mean + off))]
-    )
-
-
 def _place(axis: str, summary: Summary) -> float:
     """Where a point lies on the x axis."""
     return float(summary.bytes or 0) if axis == BYTES else float(summary.varied[axis])
 
 
-def _half_width(summary: Summary) -> float:
-    """Half of the 95 % interval of the mean, by Student's t; 0 below two runs."""
-    if summary.deviation is None:
-        return 0.0
+def _mean(summary: Summary, score: str) -> float:
+    return summary.spread(score)[0] or 0.0
+
+
+def _interval(summary: Summary, score: str) -> tuple[float, float]:
+    """The 95 % interval of the mean, by Student's t, within [0, 1]; of width zero below two runs."""
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(summary.runs - 1, 0.975))
-    return quantile * summary.deviation / math.sqrt(summary.runs)
+    mean, deviation = summary.spread(score)
+    half = 0.0
+    if deviation is not None:
+        half = float(stdtrit(summary.runs - 1, 0.975)) * deviation / math.sqrt(summary.runs)
+    return max(0.0, (mean or 0.0) - half), min(1.0, (mean or 0.0) + half)
+
+
+def _beside(
+    means: Sequence[float], limits: Sequence[tuple[float, float]]
+) -> tuple[list[float], list[float]] | None:
+    """Lengths of error bars below and above; None without any."""
+    pairs = list(zip(means, limits, strict=True))
+    found = [mean - low for mean, (low, _) in pairs], [high - mean for mean, (_, high) in pairs]
+    return found if any(map(any, found)) else None

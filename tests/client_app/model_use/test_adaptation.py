@@ -54,8 +54,8 @@ from fedsurrogate.client_app.model_use.adapted import (
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SealError
-from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
+from fedsurrogate.common.models.intervals import bootstrap_weights
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel

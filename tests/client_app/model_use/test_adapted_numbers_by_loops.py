@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from fedsurrogate.client_app.model_use.adapted_numbers import adapt_numbers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.intervals import bootstrap_weights
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.answers import facts_of
 

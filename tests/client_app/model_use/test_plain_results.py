@@ -22,7 +22,6 @@ from fedsurrogate.client_app.model_use.calibration import (
     threshold_for,
 )
 from fedsurrogate.client_app.model_use.promise import check_promise, clopper_pearson
-from fedsurrogate.client_app.model_use.target_metrics import resampling
 from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
 from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     Predictions,
@@ -35,6 +34,7 @@ from fedsurrogate.client_app.model_use.target_metrics.times import (
     Survival,
     time_measures,
 )
+from fedsurrogate.common.models import intervals as resampling
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use import test_adaptation as of_classes
 from tests.client_app.model_use import test_adapted_scores as of_scores

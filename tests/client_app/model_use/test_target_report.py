@@ -21,8 +21,8 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.label_answers import decided_answers
 from fedsurrogate.client_app.model_use.target_report import evaluate_target
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import Measure
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.intervals import Measure
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -74,7 +74,7 @@ class Judged:
             patch.setattr(module.plots, name, self.keep(name, name))
         own = SimpleNamespace(measures={"auroc": VALUE})
         labels = [SimpleNamespace(name=name, **vars(own)) for name in OUTPUTS["labels"]]
-        report = SimpleNamespace(labels=labels, averages={"auroc": NOTHING})
+        report = SimpleNamespace(labels=labels, averages={"auroc": NOTHING}, left_out=())
         for name, answer in {
             "number_measures": {"mae": VALUE},
             "label_report": report,

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
 
 from fedsurrogate.common.models.class_measures import (
     Judged,
-    bootstrap_weights,
     calibration_error,
     curves_of,
-    interval,
     points_of,
     ranking_samples,
     report,
     samples_of,
 )
+from fedsurrogate.common.models.intervals import bootstrap_weights, interval
 
 CLASSES = ("a", "b", "c")
 
@@ -61,9 +61,6 @@ def test_the_calibration_error_is_that_of_its_definition(
     truth = generator.random(count) < chance
     wanted = expected_error(truth, chance)
     assert calibration_error(truth, chance) == pytest.approx(wanted, abs=1e-12)
-    ones = np.ones((1, count))
-    (sample,) = samples_of(truth, truth, chance, ones)["calibration_error"]
-    assert sample == pytest.approx(wanted, abs=1e-9)
 
 
 @given(st.integers(5, 60), st.floats(0.1, 10), st.floats(-5, 5))
@@ -207,37 +204,105 @@ def test_intervals_cover_the_true_value_in_about_95_percent_of_500_draws() -> No
     ), covered
 
 
-def test_classes_under_ten_records_are_marked_and_not_averaged() -> None:
-    found = judged(300)
-    rare = np.concatenate(
-        [np.flatnonzero(found.labels != 2), np.flatnonzero(found.labels == 2)[:2]]
+@st.composite
+def records(draw: st.DrawFn) -> Judged:
+    """Classes of 0 to 50 records, with ties, right and wrong decisions, and patients."""
+    sizes = draw(
+        st.lists(st.sampled_from([0, 1, 2, 9, 10, 11, 50]), min_size=2, max_size=5).filter(any)
     )
-    made = report(found.take(rare), CLASSES, draws=50)
-    assert [row.few for row in made.per_class] == [False, False, True]
-    assert made.left_out == ("c",)
-    values = [made.per_class[k].measures["auroc"].value for k in (0, 1)]
-    assert made.averages["macro_auroc"].value == pytest.approx(
-        np.mean([value or 0 for value in values])
+    generator = np.random.default_rng(draw(st.integers(0, 9999)))
+    labels = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    count = len(labels)
+    chance = generator.dirichlet(np.ones(len(sizes)), count).round(draw(st.integers(1, 3)))
+    if draw(st.booleans()):
+        # Never for the last class.
+        chance[:, -1] = 0
+    right = generator.random(count) < draw(st.sampled_from([0.0, 0.6, 1.0]))
+    decisions = np.where(right, labels, chance.argmax(1))
+    patients = None
+    if draw(st.booleans()):
+        patients = [f"p{each}" for each in generator.integers(0, 1 + count // 2, count)]
+    return Judged(labels, chance, decisions, patients)
+
+
+@given(records())
+@settings(max_examples=80, deadline=None)
+def test_averages_are_those_of_scikit_learn_over_all_classes_with_a_record(found: Judged) -> None:
+    labels, decisions, chance = found.labels, found.decisions, found.probabilities
+    names = tuple("abcde"[: chance.shape[1]])
+    made = report(found, names, draws=30)
+    present = np.unique(labels)
+    assert made.left_out == tuple(n for k, n in enumerate(names) if k not in present)
+    assert [row.few for row in made.per_class] == [
+        (labels == k).sum() < 10 for k in range(len(names))
+    ]
+    values = {name: each.value for name, each in made.averages.items()}
+    both = {"labels": present, "average": "macro", "zero_division": np.nan}
+    areas = (
+        [sk.roc_auc_score(labels == k, chance[:, k]) for k in present] if len(present) > 1 else []
     )
+    expected = {
+        "accuracy": sk.accuracy_score(labels, decisions),
+        "balanced_accuracy": sk.recall_score(labels, decisions, **both),
+        "macro_sensitivity": sk.recall_score(labels, decisions, **both),
+        "macro_f1": sk.f1_score(labels, decisions, **both),
+        "macro_auroc": np.mean(areas) if areas else None,
+        "macro_auprc": np.mean(
+            [sk.average_precision_score(labels == k, chance[:, k]) for k in present]
+        ),
+        "macro_brier": np.mean([sk.brier_score_loss(labels == k, chance[:, k]) for k in present]),
+    }
+    # scikit-learn gives zero where nothing is decided for a class.
+    if set(present) <= set(decisions):
+        expected["macro_ppv"] = sk.precision_score(labels, decisions, **both)
+    else:
+        assert values["macro_ppv"] is None
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    assert values["balanced_accuracy"] == pytest.approx(
+        sk.balanced_accuracy_score(labels, decisions)
+    )
+    for measure in [
+        *made.averages.values(),
+        *(m for r in made.per_class for m in r.measures.values()),
+    ]:
+        if measure.low is not None and measure.high is not None and measure.value is not None:
+            assert measure.low <= measure.value <= measure.high
+
+
+@given(records())
+@settings(max_examples=40, deadline=None)
+def test_every_measure_has_the_records_that_it_is_about(found: Judged) -> None:
+    made = report(found, tuple("abcde"[: found.probabilities.shape[1]]), draws=30)
+    for k, row in enumerate(made.per_class):
+        truth, decided = found.labels == k, found.decisions == k
+        groups = {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
+        for name, group in groups.items():
+            measure, own = row.measures[name], found.take(np.flatnonzero(group))
+            assert measure.support == group.sum()
+            units = len(set(own.patients)) if own.patients is not None else int(group.sum())
+            if measure.value in (0.0, 1.0) and units > 1:
+                limits = binomtest(int(measure.value * units), units).proportion_ci(method="wilson")
+                assert (measure.low, measure.high) == pytest.approx((limits.low, limits.high)), name
 
 
 @given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
 @settings(max_examples=60)
-def test_points_of_the_reliability_curve_stand_for_ten_records_or_more(
+def test_points_of_the_reliability_curve_have_all_records(
     seed: int, count: int, digits: int
 ) -> None:
     generator = np.random.default_rng(seed)
     chance = np.round(generator.random(count), digits)
     labels = (generator.random(count) < chance).astype(int)
     found = Judged(labels, np.stack([1 - chance, chance], 1), (chance > 0.5).astype(int))
-    expected, edges = [], np.linspace(0, 1, 11)
-    for k in range(10):
-        inside = (chance <= edges[k + 1]) & ((chance > edges[k]) | (k == 0))
-        if inside.sum() >= 10 and 0 < labels.sum() < count:
-            expected.append((chance[inside].mean(), labels[inside].mean()))
     drawn = curves_of(found, 1)["reliability"]
-    points = [] if drawn is None else list(zip(*drawn, strict=True))
-    assert np.allclose(points, expected) if expected else not points
+    if labels.all() or not labels.any():
+        assert drawn is None
+        return
+    share, mean = calibration_curve(labels, chance, n_bins=10)
+    assert np.allclose(drawn[0], mean)
+    assert np.allclose(drawn[1], share)
+    assert sum(drawn[2]) == count
+    assert np.dot(drawn[1], drawn[2]) == pytest.approx(labels.sum())
 
 
 def test_without_an_error_the_interval_is_not_of_width_zero() -> None:

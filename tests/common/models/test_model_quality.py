@@ -55,9 +55,10 @@ def test_measures_are_those_of_scikit_learn(classes: int, count: int, seed: int)
             }
             for name, value in expected.items():
                 assert each.measures[name].value == pytest.approx(value), name
-    if not found.left_out:
-        balanced = sk.balanced_accuracy_score(truth, decided)
-        assert found.averages["balanced_accuracy"].value == pytest.approx(balanced)
+    balanced = sk.balanced_accuracy_score(truth, decided)
+    assert found.averages["balanced_accuracy"].value == pytest.approx(balanced)
+    if classes == 2:
+        assert list(found.curves or {}) == [names[int((truth == 1).sum() <= (truth == 0).sum())]]
     again = unpacked_quality(packed_quality(found))
     assert again.confusion == found.confusion
     assert again.averages.keys() == found.averages.keys()
@@ -93,9 +94,10 @@ def test_many_classes_have_averages_only_and_curves_have_few_points() -> None:
     for curves in (found.curves or {}).values():
         for name, curve in curves.items():
             assert curve is not None
-            # Of a rare class, only the first bin of the reliability curve may have ten records.
+            # Of a rare class, all records may be in the first bin of the reliability curve.
             least = 1 if name == "reliability" else 2
             assert least <= len(curve[0]) == len(curve[1]) <= POINTS
+            assert len(curve) == (3 if name == "reliability" else 2)
 
 
 @pytest.mark.parametrize("label", [-1, 0])

@@ -154,8 +154,9 @@ def test_a_time_is_counted_in_its_cell_and_in_the_third_of_its_risk(
     values = torch.tensor(rows, dtype=torch.float64)
 
     def cell(time: float, event: float) -> int:
-        place = 0 if time < 1 else 1 if time < 3 else 4
-        return place if place == 4 or event else place + 2
+        if event and time <= 3:
+            return 0 if time <= 1 else 1
+        return 2 if time < 0.5 else 3 if time < 2 else 4
 
     cells = [cell(*row) for row in rows]
     assert how.cells(values).tolist() == [[each] for each in cells]

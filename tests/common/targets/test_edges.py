@@ -178,7 +178,7 @@ def test_a_scored_time_has_the_value_of_its_cell(times: list[float], data: st.Da
 def test_what_a_time_says_of_itself_and_starts_with() -> None:
     usual = Time(("t", "e"), (0.0, 1.0, 3.0), "years")
     assert usual.rows == (
-        "event 0 to 1", "event 1 to 3", "last seen 0 to 1", "last seen 1 to 3", "outlived 3",
+        "event 0 to 1", "event 1 to 3", "last seen about 0", "last seen about 1", "outlived 3",
     )  # fmt: skip
     assert (usual.title, Time(("t", "e"), (0.0, 3.0)).title) == (
         "time to the event, up to 3 years", "time to the event, up to 3",
@@ -390,17 +390,18 @@ def test_sums_without_a_metric_leave_the_number_of_records(sums: dict[str, float
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=4),
     st.integers(3, 9),
 )
-def test_the_best_levels_of_training_are_the_hazards_of_the_actuarial_curve(
+def test_the_best_levels_of_training_are_the_hazards_of_the_curve(
     leaving: list[tuple[int, int]], outlived: int
 ) -> None:
-    """A record that is last seen in a bin is at risk for half of it, in training as in the curve."""
+    """A record that is last seen about an edge is at risk until there, in training as in the curve."""
     bins, edges = len(leaving), tuple(map(float, range(len(leaving) + 1)))
     counts = [each for each, _ in leaving] + [last for _, last in leaving] + [outlived]
     code = torch.eye(2 * bins + 1, dtype=torch.float64).repeat_interleave(torch.tensor(counts), 0)
     shares, left = [], sum(counts)
     for event, last in leaving:
-        shares.append(event / (left - last / 2))
-        left -= event + last
+        left -= last
+        shares.append(event / left)
+        left -= event
     best = torch.tensor(shares, dtype=torch.float64).logit().requires_grad_()
     losses = Time(("time", "event"), edges).objective().losses(best.expand(len(code), -1), code)
     (slope,) = torch.autograd.grad(losses.sum(), best)

@@ -109,11 +109,21 @@ def test_faults_of_values_are_found_record_by_record() -> None:
     assert wrong(TIME, rows) == [[True, False, True, False], [False, True, False, False]]
 
 
-def test_a_record_at_the_horizon_has_outlived_it() -> None:
+def test_an_event_at_an_edge_belongs_before_it_and_a_record_is_last_seen_about_the_nearest() -> (
+    None
+):
     _, target = resolved(TIME)
-    code = target.code(torch.tensor([[3.0, 1.0], [2.999, 1.0], [0.5, 0.0], [0.0, 1.0]]))
-    shown = [target.rows[i] for i in code.argmax(1).tolist()]
-    assert shown == ["outlived 3", "event 2.5 to 3", "last seen 0.5 to 1", "event 0 to 0.5"]
+    rows = [[3.01, 1.0], [3.0, 1.0], [2.9, 0.0], [0.5, 1.0], [0.7, 0.0], [0.1, 0.0], [0.0, 1.0]]
+    shown = [target.rows[i] for i in target.code(torch.tensor(rows)).argmax(1).tolist()]
+    assert shown == [
+        "outlived 3",
+        "event 2.5 to 3",
+        "outlived 3",
+        "event 0 to 0.5",
+        "last seen about 0.5",
+        "last seen about 0",
+        "event 0 to 0.5",
+    ]
 
 
 def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:

@@ -308,7 +308,7 @@ def test_classes_that_no_site_has_are_named(tmp_path: Path) -> None:
         ({"model": None, "per_site": dict.fromkeys(SITES, 0.7)}, False),
     ],
 )
-def test_a_model_no_better_than_chance_is_named(
+def test_an_accuracy_no_better_than_the_largest_class_is_named(
     tmp_path: Path, accuracy: dict[str, Any], warned: bool
 ) -> None:
     run = make_run(
@@ -320,9 +320,50 @@ def test_a_model_no_better_than_chance_is_named(
     else:
         counts(run, {"no": 40, "yes": 10}, {"no": 10, "yes": 10}, {"no": 15, "yes": 15})
     found = warnings_of(read_run(run))
+    # Accuracy alone does not show it.
+    assert ["is not above that of always giving" in each for each in found] == [True] * warned
+    _, page = report(run)
+    assert ("is not above that of always giving" in page.text) == warned
+    assert "no better than chance" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("auroc", "balanced", "warned"),
+    [
+        # AUROC .900 (.858 to .943) with an accuracy of 74.6 % below the largest class, 87.6 %.
+        ((0.9, 0.858, 0.943), (0.78, 0.7, 0.83), False),
+        ((0.9, 0.858, 0.943), (0.5, 0.47, 0.55), False),
+        ((0.52, 0.44, 0.6), (0.6, 0.55, 0.65), False),
+        ((0.52, 0.44, 0.6), (0.5, 0.47, 0.55), True),
+        ((0.2, 0.1, 0.3), (0.3, 0.2, 0.4), True),
+        # Too few records for an interval say nothing.
+        ((0.5, None, None), (0.5, None, None), False),
+        ((None, None, None), (0.5, 0.4, 0.6), True),
+    ],
+)
+def test_a_model_may_be_no_better_than_chance_by_the_intervals_of_auroc_and_balanced_accuracy(
+    tmp_path: Path, auroc: Any, balanced: Any, warned: bool
+) -> None:
+    names = ("value", "low", "high")
+    averages = {
+        name: dict(zip(names, values, strict=True)) | {"support": 97}
+        for name, values in (("macro_auroc", auroc), ("balanced_accuracy", balanced))
+    }
+    quality = {
+        "classes": ["no", "yes"], "records": 97, "unknown": 0, "units": 0, "majority": 0.876,
+        "averages": averages,
+    }  # fmt: skip
+    accuracy = {"model": 0.746, "majority": 0.876, "per_site": {}}
+    run = make_run(
+        tmp_path, SITES, classes=["no", "yes"], metrics={"accuracy": accuracy, "quality": quality}
+    )
+    found = [each for each in warnings_of(read_run(run)) if "chance" in each]
     assert ["no better than chance" in each for each in found] == [True] * warned
+    assert not any("learned nothing" in each or "largest class" in each for each in found)
     _, page = report(run)
     assert ("no better than chance" in page.text) == warned
+    if auroc[0]:
+        assert f"an AUROC of {auroc[0]:.3f} and 74.6% accuracy" in flat(page.text)
 
 
 def test_the_duration_is_what_the_command_took(

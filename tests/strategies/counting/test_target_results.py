@@ -273,3 +273,22 @@ def test_a_survey_of_times_has_events_and_survival(seed: int, most: int, varianc
         assert list(own["survival"].values()) == [
             None if math.isnan(each) else each for each in ends
         ]
+
+
+@few
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=50), SEEDS)
+def test_the_survival_of_whole_years_is_that_of_lifelines(
+    rows: list[tuple[int, bool]], seed: int
+) -> None:
+    """Counted without noise: at the horizon, of the records that have the event there or before."""
+    from lifelines import KaplanMeierFitter
+
+    how = CountedTimes(Time(("t", "e"), (0.0, 1.0, 2.0, 3.0, 4.0)))
+    values = torch.tensor(rows, dtype=torch.float64)
+    counts = torch.bincount(how.cells(values).flatten(), minlength=9).double()
+    (own,) = survey_of_target(how, counts, 0.0)["questions"].values()
+    time, event = values.T.numpy()
+    assert own["events"]["value"] == ((event == 1) & (time <= 4)).sum()
+    curve = KaplanMeierFitter().fit(time, (event == 1) & (time <= 4))
+    if (time >= 4).any():
+        assert own["survival"]["value"] == pytest.approx(float(curve.predict(4.0)))

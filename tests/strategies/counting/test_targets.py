@@ -224,8 +224,9 @@ def test_an_exact_evaluation_is_that_of_all_held_out_records(
     if kind == "time":
         spread = float(facts_of(target_of_model(model))["spread"])
         third = np.digitize(found["risk"], [-THIRD * spread, THIRD * spread])
-        places = np.digitize(of["months"], [3, 6, 9, 12])
-        cell = np.where(places == 4, 8, np.where(of["died"] == 1, places, places + 4))
+        places = np.digitize(of["months"], [3, 6, 9, 12], right=True)
+        nearest = np.digitize(of["months"], [1.5, 4.5, 7.5, 10.5])
+        cell = np.where((of["died"] == 1) & (places < 4), places, nearest + 4)
         groups = [
             Cells.of(torch.from_numpy(np.bincount(cell[third == each], minlength=9)).double())
             for each in range(3)

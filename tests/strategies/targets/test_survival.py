@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks._pseudo_values import mean_time, pseudo_value_head
 from benchmarks.targets_survival import coverage
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.targets.time import widening_edges
+from fedsurrogate.common.targets.time import Time, widening_edges
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
@@ -29,7 +29,7 @@ from tests.coded import coded, noisy
 
 @dataclass(frozen=True)
 class Cohort:
-    """Records with a bin in which they leave, B for those that outlive the horizon."""
+    """Records with the last bin in which they are at risk, B for those that outlive the horizon."""
 
     features: Tensor
     bins: Tensor
@@ -38,8 +38,8 @@ class Cohort:
 
     @property
     def code(self) -> Tensor:
-        cell = torch.where(self.events, self.bins, self.bins + self.count)
-        cell = cell.masked_fill(self.bins >= self.count, 2 * self.count)
+        seen = (self.bins + self.count + 1).clamp_max(2 * self.count)
+        cell = torch.where(self.events, self.bins, seen)
         return torch.nn.functional.one_hot(cell, 2 * self.count + 1).double()
 
     @property
@@ -78,7 +78,7 @@ cohorts = st.builds(
 def test_the_curve_and_its_interval_are_those_of_lifelines(of: Cohort) -> None:
     from lifelines import KaplanMeierFitter
 
-    curve = kaplan_meier(cells_of(of.sums), half=False)
+    curve = kaplan_meier(cells_of(of.sums))
     fit = KaplanMeierFitter().fit(of.bins.numpy(), of.events.numpy())
     kept = len(curve.survival)
     theirs = fit.survival_function_at_times(range(kept)).to_numpy()
@@ -103,37 +103,63 @@ def test_the_log_rank_test_is_that_of_lifelines(of: Cohort, groups: int) -> None
     assert found.freedom == groups - 1
 
 
-def test_a_record_censored_within_a_bin_counts_half_and_one_at_the_horizon_whole() -> None:
-    cells = Cells.of(torch.tensor([10.0, 0.0, 20.0, 0.0, 70.0]))
-    assert kaplan_meier(cells).survival.tolist() == pytest.approx([1 - 10 / 90] * 2)
-    assert kaplan_meier(cells, half=False).survival.tolist() == pytest.approx([0.9, 0.9])
-    beyond = Cells.of(torch.tensor([0.0, 10.0, 0.0, 0.0, 90.0]))
-    assert kaplan_meier(beyond).survival.tolist() == pytest.approx([1.0, 0.9])
+@st.composite
+def times_on_edges(draw: st.DrawFn) -> tuple[Time, Tensor]:
+    """Times of which many are tied, on the edges of bins, at zero and at the horizon, or beyond."""
+    horizon, part = draw(st.sampled_from([(10.0, 10), (6.0, 12), (3.0, 5), (0.7, 7)]))
+    edges = widening_edges(horizon, part)
+    on_edges = st.sampled_from([*edges[1:], horizon * 1.5])
+    rows = draw(st.lists(st.tuples(on_edges, st.booleans()), min_size=1, max_size=60))
+    # Events at zero belong to the first bin, in which records that are last seen at zero are not.
+    rows += [(0.0, draw(st.booleans()))] * draw(st.integers(0, 5))
+    dtype = draw(st.sampled_from([torch.float64, torch.float32]))
+    return Time(("t", "e"), edges), torch.tensor(rows, dtype=dtype)
 
 
-@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=5))
-def test_constant_hazards_within_bins_give_the_actuarial_curve(
-    leaving: list[tuple[int, int]],
-) -> None:
-    events, censored = (list(map(float, each)) for each in zip(*leaving, strict=True))
-    cells = Cells.of(torch.tensor([*events, *censored, 30.0]).double())
-    # Of each number of records at risk, those that are last seen in a bin are half.
-    shares, left = [], sum(events) + sum(censored) + 30.0
-    for event, last in leaving:
-        shares.append(event / (left - last / 2))
-        left -= event + last
-    found = cells.within_bins(torch.tensor(shares).double())
-    assert torch.allclose((-found.cumsum(0)).exp(), kaplan_meier(cells).survival)
-    # In continuous time, as of a model that takes events of a bin as ties.
-    assert torch.allclose(cells.within_bins(2 * torch.tensor(shares).double()), 2 * found)
+@given(times_on_edges())
+@settings(max_examples=100, deadline=None)
+def test_the_curve_of_tied_times_on_edges_is_that_of_lifelines(both: tuple[Time, Tensor]) -> None:
+    """An event at an edge, or at the horizon, belongs before it; a record that is last seen there
+    was at risk until then.
+    """
+    from lifelines import KaplanMeierFitter
+
+    target, values = both
+    cells = Cells.of(target.code(values).sum(0))
+    time, event = values.double().T.numpy()
+    late = time > target.edges[-1] * (1 + 1e-6)
+    fit = KaplanMeierFitter().fit(time, (event == 1) & ~late)
+    theirs = fit.survival_function_at_times(np.array(target.edges[1:]) * (1 + 1e-6)).to_numpy()
+    curve = kaplan_meier(cells).survival.numpy()
+    assert np.abs(curve - theirs[: len(curve)]).max(initial=0) < 1e-9
+    # Where the curve ends nobody is at risk.
+    assert (time[:, None] <= np.array(target.edges)[None, :-1] * (1 + 1e-6))[:, len(curve) :].all()
+    assert float(cells.events.sum()) == ((event == 1) & ~late).sum()
+    seen = (-cells.within_bins(cells.hazard).cumsum(0)).exp().numpy()[: len(curve)]
+    assert np.abs(seen - curve)[curve > 0.05].max(initial=0) < 1e-9
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_the_curve_of_any_times_is_that_of_lifelines_on_average(seed: int) -> None:
+    from lifelines import KaplanMeierFitter
+
+    draw = np.random.default_rng(seed)
+    death, left = draw.exponential(6, 4000), draw.uniform(0, 12, 4000)
+    time, event = np.minimum(death, left), death <= left
+    target = Time(("t", "e"), widening_edges(10.0, 10))
+    counts = target.code(torch.from_numpy(np.stack([time, event], 1))).sum(0)
+    curve = kaplan_meier(Cells.of(counts)).survival.numpy()
+    theirs = KaplanMeierFitter().fit(time, event).survival_function_at_times(target.edges[1:])
+    assert np.abs(curve - theirs.to_numpy()).max() < 0.01
 
 
 def log_survival(counts: Tensor) -> Tensor:
     """As in the curve, without its limits."""
     bins = len(counts) // 2
     events, censored = counts[:bins], counts[bins:-1]
-    at_risk = (events + censored).flip(0).cumsum(0).flip(0) + counts[-1]
-    return (1 - events / (at_risk - censored / 2)).log().cumsum(0)
+    at_risk = (events + censored).flip(0).cumsum(0).flip(0) + counts[-1] - censored
+    return (1 - events / at_risk).log().cumsum(0)
 
 
 def test_the_noise_adds_its_squared_gradient_to_the_variance() -> None:
@@ -142,7 +168,7 @@ def test_the_noise_adds_its_squared_gradient_to_the_variance() -> None:
     gradient: Any = torch.autograd.functional.jacobian(log_survival, counts)  # type: ignore[no-untyped-call]
     cells = Cells.of(counts, sigma)
     low = kaplan_meier(cells).low
-    risk = cells.at_risk - cells.censored / 2
+    risk = cells.at_risk
     greenwood = (cells.events / (risk * (risk - cells.events))).cumsum(0)
     variance = greenwood + sigma**2 * gradient.square().sum(1)
     logarithm = log_survival(counts)

@@ -149,19 +149,16 @@ def test_each_label_ends_at_the_logistic_regression_of_its_annotated_records(
 
 
 def person_periods(x: Tensor, y: Tensor, bins: int) -> tuple[Any, Any]:
-    """A row for each record and bin in which it is at risk; twice, but once in the bin in which it is
-    last seen, where it is at risk for half of the time.
+    """A row for each record and bin in which it is at risk: until the edge nearest to where it is last
+    seen.
     """
     rows, events = [], []
     for features, (time, event) in zip(x.tolist(), y.tolist(), strict=True):
         for place in range(bins):
-            if time < place:
+            if (event and place and time <= place) or (not event and time < place + 0.5):
                 break
-            last = place <= time < place + 1
-            here = [float(place == each) for each in range(bins)] + features
-            for _ in range(1 if last and not event else 2):
-                rows.append(here)
-                events.append(float(last and event))
+            rows.append([float(place == each) for each in range(bins)] + features)
+            events.append(float(bool(event) and time <= place + 1))
     return np.array(rows), np.array(events)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import Observed
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.intervals import Measure
 
 few = settings(max_examples=5, deadline=None)
 SHARES = st.integers(1, 99).map(lambda share: share / 100)
@@ -179,14 +179,14 @@ def test_each_label_has_its_observed_shares_by_bin(data: tuple[np.ndarray, np.nd
         pairs = list(zip(truth[known, index], chance[known, index], strict=True))
         diagonal, *found = drawn(axes)
         assert diagonal == ((0.0, 1.0), (0.0, 1.0))
-        sizes = []
+        sizes, ends_of = {}, np.linspace(0, 1, 11)
         for place in range(10):
             own = [
-                pair for pair in pairs if place / 10 <= pair[1] < (place + 1) / 10
-                or (place == 9 and pair[1] == 1)
+                pair for pair in pairs if ends_of[place] < pair[1] <= ends_of[place + 1]
+                or (place == 0 and pair[1] == 0)
             ]  # fmt: skip
-            sizes.append(len(own))
             if own:
+                sizes[place] = len(own)
                 share, mean = (float(np.mean(part)) for part in zip(*own, strict=True))
                 (at, ends), (x, y), *found = found
                 assert at == pytest.approx((mean, mean))
@@ -194,11 +194,11 @@ def test_each_label_has_its_observed_shares_by_bin(data: tuple[np.ndarray, np.nd
                 assert ends[1] - ends[0] == pytest.approx(wilson(share, len(own)), abs=1e-6)
                 assert (x, y) == (pytest.approx((mean,)), pytest.approx((share,)))
         assert not found
-        assert len(axes.patches) == (10 if pairs else 0)
-        for place, bar in enumerate(axes.patches):
+        assert [text.get_text() for text in axes.texts] == [str(size) for size in sizes.values()]
+        for place, bar in zip(sizes, axes.patches, strict=True):
             assert bar.get_x() + bar.get_width() / 2 == pytest.approx((place + 0.5) / 10)
             assert 0.05 < bar.get_width() < 0.1
-            assert bar.get_height() / 0.15 == pytest.approx(sizes[place] / max(sizes))
+            assert bar.get_height() / 0.15 == pytest.approx(sizes[place] / max(sizes.values()))
         inside(axes, (0, 1), (0, 1))
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "observed")
 

@@ -12,16 +12,16 @@ from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
 from fedsurrogate.client_app.model_use.target_metrics.numbers import (
     Predictions,
     _points,
+    _samples,
     agreement_of_raters,
     number_measures,
 )
-from fedsurrogate.client_app.model_use.target_metrics.resampling import measured
 from fedsurrogate.client_app.model_use.target_metrics.times import (
     Observed,
     Survival,
     time_measures,
 )
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.intervals import Measure, bootstrap_weights, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:
@@ -35,13 +35,14 @@ def predictions(seed: int, n: int = 60) -> Predictions:
 @given(seed=st.integers(0, 1000), n=st.integers(2, 60))
 def test_measures_of_numbers_are_those_of_scikit_learn_also_in_samples(seed: int, n: int) -> None:
     of = predictions(seed, n)
-    rows = np.random.default_rng(seed).integers(0, n, n)
-    rows[:2] = [0, 1]
-    found = _points(of, rows)
-    true, predicted = of.true[rows], of.predicted[rows]
-    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(true, predicted))
-    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(true, predicted))
-    assert found["r2"] == pytest.approx(metrics.r2_score(true, predicted))
+    weights = bootstrap_weights(n, None, 10, seed)
+    samples = _samples(of, weights)
+    for at, row in enumerate(weights.astype(int)):
+        rows = np.repeat(np.arange(n), row)
+        drawn = Predictions(of.true[rows], of.predicted[rows], of.low[rows], of.high[rows])  # type: ignore[index]
+        for name, value in _points(drawn).items():
+            wanted = np.nan if value is None else value
+            assert samples[name][at] == pytest.approx(wanted, nan_ok=True, rel=1e-6), name
     whole = number_measures(of, draws=5)
     assert whole["r2"].value == metrics.r2_score(of.true, of.predicted)
     assert whole["coverage"].value == float((np.abs(of.predicted - of.true) <= 10).mean())
@@ -201,3 +202,42 @@ def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known
     (label,) = label_report(truth[:, None], chance[:, None], ["a"], draws=20).labels
     assert (label.measures["calibration_slope"].value is not None) == known
     assert label.measures["auroc"].value is not None
+
+
+@given(st.integers(0, 10**6), st.integers(20, 200), st.sampled_from([4.0, 6.0]))
+@settings(max_examples=20, deadline=None)
+def test_events_at_the_horizon_of_whole_years_are_events(
+    seed: int, count: int, horizon: float
+) -> None:
+    from sksurv.metrics import (
+        concordance_index_censored,
+        concordance_index_ipcw,
+        integrated_brier_score,
+    )
+
+    random = np.random.default_rng(seed)
+    risks = random.normal(size=count)
+    times = np.ceil(random.exponential(4 * np.exp(-risks)) + 1e-9).clip(1, 9)
+    events = random.random(count) < 0.7
+    observed = Observed(times, events, risks)
+    grid = np.arange(1.0, horizon)
+    chances = np.exp(-np.outer(np.exp(risks), grid) / 4)
+    found = time_measures(observed, horizon, Survival(grid, chances), draws=2)
+    within = events & (times <= horizon)
+    cut = np.minimum(times, horizon)
+    assert found["concordance"].support == within.sum()
+    assert found["concordance"].value == pytest.approx(
+        concordance_index_censored(within, cut, risks)[0]
+    )
+    own = observed.structured
+    if times.max() > horizon and not events[times == times.max()].all():
+        assert found["concordance_ipcw"].value == pytest.approx(
+            concordance_index_ipcw(own, own, risks, tau=horizon + 0.5)[0]
+        )
+    brier = found["integrated_brier"].value
+    if brier is not None:
+        first, last = np.quantile(times[within], [0.1, 0.9])
+        inside = (grid >= first) & (grid <= last)
+        assert brier == pytest.approx(
+            integrated_brier_score(own, own, chances[:, inside], grid[inside])
+        )

@@ -10,7 +10,7 @@ import pytest
 from fedsurrogate.client_app.model_use.target_metrics import plots
 from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions
 from fedsurrogate.client_app.model_use.target_metrics.times import Observed
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.intervals import Measure
 
 TRUE = np.linspace(40.0, 60.0, 30)
 PREDICTED = TRUE + np.sin(TRUE)

@@ -1,0 +1,130 @@
+"""A class with few test records counts like the others, through every entrance; scikit-learn is the
+oracle.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+import fedsurrogate as fs
+from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.evaluation import Wish, evaluate, write_evaluation
+from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.server_app.report.build import write_report
+from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
+from tests.client_app.model_use.test_decisions import KEY, head, records
+
+
+def drawn(sizes: dict[str, int], seed: int, apart: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    y = random.permutation(np.repeat(list(sizes), list(sizes.values())))
+    x = random.normal(size=(len(y), 6))
+    for place, name in enumerate(sizes):
+        x[y == name, place] += apart
+    return x.astype(np.float32), y
+
+
+@pytest.mark.parametrize("rare", [1, 9, 10])
+def test_a_run_and_its_entrances_count_a_rare_class(tmp_path: Path, rare: int) -> None:
+    train = drawn({"ill": 60, "well": 540}, 0)
+    x, y = drawn({"ill": rare, "well": 120}, 1)
+    result = fs.simulate([train], test=(x, y), output_dir=tmp_path)
+    decided = result.model.predict(x)
+    chance = result.model.predict_proba(x)
+    balanced = sk.balanced_accuracy_score(y, decided)
+    averages = json.loads((result.folder / "metrics.json").read_text())["quality"]["averages"]
+    expected = {
+        "balanced_accuracy": balanced,
+        "accuracy": sk.accuracy_score(y, decided),
+        "macro_f1": sk.f1_score(y, decided, average="macro"),
+        "macro_auroc": sk.roc_auc_score(y == "ill", chance[:, 0]),
+        "macro_auprc": np.mean(
+            [
+                sk.average_precision_score(y == c, chance[:, k])
+                for k, c in enumerate(("ill", "well"))
+            ]
+        ),
+    }
+    assert {name: averages[name]["value"] for name in expected} == pytest.approx(expected, abs=2e-6)
+    found = (result.auroc, result.balanced_accuracy, result.accuracy, result.majority)
+    wanted = (expected["macro_auroc"], balanced, expected["accuracy"], 120 / (120 + rare))
+    assert found == pytest.approx(wanted, abs=2e-6)
+    assert repr(result).startswith(f"Result(fedpft, 1 sites, AUROC {result.auroc:.4f}, balanced")
+    page = write_report(result.folder).read_text()
+    assert f"{balanced:.3f}" in page
+    assert "ill is the positive class" in page
+    assert "an AUROC of" in page
+
+
+def test_an_undefined_score_is_refused_with_its_name(tmp_path: Path) -> None:
+    result = fs.simulate(
+        [drawn({"ill": 60, "well": 60}, 0)], test=drawn({"well": 30}, 1), output_dir=tmp_path
+    )
+    with pytest.raises(RunError, match=r"AUROC of the run .* is undefined"):
+        _ = result.auroc
+    assert result.balanced_accuracy == pytest.approx(result.accuracy, abs=1e-6)
+    page = write_report(result.folder).read_text()
+    assert "undefined" in page
+    assert "no test record is of them, and in no average: ill" in page
+
+
+@pytest.mark.parametrize("rare", [0, 1, 9, 10])
+def test_site_evaluate_counts_a_rare_class(tmp_path: Path, rare: int) -> None:
+    model = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY)
+    classes = model.manifest.classes
+    x, labels = records(4, 300)
+    rows = torch.cat([(labels != 1).nonzero().flatten(), (labels == 1).nonzero().flatten()[:rare]])
+    x, labels = x[rows], labels[rows]
+    held = HeldOut(x, labels, None, {}, "own records")
+    found = evaluate(model, model.classifier, held, Calibration(), Wish(draws=30))
+    chance = model.classifier.scores(x).double().softmax(1).numpy()
+    truth, decided = labels.numpy(), chance.argmax(1)
+    value = found.report.averages["balanced_accuracy"].value
+    assert value == pytest.approx(sk.balanced_accuracy_score(truth, decided))
+    present = np.unique(truth)
+    assert found.report.averages["macro_f1"].value == pytest.approx(
+        sk.f1_score(truth, decided, labels=present, average="macro")
+    )
+    facts, page = write_evaluation(found, tmp_path)
+    written = json.loads(facts.read_text())["report"]["averages"]["balanced_accuracy"]["value"]
+    assert written == value
+    assert ("Classes without a record" in page.read_text()) == (rare == 0)
+    assert found.report.left_out == ((classes[1],) if rare == 0 else ())
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=4).filter(any), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_a_federated_evaluation_has_the_balanced_accuracy_of_all_records(
+    sizes: list[int], seed: int
+) -> None:
+    random, count = np.random.default_rng(seed), len(sizes)
+    truth = np.repeat(np.arange(count), sizes)
+    decided = random.integers(0, count, len(truth))
+    table = torch.from_numpy(sk.confusion_matrix(truth, decided, labels=range(count))).double()
+    scores = torch.ones(1 if count == 2 else count, 2, 4)
+    names = "abcd"[:count]
+    found: Any = evaluation_result(
+        PooledCounts({"decisions": table, "scores": scores}, {"decisions": 0.0, "scores": 0.0}),
+        names,
+    )
+    balanced = found["balanced_accuracy"]
+    assert balanced["value"] == pytest.approx(sk.balanced_accuracy_score(truth, decided))
+    assert balanced["low"] <= balanced["value"] <= balanced["high"]
+    assert found["without_records"] == [n for n, size in zip(names, sizes, strict=True) if not size]
+    noisy: Any = evaluation_result(
+        PooledCounts({"decisions": table, "scores": scores}, {"decisions": 1e6, "scores": 0.0}),
+        names,
+    )
+    assert noisy["balanced_accuracy"] == {"value": None, "low": None, "high": None}
