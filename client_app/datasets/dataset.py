@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsurrogate.client_app.datasets.bags import described, pooled
 from fedsurrogate.client_app.datasets.dicom import read_dicom
 from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
+from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
@@ -22,7 +23,6 @@ from fedsurrogate.client_app.datasets.one_record import printable
 from fedsurrogate.client_app.datasets.readers import (
     read_digits,
     read_parquet,
-    read_safetensors,
     refuse_columns,
 )
 from fedsurrogate.client_app.datasets.records import Opener, Records, only, select

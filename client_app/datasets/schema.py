@@ -8,6 +8,7 @@ from pathlib import Path
 from fedsurrogate.client_app.datasets.bags import OF_FOLDER
 from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of
 from fedsurrogate.client_app.datasets.dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
+from fedsurrogate.client_app.datasets.feature_files import check_one_backbone, stored_fingerprint
 from fedsurrogate.client_app.datasets.image_folders import find_table
 from fedsurrogate.client_app.datasets.names import column_names
 from fedsurrogate.client_app.datasets.readers import (
@@ -104,7 +105,7 @@ def _features(files: list[Path], source: DataSource) -> Schema:
 
     of_target = columns_of("y", source.target)
     given = [name for name in (source.patient_column, source.bags) if name]
-    schemas: set[Schema] = set()
+    schemas: list[Schema] = []
     for file in files:
         try:
             with safe_open(file, "pt") as content:
@@ -128,18 +129,16 @@ def _features(files: list[Path], source: DataSource) -> Schema:
                             f"{name} in '{file}' is {each.get_dtype()}; it must be "
                             f"{'numbers' if valued else 'integers'} of shape (n,)"
                         )
-                fingerprint = (content.metadata() or {}).get("fingerprint", "")
-                schemas.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
+                fingerprint, _ = stored_fingerprint(file, content.metadata() or {}, shape[1])
+                schemas.append(Schema(shape[1], fingerprint))
         except SafetensorError as error:
             raise DataError(
                 f"'{file}' is not a readable safetensors file ({error}); write it again"
             ) from error
-    if len(schemas) > 1:
-        raise DataError(
-            f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
-            "with one"
-        )
-    return schemas.pop()
+    check_one_backbone(
+        files, [each.fingerprint for each in schemas], [each.dimension for each in schemas]
+    )
+    return schemas[0]
 
 
 def _parquet_columns(file: Path) -> tuple[list[str], str]:

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.limits import LARGEST_DIMENSION, MOST_CLASSES
 from fedsurrogate.common.surrogates.columns import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import in_class_order
 from fedsurrogate.common.wire.records import Info
-from fedsurrogate.common.wire.validation import is_name
+from fedsurrogate.common.wire.validation import is_fingerprint, is_name
 
 
 @dataclass
@@ -84,7 +85,9 @@ def introduction(name: str, info: Info) -> Introduction:
     except (ValueError, RecursionError):
         classes = None
     if not (
-        is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION
+        is_fingerprint(fingerprint)
+        and isinstance(dimension, int)
+        and 0 < dimension <= LARGEST_DIMENSION
     ):
         raise SurrogateError("the introduction has no valid backbone and dimension")
     named = (
@@ -132,15 +135,15 @@ def settle(
     ]
     kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
     if not kinds:
-        reason = f"no site has the run's backbone {fingerprint[:16]}"
+        reason = f"no site has the run's backbone {shown(fingerprint)}"
         return Group(), dict.fromkeys(introduced, reason)
     (print_, dimension), _ = max(kinds.items(), key=lambda item: (item[1], item[0]))
     group, others, names = Group(print_, dimension), dict[int, str](), set[str]()
     for node, each in introduced.items():
         if (each.fingerprint, each.dimension) != (print_, dimension):
             others[node] = (
-                f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the "
-                f"other sites have {print_[:16]} of {dimension}"
+                f"backbone fingerprint {shown(each.fingerprint)} of dimension {each.dimension}; the "
+                f"other sites have {shown(print_)} of {dimension}"
             )
             continue
         group.nodes[each.name] = node
@@ -176,8 +179,8 @@ def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, 
     for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
         if own_fingerprint != fingerprint:
             unfit[node] = (
-                f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' "
-                f"{fingerprint[:16]}"
+                f"backbone fingerprint {shown(own_fingerprint)} differs from the other sites' "
+                f"{shown(fingerprint)}"
             )
         elif own_dimension != dimension:
             unfit[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
