@@ -31,6 +31,7 @@ from fedsurrogate._targets import target_in, with_target_columns
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
 from fedsurrogate.common.backbones.column_names import check_columns
 from fedsurrogate.common.errors import ConfigError, DataError, RunError
+from fedsurrogate.common.identity import check_one_truth
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.surrogates import in_class_order
@@ -416,6 +417,7 @@ def _write(
     classes = in_class_order(
         {name for _, own in everything if isinstance(own, Labels) for name in own.names}
     )
+    check_one_truth(set(own.names) for _, own in everything if isinstance(own, Labels))
     if wrong := [name for name in classes if "," in name]:
         raise DataError(f"class {wrong[0]!r} contains a comma; rename it")
     index = {name: number for number, name in enumerate(classes)}

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 
 from fedsurrogate.common.data_report import DataReport, reports_from
+from fedsurrogate.common.identity import likely_one_remarks
 from fedsurrogate.common.number_format import percent
 from fedsurrogate.server_app.runs.json_values import as_list, as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import missing_classes
@@ -76,6 +77,7 @@ def _odd(run: RunFolder) -> str:
     """Warn about what is odd in the data, such as patients in both training and test."""
     # Another warning has classes without a record.
     odd = [remark for report in data_of(run) for remark in report.odd]
+    odd += likely_one_remarks(run.classes)
     odd = [remark for remark in dict.fromkeys(odd) if not remark.startswith("no record of")]
     return f"Odd in the data: {'; '.join(odd)}." if odd else ""
 
