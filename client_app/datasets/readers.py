@@ -25,7 +25,7 @@ from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import column_names, names_in, patient_names
 from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.tables import ParquetImages, values_of
+from fedsurrogate.client_app.datasets.tables import ParquetImages, check_cells, values_of
 from fedsurrogate.client_app.datasets.target_values import columns_of, texts_of, values_in
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
@@ -105,6 +105,7 @@ def read_parquet(
             require_columns(
                 file, [*wanted, normal(image_column(schema))], column_names(file, each.names)
             )
+            check_cells(file, each, wanted)
             table = pq.read_table(file, columns=[x for x in each.names if normal(x) in wanted])
             tables.append(table.rename_columns(list(map(normal, table.column_names))))
     except pa.ArrowException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedsurrogate.client_app.datasets.readers import (
     some,
     split_files,
 )
-from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet
+from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet
 from fedsurrogate.client_app.datasets.target_values import check_table, columns_of
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import needed_for
@@ -61,7 +62,7 @@ def read_schema(source: DataSource) -> Schema:
         wanted = [column for column in (*of_target, source.patient_column, bags) if column]
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
-                columns, images = _parquet_columns(file)
+                columns, images = _parquet_columns(file, wanted)
                 require_columns(file, [*wanted, images], columns)
             return Schema()
         root, table = find_table(folder, name)
@@ -74,7 +75,7 @@ def read_schema(source: DataSource) -> Schema:
                 None if bags == OF_FOLDER else bags,
             )
             return Schema()
-        columns = _parquet_columns(table)[0] if is_parquet(table) else _csv_columns(table)
+        columns = _parquet_columns(table, wanted)[0] if is_parquet(table) else _csv_columns(table)
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
         require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
@@ -141,8 +142,8 @@ def _features(files: list[Path], source: DataSource) -> Schema:
     return schemas[0]
 
 
-def _parquet_columns(file: Path) -> tuple[list[str], str]:
-    """All columns, and the column of images."""
+def _parquet_columns(file: Path, wanted: Sequence[str]) -> tuple[list[str], str]:
+    """All columns, of which those that are wanted hold cells that can be read, and that of images."""
     with needed_for(f"the file '{file}'"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -153,6 +154,7 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
+    check_cells(file, schema, wanted)
     return column_names(file, schema.names), normal(image_column(schema))
 
 

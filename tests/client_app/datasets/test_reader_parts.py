@@ -327,7 +327,7 @@ def test_no_column_stands_twice(given_: list[str]) -> None:
     ("cell", "number"),
     [
         (True, 1.0), (3, 3.0), (2.5, 2.5), (" 2.50 ", 2.5), ("", math.nan), (None, math.nan),
-        ("n/a", math.nan), ("mild", None), ("1,5", None), (10**400, None), (object(), math.nan),
+        ("n/a", math.nan), ("mild", None), ("1,5", None), (10**400, None), (object(), None),
         ("inf", math.inf), (math.nan, math.nan),
     ],
 )  # fmt: skip
