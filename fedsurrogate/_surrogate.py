@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -31,6 +32,7 @@ from fedsurrogate.common.backbones.column_names import with_columns
 from fedsurrogate.common.backbones.feature_power import raised, with_power
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.method import load as load_target
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -175,6 +177,8 @@ def fit(
     named = with_columns(f"features-{x.shape[1]}", feature_names(features))
     fingerprint = with_power(named, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
+    for remark in budget_remarks(config.settings.epsilon, config.settings.delta, len(x)):
+        warnings.warn(remark, stacklevel=3)
     centre = read_centre(config.settings.fedpft.public, config.power)
     task = Task(config, NodeConfig(site=site), site, records, payload=pack_question(centre))
     made = load_target(config.plan.combination.site)(task)
@@ -348,6 +352,11 @@ def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
     file = Path(path)
     if not str(path):
         raise SurrogateError("path is empty; name a file or a run folder")
+    if not file.exists():
+        raise SurrogateError(
+            f"'{path}' does not exist; name a run folder, or a file that ends in {SUFFIX}, "
+            ".safetensors (models) or .pb (a surrogate)"
+        )
     if file.suffix == SUFFIX:
         _only(("weights_path", "device"), settings, SUFFIX)
         return ImageModel(read_signed_model(file), **settings)

@@ -18,6 +18,7 @@ from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.costs import check_payload
 from fedsurrogate.common.data_report import merged
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Target
@@ -61,6 +62,8 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     if run.settings.data != "digits":
         remarks += merged([dataset.report for dataset, _ in shares]).lines()
     parts = [(dataset, part) for dataset, each in shares for part in each]
+    fewest = min((len(part) for _, part in parts), default=0)
+    remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:
