@@ -45,10 +45,10 @@ def columns_of(values: Array) -> tuple[str, ...]:
     """Names of the columns of a data frame or table as it has them, of any library; empty without
     names.
     """
-    names = getattr(values, "column_names", None)
+    names: Any = getattr(values, "column_names", None)
     if names is None:
         names = getattr(values, "columns", ())
-    return tuple(map(str, names)) if not callable(names) else ()
+    return () if callable(names) else tuple(map(str, names))
 
 
 def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:

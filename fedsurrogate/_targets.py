@@ -119,7 +119,7 @@ def table_of(targets: Any, columns: Sequence[str] = ()) -> Floats:
     Raises:
         DataError: for what is no numbers, or other columns.
     """
-    fields = getattr(getattr(targets, "dtype", None), "names", None)
+    fields: tuple[str, ...] = getattr(getattr(targets, "dtype", None), "names", None) or ()
     structured = bool(fields)
     if structured:
         parts = [reals_of(targets[name], f"{name!r} of y") for name in fields]
@@ -128,7 +128,7 @@ def table_of(targets: Any, columns: Sequence[str] = ()) -> Floats:
         if found.ndim not in (1, 2):
             raise DataError(f"y of shape {found.shape}; (n,) or (n, k) is needed")
         parts = list(found.reshape(len(found), -1).T)
-        fields = tuple(map(normal, columns_of(targets)))
+        fields = columns_of(targets)
     if structured or (fields and columns):
         order = _order(targets, fields, [normal(name) for name in columns])
         parts = [parts[at] for at in order]
@@ -139,10 +139,11 @@ def _order(targets: Any, fields: Sequence[str], columns: Sequence[str]) -> list[
     """The position of each of the target's columns among named ones: by name; or of two, of which
     one is of truth values, the time before the event.
     """
-    if sorted(fields) == sorted(columns):
-        return [list(fields).index(name) for name in columns]
-    kinds = [np.asarray(targets[name]).dtype.kind for name in fields] if len(fields) == 2 else []
-    if kinds.count("b") == 1 and len(columns) in (0, 2):
+    names = [normal(name) for name in fields]
+    if sorted(names) == sorted(columns):
+        return [names.index(name) for name in columns]
+    kinds = [np.asarray(targets[name]).dtype.kind for name in fields] if len(names) == 2 else []
+    if len(set(names)) == 2 and kinds.count("b") == 1 and len(columns) in (0, 2):
         return [1 - kinds.index("b"), kinds.index("b")]
     if not columns:
         raise DataError(

@@ -246,8 +246,8 @@ def names_by_file(
                 "both with the same names"
             )
     labels: list[str] = []
-    for file, classes, own in zip(files, declared, numbers, strict=True):
-        labels += _name_labels(own, classes or longest, file, left, len(labels))
+    for file, classes, given in zip(files, declared, numbers, strict=True):
+        labels += _name_labels(given, classes or longest, file, left, len(labels))
     return labels, longest
 
 

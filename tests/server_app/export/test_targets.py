@@ -76,6 +76,12 @@ def test_a_graph_answers_as_site_predict_does(kind: str, format_: str, tmp_path:
         )
         (output,) = session.get_outputs()
         assert output.name == "answers"
+        facts = session.get_modelmeta().custom_metadata_map
+        assert json.loads(facts["answers"]) == columns
+        assert "0 to 255" in facts["images"]
+        own = graph.preprocessing
+        assert json.loads(facts["resize"])["interpolation"] == own.interpolation
+        assert json.loads(facts["normalisation in the graph"])["mean"] == list(own.mean)
         answers = session.run(None, {"images": images.numpy().astype(np.float32)})[0]
     else:
         answers = graph.module(images).numpy()
