@@ -8,7 +8,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/datasets/readers.py:_class_label_names",
         "client_app/datasets/readers.py:_digits",
         "client_app/datasets/readers.py:read_parquet",
-        "client_app/datasets/readers.py:read_safetensors",
+        "client_app/datasets/feature_files.py:read_safetensors",
         "client_app/datasets/schema.py:_features",
         "client_app/datasets/tables.py:_values",
         "client_app/datasets/tables.py:_whole",

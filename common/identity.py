@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.escapes import BLANK_LETTERS
 
 # Categories of characters without a shape of their own, which `str.strip` does not know: controls, such
@@ -69,6 +69,15 @@ LIKE_LATIN = frozenset(
     "\u0410\u0412\u0421\u0415\u041d\u041a\u041c\u041e\u0420\u0422\u0425\u0423\u0406\u0408\u0405\u04ae"
     "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7\u03bf\u03bd"
     "\u03b9\u03ba\u03c1\u03c5\u0578\u0585\u057d\u0570\u0581\u0566"
+)
+
+# Two classes that say yes and no, in each way of writing it.
+TRUTHS = (
+    frozenset({"true", "false"}),
+    frozenset({"1", "0"}),
+    frozenset({"yes", "no"}),
+    frozenset({"present", "absent"}),
+    frozenset({"positive", "negative"}),
 )
 
 ROUNDED = re.compile(r"[0-9]([.,][0-9]+)?[eE]\+[0-9]+")
@@ -213,6 +222,54 @@ def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
     for name in names:
         groups[_folded(name)].add(name)
     return sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1)
+
+
+def likely_one_remarks(names: Iterable[str]) -> list[str]:
+    """A sentence for each group of `likely_one`."""
+    return [
+        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case, "
+        "blanks or zeros in front"
+        for group in likely_one(names)
+    ]
+
+
+def write_other_truths(own: Collection[str], other: Collection[str]) -> bool:
+    """Whether two lists of classes say yes and no in different ways, so that two classes would become
+    four.
+
+    Args:
+        own: names in normal form.
+        other: the same.
+
+    Example:
+        >>> write_other_truths(["False", "True"], ["0", "1"]), write_other_truths(["yes"], ["no", "yes"])
+        (True, False)
+        >>> write_other_truths(["no", "yes"], ["No", "Yes"]), write_other_truths("0123", ["no", "yes"])
+        (True, False)
+    """
+    kinds = [
+        next((kind for kind in TRUTHS if names and {n.casefold() for n in names} <= kind), None)
+        for names in (own, other)
+    ]
+    return None not in kinds and (kinds[0] != kinds[1] or len({*own, *other}) > 2)
+
+
+def check_one_truth(lists: Iterable[Collection[str]]) -> None:
+    """Refuse sites of which two say yes and no in different ways.
+
+    Args:
+        lists: of classes, one of each site.
+
+    Raises:
+        DataError: with two of the lists.
+    """
+    known = [sorted(set(each)) for each in lists]
+    for own in known:
+        if write_other_truths(known[0], own):
+            raise DataError(
+                f"the classes {', '.join(known[0])} of one site and {', '.join(own)} of another are "
+                "likely the same in other words; write the same names at all sites, or set classes"
+            )
 
 
 def _folded(name: str) -> str:

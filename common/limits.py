@@ -13,6 +13,8 @@ LARGEST_NUMBER = 1e15
 LARGEST_DIMENSION = 2**24
 # Maximum number of classes in a run; maximum length of the name of a class or a backbone.
 MOST_CLASSES, LONGEST_NAME = 10_000, 200
+# Longest fingerprint of features whose columns have names.
+LONGEST_FINGERPRINT = 2**16
 # A site's name becomes a file name at the coordinator.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Largest parameter of a model that a private run sends to sites. A record's gradient or score does

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import known_keys, short
+from fedsurrogate.common.settings.flat import check_epsilon_given, known_keys, short
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,6 +110,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         except TypeError as error:
             raise ConfigError(f"{name}: {error}") from None
         settings = given.arguments.get("settings", {}) if open_to_all else {}
+        if open_to_all:
+            check_epsilon_given({**given.arguments, **settings})
         for key, value in given.arguments.items():
             check(key, value)
         for key, value in settings.items():

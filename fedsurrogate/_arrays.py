@@ -18,8 +18,13 @@ from fedsurrogate.common.identity import is_missing, is_text, name_of
 # Array-likes: tensors, numpy arrays, lists, data frames, sparse matrices.
 Array = Any
 ACCEPTED = (
-    "features are real numbers: a numpy array, tensor, sparse matrix or data frame of numbers, or a "
-    "list of rows"
+    "real numbers: a numpy array, tensor, sparse matrix or data frame of numbers, or a list of rows"
+)
+# Types that `float` takes, or that it takes from some of their values.
+NO_NUMBERS = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64)
+ADVICE = (
+    "give durations as numbers of one unit, such as durations / numpy.timedelta64(1, 'D'), and dates "
+    "as durations since the record began"
 )
 
 
@@ -36,6 +41,16 @@ class Labels:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+def columns_of(values: Array) -> tuple[str, ...]:
+    """Names of the columns of a data frame or table as it has them, of any library; empty without
+    names.
+    """
+    names: Any = getattr(values, "column_names", None)
+    if names is None:
+        names = getattr(values, "columns", ())
+    return () if callable(names) else tuple(map(str, names))
+
+
 def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
     """An array-like as an array in single precision, of the same shape.
 
@@ -48,23 +63,7 @@ def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
     Raises:
         DataError: for anything else.
     """
-    columns = [str(name) for name in getattr(values, "columns", ())]
-    if isinstance(values, Tensor):
-        values = _of_tensor(values)
-    elif hasattr(values, "toarray"):
-        values = values.toarray()
-    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{type(values).__name__} is no array ({error}), perhaps of rows with another number "
-            f"of columns each; {ACCEPTED}"
-        ) from None
-    if array.dtype.kind in "OSU" and array.ndim == 2:
-        array = _of_objects(array, columns)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{array.dtype} of shape {array.shape} holds no real numbers; {ACCEPTED}")
+    array = reals_of(values)
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(array, dtype=np.float32)
     if array.dtype == np.float64 and array.ndim == 2 and array.size:
@@ -75,9 +74,50 @@ def numbers_of(values: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
                 f"column {lost[0]} has no number above {largest[lost[0]]:g}, too small for single "
                 "precision; measure it in another unit"
             )
-    if masked is not None and masked.any():
-        single = np.where(masked, np.float32(np.nan), single)
     return single if single.flags.writeable else single.copy()
+
+
+def reals_of(values: Array, what: str = "features") -> np.ndarray[Any, Any]:
+    """An array-like as an array of real numbers, of the same shape: the one reading of numbers.
+
+    Args:
+        values: as in `numbers_of`.
+        what: they are, for errors.
+
+    Returns:
+        An array of truth values, integers or floating point; NaN where a value is missing.
+
+    Raises:
+        DataError: for anything else: text, complex numbers, dates and durations are no numbers.
+    """
+    columns, accepted = columns_of(values), f"{what} are {ACCEPTED}"
+    if isinstance(values, Tensor):
+        values = _of_tensor(values)
+    elif hasattr(values, "toarray"):
+        values = values.toarray()
+    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{type(values).__name__} is no array ({error}), perhaps of rows with another number "
+            f"of columns each; {accepted}"
+        ) from None
+    if array.dtype.kind in "OSU" and array.ndim in (1, 2):
+        array = _of_objects(array, columns, accepted)
+    refuse_times(array, what)
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{array.dtype} of shape {array.shape} holds no real numbers; {accepted}")
+    if masked is not None and masked.any():
+        array = np.where(masked, np.float32(np.nan), array)
+    return array
+
+
+def refuse_times(values: Array, what: str) -> None:
+    """Raise DataError for an array of dates or durations, which numpy converts without a word."""
+    dtype = getattr(values, "dtype", None)
+    if getattr(dtype, "kind", "") in ("m", "M"):
+        raise DataError(f"{what} are dates or durations, {dtype}; {ADVICE}")
 
 
 def _of_tensor(values: Tensor) -> np.ndarray[Any, Any]:
@@ -93,20 +133,24 @@ def _of_tensor(values: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _of_objects(
-    array: np.ndarray[Any, Any], columns: Sequence[str]
+    array: np.ndarray[Any, Any], columns: Sequence[str], accepted: str
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Cells of any type as numbers. Raises DataError with the row and the column of another one."""
     numbers = np.empty(array.shape, dtype=np.float64)
-    for (row, column), cell in np.ndenumerate(array):
+    for place, cell in np.ndenumerate(array):
         try:
-            if isinstance(cell, str | bytes | complex | np.complexfloating):
+            if isinstance(cell, NO_NUMBERS) and not is_missing(cell):
                 raise TypeError
-            numbers[row, column] = np.nan if is_missing(cell) else float(cell)
+            numbers[place] = np.nan if is_missing(cell) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            where = repr(columns[column]) if column < len(columns) else str(column)
+            where = f"row {place[0]}"
+            if len(place) == 2:
+                column = place[1]
+                where += f", column {columns[column]!r}" if columns else f", column {column}"
+            times = hasattr(cell, "isoformat") or hasattr(cell, "total_seconds")
+            todo = ADVICE if times else "leave such columns out, or code them as numbers"
             raise DataError(
-                f"row {row}, column {where} holds {type(cell).__name__} {str(cell)[:40]!r}; "
-                f"{ACCEPTED}; leave such columns out, or code them as numbers"
+                f"{where} holds {type(cell).__name__} {str(cell)[:40]!r}; {accepted}; {todo}"
             ) from None
     return numbers
 

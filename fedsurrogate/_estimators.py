@@ -14,13 +14,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedsurrogate._arrays import Array, names_of
+from fedsurrogate._arrays import Array, names_of, refuse_times
 from fedsurrogate._inputs import class_names, config_of
 from fedsurrogate._model import Model
 from fedsurrogate._simulation import simulate
 from fedsurrogate._surrogate import fit, learn
 from fedsurrogate._targets import sent_at_once
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, DataError
 
 # Settings that say which records a site has, which `fit` decides here.
 OF_RECORDS = ("data", "data_dir", "dataset", "partition", "test_fraction", "output_dir", "bags")
@@ -125,12 +125,17 @@ class Federation(BaseEstimator):  # type: ignore[misc]
                 **settings,
             )
             sizes = result.metrics["bytes"]["up_per_site"]
-            self.bytes_ = {name: int(sizes[str(at)]) for at, name in enumerate(rows)}
+            # A site alone has no number as its name.
+            self.bytes_ = {
+                name: int(sizes[str(at)]) if len(rows) > 1 else result.bytes
+                for at, name in enumerate(rows)
+            }
             return result.model
 
     def _scores(self, X: Array) -> Floats:
         """Scores (n, o) of features (n, d), in double precision."""
         check_is_fitted(self)
+        refuse_times(X, "features")
         x = validate_data(self, X, accept_sparse=True, dtype=np.float32, reset=False)
         scores: Floats = self.model_.decision_function(x).astype(float)
         return scores
@@ -211,6 +216,7 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
             FedSurrogateError: for settings that do not agree, names that cannot be used, or a run
                 that fails.
         """
+        refuse_times(X, "features")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
         check_classification_targets(y)
         classes = np.unique(y if self.classes is None else np.asarray([*self.classes]))
@@ -327,7 +333,11 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
                 that fails.
         """
         checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float32}
+        refuse_times(X, "features")
+        refuse_times(y, "values of y")
         X, y = validate_data(self, X, y, **checks, y_numeric=True, ensure_min_samples=2)
+        if np.iscomplexobj(y):
+            raise DataError("y holds complex numbers; give real ones")
         y = np.asarray(y, dtype=np.float64)
         if self.target_range is None and self.epsilon:
             raise ConfigError(

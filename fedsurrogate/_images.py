@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsurrogate._arguments import shown
 from fedsurrogate._arrays import Labels, names_of
 from fedsurrogate._data import Images, is_labelled, label_of, picture, records_of, tensor_of
-from fedsurrogate._inputs import as_features
+from fedsurrogate._inputs import as_features, feature_names
 from fedsurrogate._targets import Values, values_of
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.own_backbones import OwnModule, Transform, own_backbone
@@ -185,7 +185,7 @@ def records_for(
     """
     if isinstance(entry, tuple) and len(entry) not in (0, 2) and hasattr(entry[0], "shape"):
         raise DataError(f"a tuple of {len(entry)}; give a pair of features or images and labels")
-    if isinstance(entry, tuple | list) and len(entry) == 2 and not is_labelled(entry[0]):
+    if _is_pair(entry):
         values, labels = entry
         x = as_features(values) if backbone is None and are_features(values) else None
         if x is None:
@@ -198,6 +198,18 @@ def records_for(
             f"target = {target.name!r} needs a pair of features or images, and an array of values"
         )
     return _of_pairs(entry, backbone or "pixels", options, classes)
+
+
+def feature_columns(entry: Any, backbone: str | nn.Module | None) -> tuple[str, ...]:
+    """Names of the columns of an entry's features, in their public order; empty for images, and for
+    arrays without names.
+    """
+    given = backbone is None and _is_pair(entry) and are_features(entry[0])
+    return feature_names(entry[0]) if given else ()
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 2 and not is_labelled(entry[0])
 
 
 def are_features(values: Any) -> bool:

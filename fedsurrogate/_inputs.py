@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate._arguments import shown
-from fedsurrogate._arrays import Array, names_of, numbers_of
+from fedsurrogate._arrays import Array, columns_of, names_of, numbers_of
+from fedsurrogate.common.backbones.column_names import in_column_order
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.methods import method_named
@@ -93,8 +94,13 @@ def config_of(method: str, given: Mapping[str, Any]) -> Run:
     return parse_run(flat_settings(method, given))
 
 
+def feature_names(values: Array) -> tuple[str, ...]:
+    """Names of the columns of features, in the order of `as_features`; empty without names."""
+    return in_column_order(columns_of(values))[0]
+
+
 def as_features(values: Array) -> Tensor:
-    """Features as a tensor.
+    """Features as a tensor; columns with names in their public order, whatever order they come in.
 
     Args:
         values: array-like, (n, d) with n at least 1.
@@ -117,7 +123,8 @@ def as_features(values: Array) -> Tensor:
             f"features hold NaN or infinity, first in row {row}; remove those rows or compute them "
             "again"
         )
-    return features
+    order = in_column_order(columns_of(values))[1] or list(range(features.shape[1]))
+    return features if order == sorted(order) else features[:, order].contiguous()
 
 
 def class_names(classes: Sequence[object]) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ from fedsurrogate._arguments import shown, writing
 from fedsurrogate._arrays import Array, in_own_type, names_of
 from fedsurrogate._data import Images
 from fedsurrogate._images import are_features, backbone_of, computed
-from fedsurrogate._inputs import as_features
+from fedsurrogate._inputs import as_features, feature_names
 from fedsurrogate._targets import answers, is_of_target, predictions, score
 from fedsurrogate.common.backbones.backbones import Backbone
+from fedsurrogate.common.backbones.column_names import check_columns, columns_in
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
@@ -150,7 +151,8 @@ class Model:
         """Features as the model needs them: raised to its power. Raises DataError for another
         dimension.
         """
-        x = as_features(features)
+        x, wanted = as_features(features), columns_in(self.classifier.header.fingerprint)
+        check_columns(feature_names(features), wanted, "the model")
         if x.shape[1] != self.classifier.dimension:
             raise DataError(
                 f"the features have {x.shape[1]} dimensions, and the model needs "
@@ -260,12 +262,12 @@ class ImageModel(Model):
         scores = self.signed.scores(self._features(self._prepared(images)))
         return None if scores is None else torch.stack(scores, 1).numpy()
 
-    def _prepared(self, images: Images) -> Tensor:
-        """Features (n, d), before the power. Raises BackboneError for a backbone other than the
-        model's.
+    def _prepared(self, images: Images) -> Array:
+        """Features (n, d), before the power; those that are given as they are. Raises BackboneError
+        for a backbone other than the model's.
         """
         if are_features(images):
-            return as_features(images)
+            return images
         self.manifest.check_of_images("this model in Python")
         if self._backbone is None:
             run, (weights_path, device) = self.manifest.run_config(), self._place

@@ -18,12 +18,20 @@ from fedsurrogate._arrays import Array, Labels
 from fedsurrogate._bags import COLUMN, numbered
 from fedsurrogate._data import Images
 from fedsurrogate._frames import data_frame
-from fedsurrogate._images import NamedRecords, ValuedRecords, is_own, records_for
+from fedsurrogate._images import (
+    NamedRecords,
+    ValuedRecords,
+    feature_columns,
+    is_own,
+    records_for,
+)
 from fedsurrogate._inputs import class_names, flat_settings
 from fedsurrogate._model import Model
-from fedsurrogate._targets import target_in, with_columns
+from fedsurrogate._targets import target_in, with_target_columns
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
+from fedsurrogate.common.backbones.column_names import check_columns
 from fedsurrogate.common.errors import ConfigError, DataError, RunError
+from fedsurrogate.common.identity import check_one_truth
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.surrogates import in_class_order
@@ -203,6 +211,7 @@ class Simulation:
         own: node-config of every site.
         bags: number of the bag of each image, for each of `records`, and for `test`; None where
             images are records.
+        columns: names of those of the features; empty without names.
     """
 
     count: int
@@ -211,6 +220,7 @@ class Simulation:
     flat: Mapping[str, Scalar] = field(default_factory=dict)
     own: Mapping[str, Scalar] = field(default_factory=dict)
     bags: Sequence[torch.Tensor] | None = None
+    columns: tuple[str, ...] = ()
 
     def in_bags(self, given: Sequence[Any]) -> Simulation:
         """The same with names of bags.
@@ -333,7 +343,11 @@ def gather(
     target = target_in(settings)
     records = [records_for(entry, backbone, options, classes, target) for entry in entries]
     extra = None if test is None else records_for(test, backbone, options, classes, target)
-    return Simulation(sites if isinstance(sites, int) else len(entries), records, extra, flat)
+    names = feature_columns(entries[0], backbone) if entries else ()
+    for entry in [*entries[1:], *([] if test is None else [test])]:
+        check_columns(feature_columns(entry, backbone), names, "the first site")
+    count = sites if isinstance(sites, int) else len(entries)
+    return Simulation(count, records, extra, flat, columns=names)
 
 
 def _check_sites(sites: object) -> None:
@@ -404,7 +418,7 @@ def simulate(
         (True, 3)
     """
     _check_sites(sites)
-    settings = with_columns(settings, [data] if isinstance(sites, int) else sites)
+    settings = with_target_columns(settings, [data] if isinstance(sites, int) else sites)
     bags = settings.pop("bags", None)
     if bags is not None:
         settings = settings | {"features__bag": "mean", "bag_column": COLUMN}
@@ -447,6 +461,7 @@ def _write(
     classes = in_class_order(
         {name for _, own in everything if isinstance(own, Labels) for name in own.names}
     )
+    check_one_truth(set(own.names) for _, own in everything if isinstance(own, Labels))
     if wrong := [name for name in classes if "," in name]:
         raise DataError(f"class {wrong[0]!r} contains a comma; rename it")
     index = {name: number for number, name in enumerate(classes)}
@@ -466,7 +481,8 @@ def _write(
             }
         if federation.bags is not None:
             content[COLUMN] = bags[at][rows]
-        save_file(content, folder / f"{name}.safetensors", {"classes": ",".join(classes)})
+        metadata = {"classes": ",".join(classes), "columns": json.dumps(federation.columns)}
+        save_file(content, folder / f"{name}.safetensors", metadata)
 
     names = [f"site-{number}" for number in range(len(known))]
     for number, name in enumerate(names):

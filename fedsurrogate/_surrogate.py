@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -13,16 +14,25 @@ import torch
 from fedsurrogate._arguments import shown, writing
 from fedsurrogate._arrays import Array, names_of
 from fedsurrogate._bags import pooled
-from fedsurrogate._inputs import as_features, check_budget, config_of, flat_settings, labelled
+from fedsurrogate._inputs import (
+    as_features,
+    check_budget,
+    config_of,
+    feature_names,
+    flat_settings,
+    labelled,
+)
 from fedsurrogate._model import ImageModel, Model
-from fedsurrogate._targets import sent_at_once, values_of, with_columns
+from fedsurrogate._targets import sent_at_once, values_of, with_target_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common import surrogate_pb2 as pb
+from fedsurrogate.common.backbones.column_names import with_columns
 from fedsurrogate.common.backbones.feature_power import raised, with_power
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.method import load as load_target
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -146,7 +156,7 @@ def fit(
         settings = settings | {"classes": classes}
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
-    config = config_of(method, sent_at_once(with_columns(settings, [(features, labels)])))
+    config = config_of(method, sent_at_once(with_target_columns(settings, [(features, labels)])))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config.settings.epsilon, classes or config.settings.classes or None)
@@ -164,8 +174,11 @@ def fit(
     if bags is not None:
         train = pooled(train, names_of(bags, len(x), "bag").names)
     empty = LabelledFeatures(x[:0], y[:0])
-    fingerprint = with_power(f"features-{x.shape[1]}", config.power)
+    named = with_columns(f"features-{x.shape[1]}", feature_names(features))
+    fingerprint = with_power(named, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
+    for remark in budget_remarks(config.settings.epsilon, config.settings.delta, len(x)):
+        warnings.warn(remark, stacklevel=3)
     centre = read_centre(config.settings.fedpft.public, config.power)
     task = Task(config, NodeConfig(site=site), site, records, payload=pack_question(centre))
     made = load_target(config.plan.combination.site)(task)
@@ -205,6 +218,7 @@ def learn(surrogates: Sequence[Surrogate], **settings: Any) -> Model:
         )
     changed = flat_settings(config.settings.method, settings)
     chosen = parse_run(config.settings.flat() | changed)
+    _check_one_run(surrogates, chosen.document["settings"])
     strategy = stored_strategy(chosen)(chosen)
     # Imported here, as in `simulate`: Flower takes as long to import as all of this package.
     from fedsurrogate.server_app.deployment.local_engine import quiet
@@ -246,6 +260,22 @@ def _listed(surrogates: object) -> list[Surrogate]:
                 f"{listed[0].site!r} of {first!r}; fit all with one method"
             )
     return listed
+
+
+def _check_one_run(surrogates: Sequence[Surrogate], wanted: Mapping[str, Any]) -> None:
+    """Raise SurrogateError for a surrogate that was made with other settings than the run's, with the
+    first that differs.
+    """
+    for each in surrogates:
+        own = each.config.document["settings"]
+        # The classes of another target follow from its settings.
+        for key in sorted(own.keys() | wanted.keys(), key=lambda key: (key == "classes", key)):
+            if own.get(key) != wanted.get(key):
+                raise SurrogateError(
+                    f"surrogate of site {each.site!r}: {key} = {shown(own.get(key))}, but here "
+                    f"{key} = {shown(wanted.get(key))}; fit all sites of a run with the "
+                    "same settings, and names in the same order"
+                )
 
 
 def _named_apart(surrogates: Sequence[Surrogate]) -> list[Surrogate]:
@@ -322,6 +352,11 @@ def _loaded(path: str | Path, settings: dict[str, Any]) -> Surrogate | Model:
     file = Path(path)
     if not str(path):
         raise SurrogateError("path is empty; name a file or a run folder")
+    if not file.exists():
+        raise SurrogateError(
+            f"'{path}' does not exist; name a run folder, or a file that ends in {SUFFIX}, "
+            ".safetensors (models) or .pb (a surrogate)"
+        )
     if file.suffix == SUFFIX:
         _only(("weights_path", "device"), settings, SUFFIX)
         return ImageModel(read_signed_model(file), **settings)

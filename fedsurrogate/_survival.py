@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from fedsurrogate._arrays import Array
+from fedsurrogate._arrays import Array, refuse_times
 from fedsurrogate._estimators import Federation
 from fedsurrogate._targets import table_of
 from fedsurrogate.common.errors import ConfigError, DataError
@@ -98,6 +98,7 @@ class FederatedSurvival(Federation):
             ValueError: for X that scikit-learn refuses.
             FedSurrogateError: for y, settings or names that cannot be used, or a run that fails.
         """
+        refuse_times(X, "features")
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, ensure_min_samples=2)
         table = self._times(X, y)
         if self.horizon is None and self.epsilon:
@@ -166,7 +167,7 @@ class FederatedSurvival(Federation):
 
     def _times(self, X: Array, y: Array) -> Floats:
         """Time and event of each record, (n, 2). Raises DataError, or ValueError for another length."""
-        table = table_of(y)
+        table = table_of(y, [*COLUMNS.values()])
         if table.shape[1] != 2:
             raise DataError(
                 f"y of shape {np.shape(y)}; times need a structured array of event and time, as of "

@@ -11,10 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsurrogate._arrays import columns_of, reals_of
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.target_values import checked
+from fedsurrogate.common.backbones.column_names import listed
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.identity import normal
 from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import parse_settings
@@ -54,7 +57,7 @@ def target_in(settings: Mapping[str, Any]) -> Target | None:
     return target_of(parse_settings(Settings, flat_settings("fedpft", own)))
 
 
-def with_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[str, Any]:
+def with_target_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[str, Any]:
     """Settings with names for the columns of a target, where the user gave none.
 
     Args:
@@ -66,7 +69,7 @@ def with_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[st
     if not key or key in settings or not entries or not isinstance(entries[0], tuple | list):
         return dict(settings)
     targets = entries[0][1]
-    columns = [str(name) for name in getattr(targets, "columns", ())]
+    columns = list(columns_of(targets))
     count = table_of(targets).shape[1]
     if not columns:
         columns = [word] if count == 1 else [f"{word} {number + 1}" for number in range(count)]
@@ -95,7 +98,7 @@ def values_of(targets: Any, count: int, target: Target) -> Values:
     Raises:
         DataError: for another shape, or a value that no record can have.
     """
-    table = table_of(targets)
+    table = table_of(targets, target.columns)
     if table.shape != (count, len(target.columns)):
         raise DataError(
             f"y of shape {table.shape} for {count} records; target = {target.name!r} needs "
@@ -105,30 +108,52 @@ def values_of(targets: Any, count: int, target: Target) -> Values:
     return Values(checked(values, target, "y", LeftOut()))
 
 
-def table_of(targets: Any) -> Floats:
-    """Targets as a table (n, k), float64. Raises DataError for what is no numbers."""
-    if isinstance(targets, Tensor):
-        targets = targets.detach().cpu().double().numpy()
-    array = np.asarray(targets)
-    time, event = "", ""
-    if array.dtype.names:
-        events = [name for name in array.dtype.names if array.dtype[name].kind == "b"]
-        if len(array.dtype.names) != 2 or len(events) != 1:
-            raise DataError(
-                f"y with the fields {', '.join(array.dtype.names)}; times need two, of which the "
-                "event is true or false"
-            )
-        (time,) = (name for name in array.dtype.names if name != events[0])
-        event = events[0]
-    try:
-        if event:
-            array = np.stack([array[time].astype(float), array[event].astype(float)], 1)
-        table = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"y holds values that are no numbers ({error})") from None
-    if table.ndim not in (1, 2):
-        raise DataError(f"y of shape {table.shape}; (n,) or (n, k) is needed")
-    return table.reshape(len(table), -1)
+def table_of(targets: Any, columns: Sequence[str] = ()) -> Floats:
+    """Targets as a table (n, k), float64; NaN where a value is missing.
+
+    Args:
+        targets: as in `values_of`.
+        columns: names of the target's columns, by which those of a data frame or the fields of a
+            structured array are matched; empty takes them as they come.
+
+    Raises:
+        DataError: for what is no numbers, or other columns.
+    """
+    fields: tuple[str, ...] = getattr(getattr(targets, "dtype", None), "names", None) or ()
+    structured = bool(fields)
+    if structured:
+        parts = [reals_of(targets[name], f"{name!r} of y") for name in fields]
+    else:
+        found = reals_of(targets, "values of y")
+        if found.ndim not in (1, 2):
+            raise DataError(f"y of shape {found.shape}; (n,) or (n, k) is needed")
+        parts = list(found.reshape(len(found), -1).T)
+        fields = columns_of(targets)
+    if structured or (fields and columns):
+        order = _order(targets, fields, [normal(name) for name in columns])
+        parts = [parts[at] for at in order]
+    return np.stack([part.astype(np.float64) for part in parts], 1)
+
+
+def _order(targets: Any, fields: Sequence[str], columns: Sequence[str]) -> list[int]:
+    """The position of each of the target's columns among named ones: by name; or of two, of which
+    one is of truth values, the time before the event.
+    """
+    names = [normal(name) for name in fields]
+    if sorted(names) == sorted(columns):
+        return [names.index(name) for name in columns]
+    kinds = [np.asarray(targets[name]).dtype.kind for name in fields] if len(names) == 2 else []
+    if len(set(names)) == 2 and kinds.count("b") == 1 and len(columns) in (0, 2):
+        return [1 - kinds.index("b"), kinds.index("b")]
+    if not columns:
+        raise DataError(
+            f"y with the fields {', '.join(fields)}; times need two, of which the event is true or "
+            "false"
+        )
+    raise DataError(
+        f"y has the columns {listed(fields)}, and the target has {listed(columns)}; columns are "
+        "matched by name: rename or select them, or give an array with the columns in this order"
+    )
 
 
 def is_of_target(classifier: Classifier) -> bool:
@@ -175,7 +200,7 @@ def score(classifier: Classifier, features: Tensor, targets: Any) -> float:
     """
     assert isinstance(classifier, Head)
     facts = facts_of(classifier.target)
-    table = torch.from_numpy(np.ascontiguousarray(table_of(targets)))
+    table = torch.from_numpy(np.ascontiguousarray(table_of(targets, facts["columns"])))
     outputs: Sequence[str] = classifier.header.classes
     if table.shape != (len(features), len(facts["columns"])):
         raise DataError(

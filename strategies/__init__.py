@@ -42,13 +42,12 @@ def stored_strategy(config: Run) -> type[OneShot[Any]]:
     Raises:
         RunError: for a method that stores none.
     """
-    from fedsurrogate.common.methods import method_named
     from fedsurrogate.common.methods.method import load
 
     usual = config.plan.combination
-    if config.target is None:
+    if config.plan.kind == "chain":
         # A chain's surrogates are learned from again as those of a star.
-        usual = method_named(config.settings.method).usual.combination
+        usual = config.method.usual.combination
     if not usual.stored:
         raise RunError(
             f"method = {config.settings.method!r} stores no replies to learn from again; start a "

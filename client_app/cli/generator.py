@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.command_line import Json, RunSettings, console, run_config_of
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
@@ -346,8 +347,8 @@ def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet,
     site_features = load_site(run, node, policy_of(node).cache_mib)
     if site_features.fingerprint != synthetic.fingerprint:
         raise DataError(
-            f"{file} is for backbone {synthetic.fingerprint[:16]}, this site has "
-            f"{site_features.fingerprint[:16]}; give the run's backbone, weights-path, image-size "
+            f"{file} is for backbone {shown(synthetic.fingerprint)}, this site has "
+            f"{shown(site_features.fingerprint)}; give the run's backbone, weights-path, image-size "
             "and features.power with -c"
         )
     return synthetic, site_features

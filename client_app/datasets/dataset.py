@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsurrogate.client_app.datasets.bags import described, pooled
 from fedsurrogate.client_app.datasets.dicom import read_dicom
 from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
+from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
@@ -22,7 +23,6 @@ from fedsurrogate.client_app.datasets.one_record import printable
 from fedsurrogate.client_app.datasets.readers import (
     read_digits,
     read_parquet,
-    read_safetensors,
     refuse_columns,
 )
 from fedsurrogate.client_app.datasets.records import Opener, Records, only, select
@@ -31,6 +31,7 @@ from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.identity import check_one_truth
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Bag, DataKind, DataSettings
 from fedsurrogate.common.targets.target import Target
@@ -396,13 +397,12 @@ def folder_of(source: DataSource, name: str) -> Path:
 
 
 def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
-    """The order of classes that the files declare; sorted classes if they declare none, or
-    different ones.
-    """
+    """The order of classes that all files declare; sorted classes if there is none."""
     declared = {records.classes for records in all_records}
     first = all_records[0].classes
     if first is not None and len(declared) == 1:
         return first
+    check_one_truth(records.classes or set(records.labels) for records in all_records)
     return class_order(
         name for records in all_records for name in (records.classes or records.labels)
     )

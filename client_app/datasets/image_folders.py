@@ -62,7 +62,7 @@ def read_imagefolder(
     left: LeftOut | None = None,
     classes: Sequence[str] = (),
 ) -> Records:
-    """Read a folder with one sub-folder per class, or with a CSV or parquet table of paths and
+    """Read a folder with one sub-folder per class, or with a CSV, TSV or parquet table of paths and
     labels in it.
 
     Args:
@@ -151,7 +151,9 @@ def find_table(folder: Path, name: str) -> tuple[Path, Path | None]:
         return find_table(folder / name, "")
     if name:
         tables = [
-            p for p in (folder / f"{name}{s}" for s in ("", ".csv", ".parquet")) if p.is_file()
+            p
+            for p in (folder / f"{name}{s}" for s in ("", ".csv", ".tsv", ".parquet"))
+            if p.is_file()
         ] or [p for p in folder.iterdir() if p.stem == name and _is_table(p) and is_file(p)]
         if not tables:
             raise SourceError(
@@ -176,7 +178,7 @@ def find_tables(folder: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in (".csv", ".parquet")
+    return path.suffix.lower() in (".csv", ".tsv", ".parquet")
 
 
 def in_class_folders(

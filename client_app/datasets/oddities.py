@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.data_report import Loss
-from fedsurrogate.common.identity import likely_one, rounded
+from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded
 
 # Classes that a remark names.
 MOST_NAMED = 5
@@ -45,11 +45,7 @@ def oddities(
         patients: of each record, if known.
         names: of all classes in the files.
     """
-    odd = [
-        f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case, "
-        "blanks or zeros in front"
-        for group in likely_one({*names, *classes})
-    ]
+    odd = likely_one_remarks({*names, *classes})
     counts = torch.bincount(labels, minlength=len(classes)).tolist()
     there = [name for name, count in zip(classes, counts, strict=True) if count]
     if len(there) == 1 and len(classes) > 1:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,17 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.bags import bag_names
-from fedsurrogate.client_app.datasets.duplicates import remembered, same_bytes, same_rows
+from fedsurrogate.client_app.datasets.duplicates import remembered, same_bytes
 from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import column_names, names_in, patient_names
 from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.tables import ParquetImages, values_of
-from fedsurrogate.client_app.datasets.target_values import checked, columns_of, texts_of, values_in
+from fedsurrogate.client_app.datasets.tables import ParquetImages, check_cells, values_of
+from fedsurrogate.client_app.datasets.target_values import columns_of, texts_of, values_in
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import name_of, normal
 
-# Rows of features that are checked at a time, and bytes of a file that is not copied to memory.
-CHECKED, LARGE = 8192, 2**26
 PARQUET = "data = 'parquet'"
 
 
@@ -65,117 +64,6 @@ def _digits() -> tuple[np.ndarray, tuple[str, ...]]:
     )
     grey = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return grey, tuple(map(str, table[:, -1].tolist()))
-
-
-def read_safetensors(
-    folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None
-) -> Records:
-    """Read features.
-
-    A file has `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint` and
-    `classes`, and tensors (n,) of integers named `patient_column`, and as the bags of `left`.
-
-    Args:
-        folder: of the data.
-        name: of the data set; may be empty.
-        patient_column: name of the tensor of patients; empty for none.
-        left: collects unusable records; None refuses them.
-
-    Raises:
-        DataError: for unusable data.
-    """
-    left = left or LeftOut()
-    from safetensors import SafetensorError, safe_open
-
-    files = split_files(folder, name, ".safetensors")
-    tensors: list[tuple[Tensor, Tensor]] = []
-    metadata: list[dict[str, str]] = []
-    given = [name for name in (patient_column, left.bags) if name]
-    owners: dict[str, list[int]] = {name: [] for name in given}
-    for file in files:
-        try:
-            with safe_open(file, "pt") as content:
-                of_target = columns_of("y", left.target)
-                wanted_names = {"x", *of_target, *given}
-                if missing := sorted(wanted_names - set(content.keys())):
-                    wanted = f"x (n, d) and {' (n,), '.join((*of_target, *given))} (n,)"
-                    raise SourceError(
-                        f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
-                        f"store {wanted}"
-                    )
-                tensors.append((content.get_tensor("x"), _of_target(content, file, left)))
-                metadata.append(content.metadata() or {})
-                for name in owners:
-                    numbers = content.get_tensor(name)
-                    _check_features(file, tensors[-1][0], numbers, name)
-                    owners[name] += numbers.tolist()
-        # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
-        except (SafetensorError, RuntimeError, TypeError) as error:
-            raise SourceError(
-                f"'{file}' is not a readable safetensors file ({error}); write it again"
-            ) from error
-        _check_features(file, *tensors[-1], valued=left.target is not None)
-    if (
-        len({x.shape[1] for x, _ in tensors}) > 1
-        or len({m.get("fingerprint", "") for m in metadata}) > 1
-    ):
-        raise SourceError(
-            f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
-            "with one"
-        )
-    # A large file stays mapped: a copy would fill the memory of the site.
-    x = tensors[0][0]
-    if len(tensors) > 1 or x.nbytes < LARGE:
-        x = torch.cat([x for x, _ in tensors])
-    y = torch.cat([y if left.target is not None else y.long() for _, y in tensors])
-    finite = [torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)]
-    # Of a bag, only the images that can be used are in its mean.
-    broken = [] if left.bags is not None else (~torch.cat(finite)).nonzero().flatten().tolist()
-    left.note(
-        broken,
-        f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
-        f"{min(broken, default=0)}; remove those rows or compute them again",
-    )
-    values = None
-    if left.target is None:
-        classes = _declared(files[0], metadata[0].get("classes", "").split(","))
-        labels = _name_labels(y.tolist(), classes, files[0], left)
-    else:
-        values, classes = checked(y, left.target, str(files[0]), left), ()
-        labels = [str(row) for row in values.tolist()]
-    records = Records(
-        labels,
-        content_key(folder, files),
-        split_by_size([len(y) for _, y in tensors]),
-        classes=classes or None,
-        features=x,
-        fingerprint=metadata[0].get("fingerprint", ""),
-        patients=_texts(owners.get(patient_column)),
-        same=lambda: same_rows(x),
-        values=values,
-        bags=_texts(owners.get(left.bags or "")),
-    )
-    return without(records, left)
-
-
-def _texts(numbers: Sequence[int] | None) -> tuple[str, ...] | None:
-    return None if numbers is None else tuple(map(str, numbers))
-
-
-def _of_target(content: Any, file: Path, left: LeftOut) -> Tensor:
-    """The tensor y (n,); or (n, k), float64, one column for each of the target's tensors."""
-    names = columns_of("y", left.target)
-    found = [content.get_tensor(name) for name in names]
-    if left.target is None:
-        own: Tensor = found[0]
-        return own
-    for name, each in zip(names, found, strict=True):
-        if each.ndim != 1 or each.is_complex() or len(each) != len(found[0]):
-            raise SourceError(
-                f"{name} in '{file}' is {each.dtype} of shape {tuple(each.shape)}; it must be real "
-                "numbers of shape (n,)"
-            )
-    return torch.stack([each.double() for each in found], 1)
 
 
 def read_parquet(
@@ -217,6 +105,7 @@ def read_parquet(
             require_columns(
                 file, [*wanted, normal(image_column(schema))], column_names(file, each.names)
             )
+            check_cells(file, each, wanted)
             table = pq.read_table(file, columns=[x for x in each.names if normal(x) in wanted])
             tables.append(table.rename_columns(list(map(normal, table.column_names))))
     except pa.ArrowException as error:
@@ -227,7 +116,7 @@ def read_parquet(
     def column(name: str) -> list[Any]:
         return [value for table in tables for value in values_of(table.column(name), left)]
 
-    values, classes, labels = _labels_of(tables, files[0], schema, of_target, left)
+    values, classes, labels = _labels_of(tables, files, schemas, of_target, left)
     origin = (
         names_in(
             column(site_column),
@@ -257,11 +146,16 @@ def read_parquet(
 
 
 def _labels_of(
-    tables: Sequence[Any], file: Path, schema: Any, of_target: tuple[str, ...], left: LeftOut
+    tables: Sequence[Any],
+    files: Sequence[Path],
+    schemas: Sequence[Any],
+    of_target: tuple[str, ...],
+    left: LeftOut,
 ) -> tuple[Tensor | None, tuple[str, ...], list[str]]:
-    """Values (n, k) of another target than classes, the classes that the file declares, and a name
+    """Values (n, k) of another target than classes, the classes that the files declare, and a name
     or text of each row.
     """
+    file = files[0]
     columns = {
         name: [cell for table in tables for cell in values_of(table.column(name), left)]
         for name in of_target
@@ -273,13 +167,19 @@ def _labels_of(
             texts_of(columns, left.target),
         )
     (column,) = of_target
-    classes = _declared(file, _class_label_names(schema.metadata, column))
+    declared = [
+        declared_classes(own, _class_label_names(schema.metadata, column))
+        for own, schema in zip(files, schemas, strict=True)
+    ]
     given = names_in(columns[column], f"label ({column!r} of '{file}')", left, left.classes)
     mixed = [
         each if isinstance(each, int) else own
         for each, own in zip(columns[column], given, strict=True)
     ]
-    return None, classes, _name_labels(mixed, classes, file, left)
+    ends = list(accumulate(map(len, tables), initial=0))
+    parts = [mixed[start:end] for start, end in pairwise(ends)]
+    labels, classes = names_by_file(files, declared, parts, left)
+    return None, classes, labels
 
 
 def _open_bytes(images: ParquetImages, index: int, shortest: int) -> Image.Image:
@@ -316,37 +216,52 @@ def split_files(folder: Path, name: str, suffix: str) -> list[Path]:
     )
 
 
-def _check_features(
-    file: Path, x: Tensor, y: Tensor, name: str = "y", valued: bool = False
-) -> None:
-    if x.ndim != 2 or not x.is_floating_point():
-        raise SourceError(
-            f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of "
-            "shape (n, d)"
-        )
-    wrong = y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool
-    if wrong and not valued:
-        raise SourceError(
-            f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of "
-            "shape (n,)"
-        )
-    if len(x) != len(y):
-        raise SourceError(
-            f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; the numbers must be equal"
-        )
+def names_by_file(
+    files: Sequence[Path],
+    declared: Sequence[tuple[str, ...]],
+    numbers: Sequence[Sequence[int | str]],
+    left: LeftOut,
+) -> tuple[list[str], tuple[str, ...]]:
+    """The class of each record by the list of its own file; a file without a list has that of the
+    other.
+
+    Args:
+        files: one, or those of a split.
+        declared: classes that each file declares.
+        numbers: of each file's records, or their names.
+        left: collects unusable records.
+
+    Returns:
+        A name for each record, and the longest of the lists.
+
+    Raises:
+        DataError: for lists of which none has all classes of the other.
+    """
+    longest = max(declared, key=len)
+    for file, own in zip(files, declared, strict=True):
+        if set(own) - set(longest):
+            other = files[declared.index(longest)]
+            raise SourceError(
+                f"'{file}' names the classes {some(own)}, and '{other}' names {some(longest)}; write "
+                "both with the same names"
+            )
+    labels: list[str] = []
+    for file, classes, given in zip(files, declared, numbers, strict=True):
+        labels += _name_labels(given, classes or longest, file, left, len(labels))
+    return labels, longest
 
 
 def _name_labels(
-    labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut
+    labels: Sequence[int | str], classes: tuple[str, ...], file: Path, left: LeftOut, first_row: int
 ) -> list[str]:
     if not classes:
         return [name_of(label, (str(label),)) or "" for label in labels]
     wrong = [
         row
-        for row, label in enumerate(labels)
+        for row, label in enumerate(labels, first_row)
         if isinstance(label, int) and not 0 <= label < len(classes)
     ]
-    first = labels[wrong[0]] if wrong else ""
+    first = labels[wrong[0] - first_row] if wrong else ""
     left.note(
         wrong,
         f"'{file}' names {len(classes)} classes but has the label {first}; labels go from 0 to "
@@ -355,11 +270,11 @@ def _name_labels(
     gone = left.rows
     return [
         classes[label] if isinstance(label, int) and row not in gone else str(label)
-        for row, label in enumerate(labels)
+        for row, label in enumerate(labels, first_row)
     ]
 
 
-def _declared(file: Path, names: Iterable[str]) -> tuple[str, ...]:
+def declared_classes(file: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Classes that a file declares, in their normal form. Raises DataError for one named twice."""
     classes = tuple(name for each in names if (name := name_of(each, (normal(each),))))
     if len(set(classes)) < len(classes):

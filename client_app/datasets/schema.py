@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsurrogate.client_app.datasets.bags import OF_FOLDER
 from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of
 from fedsurrogate.client_app.datasets.dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
+from fedsurrogate.client_app.datasets.feature_files import check_one_backbone, stored_fingerprint
 from fedsurrogate.client_app.datasets.image_folders import find_table
 from fedsurrogate.client_app.datasets.names import column_names
 from fedsurrogate.client_app.datasets.readers import (
@@ -17,7 +19,7 @@ from fedsurrogate.client_app.datasets.readers import (
     some,
     split_files,
 )
-from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet
+from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet
 from fedsurrogate.client_app.datasets.target_values import check_table, columns_of
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import needed_for
@@ -60,7 +62,7 @@ def read_schema(source: DataSource) -> Schema:
         wanted = [column for column in (*of_target, source.patient_column, bags) if column]
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
-                columns, images = _parquet_columns(file)
+                columns, images = _parquet_columns(file, wanted)
                 require_columns(file, [*wanted, images], columns)
             return Schema()
         root, table = find_table(folder, name)
@@ -73,7 +75,7 @@ def read_schema(source: DataSource) -> Schema:
                 None if bags == OF_FOLDER else bags,
             )
             return Schema()
-        columns = _parquet_columns(table)[0] if is_parquet(table) else _csv_columns(table)
+        columns = _parquet_columns(table, wanted)[0] if is_parquet(table) else _csv_columns(table)
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
         require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
@@ -104,7 +106,7 @@ def _features(files: list[Path], source: DataSource) -> Schema:
 
     of_target = columns_of("y", source.target)
     given = [name for name in (source.patient_column, source.bags) if name]
-    schemas: set[Schema] = set()
+    schemas: list[Schema] = []
     for file in files:
         try:
             with safe_open(file, "pt") as content:
@@ -128,22 +130,20 @@ def _features(files: list[Path], source: DataSource) -> Schema:
                             f"{name} in '{file}' is {each.get_dtype()}; it must be "
                             f"{'numbers' if valued else 'integers'} of shape (n,)"
                         )
-                fingerprint = (content.metadata() or {}).get("fingerprint", "")
-                schemas.add(Schema(shape[1], fingerprint or f"features-{shape[1]}"))
+                fingerprint, _ = stored_fingerprint(file, content.metadata() or {}, shape[1])
+                schemas.append(Schema(shape[1], fingerprint))
         except SafetensorError as error:
             raise DataError(
                 f"'{file}' is not a readable safetensors file ({error}); write it again"
             ) from error
-    if len(schemas) > 1:
-        raise DataError(
-            f"'{files[0]}' and '{files[1]}' hold features of different backbones; compute both "
-            "with one"
-        )
-    return schemas.pop()
+    check_one_backbone(
+        files, [each.fingerprint for each in schemas], [each.dimension for each in schemas]
+    )
+    return schemas[0]
 
 
-def _parquet_columns(file: Path) -> tuple[list[str], str]:
-    """All columns, and the column of images."""
+def _parquet_columns(file: Path, wanted: Sequence[str]) -> tuple[list[str], str]:
+    """All columns, of which those that are wanted hold cells that can be read, and that of images."""
     with needed_for(f"the file '{file}'"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -154,6 +154,7 @@ def _parquet_columns(file: Path) -> tuple[list[str], str]:
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
+    check_cells(file, schema, wanted)
     return column_names(file, schema.names), normal(image_column(schema))
 
 

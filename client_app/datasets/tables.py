@@ -5,6 +5,7 @@ images in parquet files.
 from __future__ import annotations
 
 import csv
+import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -96,6 +97,43 @@ class ParquetImages:
 def is_parquet(file: Path) -> bool:
     """Whether a table is a parquet file, by its name; others are CSV."""
     return file.suffix.lower() == ".parquet"
+
+
+def check_cells(file: Path, schema: Any, wanted: Iterable[str]) -> None:
+    """Refuse columns whose cells are neither texts, numbers nor truth values: their type decides this,
+    and no record.
+
+    Args:
+        file: a parquet file.
+        schema: of it.
+        wanted: names of the columns that are read.
+
+    Raises:
+        DataError: with the column, its type, and what to do.
+    """
+    with needed_for(f"the table '{file}'"):
+        import pyarrow as pa
+
+    names = set(wanted)
+    for field in schema:
+        kind = field.type
+        if normal(field.name) not in names:
+            continue
+        if pa.types.is_duration(kind):
+            todo = "write durations as numbers of one unit, such as column.dt.days of pandas"
+        elif pa.types.is_temporal(kind):
+            todo = "write dates as texts, or as the number of days since the record began"
+        elif pa.types.is_nested(kind):
+            todo = (
+                "write one value in a cell; of several labels, one column of 1 and 0 for each, such as "
+                "table['edema'] = ['edema' in own for own in table['labels']]"
+            )
+        else:
+            continue
+        raise SourceError(
+            f"the column {field.name!r} of '{file}' holds cells of type {kind}, and texts, numbers and "
+            f"truth values are read; {todo}"
+        )
 
 
 def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
@@ -196,6 +234,7 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         len(uneven),
         f"{len(uneven)} lines of '{file}' have another number of columns than the first",
     )
+    check_cells(file, table.schema, chosen)
     names = column_names(file, table.column_names)
     return {name: values_of(table.column(at), left) for at, name in enumerate(names)}
 
@@ -229,7 +268,8 @@ def csv_header(file: Path) -> tuple[list[str], str]:
     first is read.
 
     Args:
-        file: the table. A first line without a comma may have semicolons or tabs between names.
+        file: the table. Between names are commas, semicolons or tabs, whichever the first line
+            has most of; commas where it does not decide.
 
     Raises:
         DataError: for a first line that is not UTF-8, or names a column twice.
@@ -252,8 +292,11 @@ def _header(file: Path) -> tuple[list[str], str]:
             f"'{file}' is not UTF-8: its first line holds the byte 0x{line[error.start]:02x}; "
             f"{SAVE}"
         ) from None
-    others = [each for each in (";", "\t") if each.encode() in line]
-    delimiter = others[0] if b"," not in line and len(others) == 1 else ","
+    # A name in quotes may hold any of them, and another name a few.
+    bare = re.sub(rb'"[^"]*"', b"", line)
+    counts = {each: bare.count(each.encode()) for each in (",", ";", "\t")}
+    most = [each for each, count in counts.items() if count == max(counts.values())]
+    delimiter = most[0] if len(most) == 1 else ","
     return _values(line, delimiter) or [], delimiter
 
 

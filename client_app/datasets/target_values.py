@@ -10,10 +10,31 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import name_or_blank
+from fedsurrogate.client_app.datasets.names import SAVE, name_or_blank
+from fedsurrogate.client_app.datasets.one_record import is_file
+from fedsurrogate.client_app.datasets.system_files import of_system
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.identity import name_of
 from fedsurrogate.common.targets.target import Target
+
+# Endings of files that hold tables which no reader here takes.
+OTHER_TABLES = (
+    *(".xls", ".xlsx", ".xlsm", ".xlsb", ".ods", ".numbers", ".tab", ".feather", ".arrow", ".orc"),
+    *(
+        ".dta",
+        ".sav",
+        ".sas7bdat",
+        ".rds",
+        ".rdata",
+        ".csv.gz",
+        ".csv.zip",
+        ".tsv.gz",
+        ".parquet.gz",
+    ),
+)
+# How truth values are written in a text, by every writer of tables.
+TRUTHS = {"true": 1.0, "false": 0.0}
 
 
 def columns_of(label_column: str, target: Target | None) -> tuple[str, ...]:
@@ -41,15 +62,26 @@ def check_columns(target: Target | None, allowed: Sequence[str]) -> None:
 
 
 def check_table(root: Path, target: Target | None) -> None:
-    """Refuse a folder without a table, where the target of records stands in one.
+    """Refuse a folder without a table that can be read, where the target of records stands in one, or
+    where another file looks like a table: its folders may then be no classes.
 
     Args:
         root: of the data.
         target: of the run; None for classes, which folders can name.
 
     Raises:
-        DataError: for another target than classes.
+        DataError: for another target than classes, or for a table in another form.
     """
+    others = sorted(
+        path.name
+        for path in root.iterdir()
+        if path.name.lower().endswith(OTHER_TABLES) and not of_system(path.name) and is_file(path)
+    )
+    if others:
+        raise SourceError(
+            f"'{root}' has the table {others[0]!r}, which is not read; {SAVE}, or move it away if "
+            "folders name the classes"
+        )
     if target is not None:
         raise SourceError(
             f"'{root}' has no table, and target = {target.name!r} needs one, with the columns "
@@ -99,7 +131,7 @@ def values_in(
         left.note(
             rows,
             f"{len(rows)} rows of '{file}' hold no number in {name!r}, such as row {rows[0] + 1}; "
-            "correct it",
+            "numbers, True and False are read, and empty cells are missing; correct it",
         )
     values = torch.tensor(read, dtype=torch.float64).T.contiguous()
     return checked(values.reshape(-1, len(target.columns)), target, str(file), left)
@@ -111,13 +143,17 @@ def number_in(cell: object) -> float | None:
     Example:
         >>> number_in(" 2.50 "), number_in(True), number_in("n/a"), number_in("mild")
         (2.5, 1.0, nan, None)
+        >>> number_in("True"), number_in("FALSE")
+        (1.0, 0.0)
     """
     try:
         if isinstance(cell, bool | int | float):
             return float(cell)
-        text = name_or_blank(cell)
-        return float(text) if text else float("nan")
-    except (ValueError, OverflowError):
+        text = name_of(cell)
+        if text is None:
+            return float("nan")
+        return TRUTHS[text.casefold()] if text.casefold() in TRUTHS else float(text)
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -1,23 +1,27 @@
-"""Checks of a simulation before it starts: labels and their distribution, without images; and the
-backbone's weights.
+"""Checks of a simulation before it starts: labels and their distribution, whether any image can be
+opened, and the backbone's weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
+from fedsurrogate.client_app.datasets.one_record import attempt
 from fedsurrogate.client_app.datasets.partition import whole
 from fedsurrogate.client_app.features.columns import warning_of
+from fedsurrogate.client_app.features.site_features import with_broken
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.costs import check_payload
-from fedsurrogate.common.data_report import merged
+from fedsurrogate.common.data_report import DataReport, merged
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Target
@@ -59,8 +63,10 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         )
     remarks: list[str] = []
     if run.settings.data != "digits":
-        remarks += merged([dataset.report for dataset, _ in shares]).lines()
+        remarks += merged([_report(dataset) for dataset, _ in shares]).lines()
     parts = [(dataset, part) for dataset, each in shares for part in each]
+    fewest = min((len(part) for _, part in parts), default=0)
+    remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:
@@ -90,6 +96,17 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     ):
         load_network(run.settings.backbone, image_size=run.settings.image_size)
     return remarks
+
+
+def _report(dataset: Dataset) -> DataReport:
+    """The data report, in which no image is used if none can be opened. Others are opened in the run."""
+    if dataset.features is not None or dataset.members is not None:
+        return dataset.report
+    rows = range(len(dataset))
+    opened = (attempt(partial(dataset.open_image, row)) for row in rows)
+    if any(not isinstance(each, BaseException) for each in opened):
+        return dataset.report
+    return with_broken(dataset, rows, "images", reopen=True)
 
 
 def test_features(settings: Settings, power: float) -> tuple[Tensor, Tensor, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.features.on_disk import chunks, written
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.models.classifiers import class_indices
@@ -170,8 +171,8 @@ class Task:
         ):
             raise SurrogateError(
                 f"a model of run {model.header.run!r} for backbone "
-                f"{model.header.fingerprint[:16]!r}; here it is run {self.run.digest!r} and "
-                f"{self.found.fingerprint[:16]!r}"
+                f"{shown(model.header.fingerprint)}; here it is run {self.run.digest!r} and "
+                f"{shown(self.found.fingerprint)}"
             )
         if len(model.header.classes) > self.limits.most_classes:
             raise PolicyError(

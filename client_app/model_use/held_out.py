@@ -18,6 +18,7 @@ from fedsurrogate.client_app.features.site_features import dataset_features, sit
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.model_use.prediction import check_backbone
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.backbones.feature_power import power_in, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
@@ -202,8 +203,8 @@ def _of_rows(
         features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
         if with_power(features.fingerprint, power) != model.manifest.fingerprint:
             raise BackboneError(
-                f"the model is for a backbone with fingerprint {model.manifest.fingerprint[:16]}, "
-                f"but the features are of {features.fingerprint[:16]}"
+                f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, "
+                f"but the features are of {shown(features.fingerprint)}"
             )
     x = features.of(rows, power)
     good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)

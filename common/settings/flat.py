@@ -18,6 +18,8 @@ Scalar = str | int | float | bool
 # Maximum number of characters of a wrong value in an error message, and of unknown keys for which
 # it names a similar one.
 LONGEST_SHOWN, MOST_SUGGESTED = 200, 20
+# Keys of one name that an error lists.
+MOST_MEANT = 4
 M = TypeVar("M", bound=Section)
 
 
@@ -33,9 +35,10 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
             continue
         # The sender of the settings chooses keys: looking for similar ones takes time.
         near = len(complaints) < MOST_SUGGESTED and len(key) <= LONGEST_SHOWN
-        close = difflib.get_close_matches(key, known, n=1) if near else []
+        close = _like(key, known, str(flat.get("method", ""))) if near else []
+        meant = " or ".join(map(repr, close))
         complaints.append(
-            f"unknown key {short(key)}" + (f"; did you mean {close[0]!r}?" if close else "")
+            f"unknown key {short(key)}" + (f"; did you mean {meant}?" if meant else "")
         )
     try:
         parsed = model.model_validate(nested)
@@ -44,6 +47,13 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     if complaints:
         raise ConfigError("; ".join(complaints))
     return parsed
+
+
+def _like(key: str, known: Sequence[str], method: str) -> list[str]:
+    """The keys that a person may mean: those that end so, of the method first, else the most alike."""
+    same = [each for each in known if each.rpartition(".")[2] == key]
+    own = [each for each in same if each == f"{method}.{key}"]
+    return own or same[:MOST_MEANT] or difflib.get_close_matches(key, known, n=1)
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -117,11 +127,37 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Scalar]:
             try:
                 parsed = tomllib.loads(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError:
-                raise ConfigError(
-                    f'cannot read {key}={value}; a string needs quotes: {key}="{value}"'
-                ) from None
+                raise ConfigError(f"cannot read {key}={value}; {_hint(key, value)}") from None
             flat[key] = parsed
+    check_epsilon_given(flat)
     return flat
+
+
+def check_epsilon_given(given: Mapping[str, Any]) -> None:
+    """Refuse a budget of nothing that a person has written, perhaps for the strictest of all.
+
+    Args:
+        given: what the person has written, by name.
+
+    Raises:
+        ConfigError: for an epsilon of 0 without a delta of 0.
+    """
+    epsilon = given.get("epsilon")
+    if isinstance(epsilon, int | float) and not epsilon and "delta" not in given:
+        raise ConfigError(
+            "epsilon = 0 would be no differential privacy: leave epsilon out for a run without, write "
+            "epsilon=0 delta=0 to take away the budget of a preset, or give a budget, such as "
+            "epsilon=8 delta=1e-5"
+        )
+
+
+def _hint(key: str, value: str) -> str:
+    """What to write in place of a value that cannot be read."""
+    if value.casefold() in ("true", "false"):
+        return f"write {key}={value.casefold()}"
+    if re.fullmatch(r"[+-]?[0-9]*,[0-9]+", value):
+        return f"a number has a point: {key}={value.replace(',', '.')}"
+    return f'a string needs quotes: {key}="{value}"'
 
 
 _PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"[^"]*"|\S+)"""

@@ -22,6 +22,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.wire.model_files import classifier_of, file_content
+from fedsurrogate.common.wire.validation import is_fingerprint
 from fedsurrogate.common.wire.validation import is_name as is_valid_name
 
 FORMAT = 1
@@ -65,6 +66,13 @@ def _class_name(value: str) -> str:
     return value
 
 
+def _fingerprint(value: str) -> str:
+    """The fingerprint, as a surrogate's header may have it. Raises ValueError."""
+    if not is_fingerprint(value):
+        raise ValueError("a fingerprint that does not print, or is too long")
+    return value
+
+
 class Manifest(BaseModel):
     """Facts about a model, which the signature covers.
 
@@ -87,7 +95,7 @@ class Manifest(BaseModel):
     method: str = Field(max_length=40)
     run: str = Field(max_length=64)
     flower_run: str = Field(max_length=40)
-    fingerprint: str = Field(min_length=1, max_length=200)
+    fingerprint: Annotated[str, AfterValidator(_fingerprint)]
     classes: list[Annotated[str, AfterValidator(_class_name)]] = Field(min_length=1)
     dimension: int = Field(ge=1)
     settings: dict[str, str | int | float]

@@ -14,6 +14,20 @@ from fedsurrogate.common.targets.time import TIME
 
 TARGETS: dict[str, Kind] = {kind.name: kind for kind in (LABELS, NUMBER, TIME)}
 CLASS = "class"
+# What people call targets elsewhere.
+MEANT = {
+    "survival": "time",
+    "time-to-event": "time",
+    "cox": "time",
+    "regression": "number",
+    "value": "number",
+    "multilabel": "labels",
+    "multi-label": "labels",
+    "label": "labels",
+    "classification": CLASS,
+    "multiclass": CLASS,
+    "classes": CLASS,
+}
 
 
 def target_of(settings: Settings, trains: bool = False) -> Target | None:
@@ -28,8 +42,10 @@ def target_of(settings: Settings, trains: bool = False) -> Target | None:
     """
     if settings.target != CLASS and settings.target not in TARGETS:
         *names, last = (repr(name) for name in (CLASS, *TARGETS))
+        meant = MEANT.get(settings.target.casefold())
+        hint = f"; did you mean {meant!r}?" if meant else ""
         raise ConfigError(
-            f"target = {short(settings.target)}: must be {', '.join(names)} or {last}"
+            f"target = {short(settings.target)}: must be {', '.join(names)} or {last}{hint}"
         )
     own = TARGETS.get(settings.target)
     used = set(() if own is None else own.settings)

@@ -10,11 +10,13 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.backbones.column_names import columns_in, shown
 from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
+    LONGEST_FINGERPRINT,
     LONGEST_NAME,
     MOST_CLASSES,
     SITE_NAME,
@@ -93,12 +95,28 @@ class Expectation:
         return family == "lowrank" or (family == "gram" and dimension <= self.largest_gram)
 
 
+OTHER_RUN = (
+    ": it is of another run or of other settings, such as classes or columns in another order, or "
+    "another unit"
+)
+
+
 def is_name(value: object) -> TypeGuard[str]:
     """Whether a value is a valid name of a class or a backbone: a short text of printable
     characters.
     """
     # This also excludes lone UTF-16 surrogates, which cannot be encoded.
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def is_fingerprint(value: object) -> TypeGuard[str]:
+    """Whether a value is a valid fingerprint of features: a name, longer only for names of columns."""
+    return is_name(value) or (
+        isinstance(value, str)
+        and len(value) <= LONGEST_FINGERPRINT
+        and value.isprintable()
+        and bool(columns_in(value))
+    )
 
 
 def check_header(header: Header, expected: Expectation) -> None:
@@ -117,7 +135,11 @@ def check_header(header: Header, expected: Expectation) -> None:
         ("backbone fingerprint", header.fingerprint, expected.fingerprint or header.fingerprint),
     ):
         if value != wanted:
-            raise SurrogateError(f"{name} {value[:80]!r} is not this run's {wanted!r}")
+            own, other = (
+                shown(each) if columns_in(each) else each[:80] for each in (value, wanted)
+            )
+            why = OTHER_RUN if name == "run" else ""
+            raise SurrogateError(f"{name} {own!r} is not this run's {other!r}{why}")
     if expected.power is not None and (power := power_in(header.fingerprint)) != expected.power:
         raise SurrogateError(
             f"features to the power {power:g}; this run's power is {expected.power:g}"
@@ -129,9 +151,8 @@ def check_header(header: Header, expected: Expectation) -> None:
         )
     if not header.classes:
         raise SurrogateError("an empty class list")
-    if len(header.classes) > MOST_CLASSES or not all(
-        map(is_name, (*header.classes, header.fingerprint))
-    ):
+    named = all(map(is_name, header.classes)) and is_fingerprint(header.fingerprint)
+    if len(header.classes) > MOST_CLASSES or not named:
         raise SurrogateError(
             f"{len(header.classes)} classes, or a name of a class or backbone that does not print; "
             f"allowed are at most {MOST_CLASSES} classes, and names of at most {LONGEST_NAME} "

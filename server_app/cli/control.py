@@ -188,6 +188,7 @@ def run(
     """
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
+    from fedsurrogate.common.privacy.budget_remarks import budget_remarks
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.control import check_connection
@@ -217,7 +218,8 @@ def run(
     def show(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)
 
-    remark([*without_effect(config.method, config.settings.flat()), *config.gaps()], show)
+    budget = budget_remarks(config.settings.epsilon, config.settings.delta)
+    remark([*without_effect(config.method, config.settings.flat()), *budget], show)
     settings = overrides | own_folders(config.settings.output_dir, config.settings.resume)
     try:
         with interruptible():

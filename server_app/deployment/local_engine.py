@@ -99,7 +99,6 @@ def run_here(
         remark(
             [
                 *without_effect(config.method, config.settings.flat()),
-                *config.gaps(len(nodes)),
                 *remarks,
                 *([] if own_data else check_records(settings, len(nodes))),
             ],

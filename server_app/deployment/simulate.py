@@ -125,7 +125,7 @@ def simulate(
     fit, few = fitting_sites(machine.at_once(sites))
     with site_folders() as remarks:
         remarks = [*remarks, *remark_on(os.environ, ray_folder(os.environ))]
-        unused = [*without_effect(config.method, config.settings.flat()), *config.gaps(sites)]
+        unused = without_effect(config.method, config.settings.flat())
         remark(
             [*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event
         )

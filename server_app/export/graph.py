@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,21 @@ class Graph:
     preprocessing: Preprocessing
     examples: Tensor
 
+    def facts(self) -> dict[str, str]:
+        """What a reader of the file needs to know of its images and answers, as texts in JSON: for
+        the `metadata_props` of ONNX.
+        """
+        own = self.preprocessing
+        facts = {
+            "answers": list(self.module.columns),
+            "classes": [] if self.module.target else list(self.module.outputs),
+            "images": "RGB, (n, 3, height, width), values 0 to 255",
+            "resize": {"shorter side": own.resize, "interpolation": own.interpolation}
+            | {"centre crop": own.crop, "squash": own.squash, "grey": own.grey},
+            "normalisation in the graph": {"divide by": 255, "mean": own.mean, "std": own.std},
+        }
+        return {name: json.dumps(value) for name, value in facts.items()}
+
 
 def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     """The module of a model.
@@ -212,9 +228,10 @@ def _onnx(graph: Graph, file: Path) -> Callable[[Tensor], Any]:
     names: dict[str, Any] = {"input_names": ["images"], "output_names": [output]}
     names |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "verbose": False}
     size = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
-    torch.onnx.export(
-        graph.module, (graph.examples,), str(file), external_data=size > ONE_FILE, **names
-    )
+    program = torch.onnx.export(graph.module, (graph.examples,), **names)
+    assert program is not None
+    program.model.metadata_props.update(graph.facts())
+    program.save(str(file), external_data=size > ONE_FILE)
     with needed_for("--format onnx"):
         session = importlib.import_module("onnxruntime").InferenceSession(
             str(file), providers=["CPUExecutionProvider"]

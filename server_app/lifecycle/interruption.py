@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsurrogate.common.command_line import handling
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.lifecycle.resume import command_of
+from fedsurrogate.server_app.lifecycle.resume import command_of, without_sites
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NAMES = {
@@ -78,5 +79,9 @@ def goodbye(stop: Interrupted, words: Sequence[str], overrides: Mapping[str, Sca
     """
     command, resumes = command_of(words, overrides, stop.folder)
     where = f"run folder: {stop.folder}" if stop.folder else "it had no run folder yet"
-    how = "continue it:" if resumes else "nothing is left to continue from; start it again:"
+    how = (
+        "continue it:"
+        if resumes
+        else f"{without_sites(parse_run(overrides).plan.combination.stored, stop.folder)}start it again:"
+    )
     return [f"interrupted by {stop}; {where}", f"{how} {command}"]

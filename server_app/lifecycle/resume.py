@@ -124,10 +124,28 @@ def continuation(folder: Path) -> str:
     command, resumes = command_of(words, changed, folder, typed)
     if resumes:
         return f"continue it: {command}"
-    if config.plan.combination.stored and any((folder / "surrogates").glob("*.pb")):
-        again = shlex.join(["coordinator", "relearn", str(folder)])
-        return f"learn from what has arrived: {again}; or start it again: {command}"
-    return f"nothing is left to continue from; start it again: {command}"
+    return f"{without_sites(config.plan.combination.stored, folder)}start it again: {command}"
+
+
+def without_sites(stored: bool, folder: Path | None) -> str:
+    """What is left of a run that cannot be continued: the command that learns from the surrogates that
+    have arrived, where the method stores them.
+
+    Args:
+        stored: whether the run stores what sites send.
+        folder: of the run; None if it has none yet.
+
+    Returns:
+        The beginning of a sentence, which the command to start again ends.
+    """
+    if folder is None or not stored:
+        return "nothing is left to continue from; "
+    arrived = len([*(folder / "surrogates").glob("*.pb")])
+    if not arrived:
+        return "nothing is left to continue from; "
+    again = shlex.join(["coordinator", "relearn", str(folder)])
+    # Sites pay for each release from their budget.
+    return f"learn from what {arrived} sites have sent, which costs them nothing more: {again}; or "
 
 
 def can_continue(folder: Path) -> bool:

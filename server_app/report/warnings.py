@@ -6,9 +6,11 @@ import json
 from collections import Counter
 
 from fedsurrogate.common.data_report import DataReport, reports_from
+from fedsurrogate.common.identity import likely_one_remarks
 from fedsurrogate.common.number_format import percent
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.server_app.report.quality_view import recorded_quality
-from fedsurrogate.server_app.runs.json_values import as_list, as_numbers, as_table
+from fedsurrogate.server_app.runs.json_values import as_list, as_number, as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import missing_classes
 from fedsurrogate.server_app.runs.reader import RunFolder
 
@@ -20,7 +22,13 @@ NAMED = 12
 
 def warnings_of(run: RunFolder) -> list[str]:
     """One sentence for each warning, from what the run has recorded."""
-    warnings = (_missing_classes(run), _no_better_than_chance(run), _unread(run), _odd(run))
+    warnings = (
+        _missing_classes(run),
+        _no_better_than_chance(run),
+        _unread(run),
+        _odd(run),
+        *_budget(run),
+    )
     return [warning for warning in warnings if warning] if run.failure is None else []
 
 
@@ -77,8 +85,18 @@ def _odd(run: RunFolder) -> str:
     """Warn about what is odd in the data, such as patients in both training and test."""
     # Another warning has classes without a record.
     odd = [remark for report in data_of(run) for remark in report.odd]
+    odd += likely_one_remarks(run.classes)
     odd = [remark for remark in dict.fromkeys(odd) if not remark.startswith("no record of")]
     return f"Odd in the data: {'; '.join(odd)}." if odd else ""
+
+
+def _budget(run: RunFolder) -> list[str]:
+    """Warn about a budget that promises little: the records of sites are as their noisy counts say."""
+    config = as_table(run.manifest.get("config"))
+    epsilon, delta = (as_number(config.get(key)) or 0.0 for key in ("epsilon", "delta"))
+    known = [round(sum(site.counts.values())) for site in run.sites if site.counts]
+    fewest = min((count for count in known if count > 0), default=0)
+    return [f"{each[:1].upper()}{each[1:]}." for each in budget_remarks(epsilon, delta, fewest)]
 
 
 def _no_better_than_chance(run: RunFolder) -> str:

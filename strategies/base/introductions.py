@@ -8,16 +8,17 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedsurrogate.common.backbones.column_names import listed, shown
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.identity import distinct_names
+from fedsurrogate.common.identity import distinct_names, write_other_truths
 from fedsurrogate.common.limits import LARGEST_DIMENSION, MOST_CLASSES
 from fedsurrogate.common.surrogates.columns import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import in_class_order
 from fedsurrogate.common.wire.records import Info
-from fedsurrogate.common.wire.validation import is_name
+from fedsurrogate.common.wire.validation import is_fingerprint, is_name
 
 
 @dataclass
@@ -84,7 +85,9 @@ def introduction(name: str, info: Info) -> Introduction:
     except (ValueError, RecursionError):
         classes = None
     if not (
-        is_name(fingerprint) and isinstance(dimension, int) and 0 < dimension <= LARGEST_DIMENSION
+        is_fingerprint(fingerprint)
+        and isinstance(dimension, int)
+        and 0 < dimension <= LARGEST_DIMENSION
     ):
         raise SurrogateError("the introduction has no valid backbone and dimension")
     named = (
@@ -132,15 +135,22 @@ def settle(
     ]
     kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
     if not kinds:
-        reason = f"no site has the run's backbone {fingerprint[:16]}"
+        reason = f"no site has the run's backbone {shown(fingerprint)}"
         return Group(), dict.fromkeys(introduced, reason)
     (print_, dimension), _ = max(kinds.items(), key=lambda item: (item[1], item[0]))
     group, others, names = Group(print_, dimension), dict[int, str](), set[str]()
+    fit = {
+        n: e for n, e in introduced.items() if (e.fingerprint, e.dimension) == (print_, dimension)
+    }
+    unlike = {} if wanted else other_truths({node: each.classes for node, each in fit.items()})
     for node, each in introduced.items():
-        if (each.fingerprint, each.dimension) != (print_, dimension):
+        if node in unlike:
+            others[node] = unlike[node]
+            continue
+        if node not in fit:
             others[node] = (
-                f"backbone fingerprint {each.fingerprint[:16]} of dimension {each.dimension}; the "
-                f"other sites have {print_[:16]} of {dimension}"
+                f"backbone fingerprint {shown(each.fingerprint)} of dimension {each.dimension}; the "
+                f"other sites have {shown(print_)} of {dimension}"
             )
             continue
         group.nodes[each.name] = node
@@ -149,6 +159,34 @@ def settle(
     group.classes = wanted or in_class_order(names)
     group.frame = common_frame([introduced[node].frame for node in group.nodes.values()])
     return group, others
+
+
+def other_truths(classes: Mapping[int, Sequence[str]]) -> dict[int, str]:
+    """The nodes that say yes and no in another way than most: True and False beside 1 and 0.
+
+    Args:
+        classes: of each site, by node; the settings name none.
+
+    Returns:
+        For each of these nodes, why.
+
+    Example:
+        >>> list(other_truths({1: ("0", "1"), 2: ("False", "True"), 3: ("0", "1")}))
+        [2]
+    """
+    kinds = Counter(tuple(sorted(own)) for own in classes.values())
+    if not kinds:
+        return {}
+    # A list of both says more than one of a site that has one class.
+    most = max(kinds, key=lambda kind: (kinds[kind], len(kind), kind))
+    return {
+        node: (
+            f"its classes are {listed(own)}, and those of other sites {listed(most)}: likely the same "
+            "in other words; write the same names at all sites, or set classes in the run"
+        )
+        for node, own in classes.items()
+        if write_other_truths(own, most)
+    }
 
 
 # Fingerprint of the backbone, dimension of the features, and the classes if all sites must have the
@@ -176,8 +214,8 @@ def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, 
     for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
         if own_fingerprint != fingerprint:
             unfit[node] = (
-                f"backbone fingerprint {own_fingerprint[:16]} differs from the other sites' "
-                f"{fingerprint[:16]}"
+                f"backbone fingerprint {shown(own_fingerprint)} differs from the other sites' "
+                f"{shown(fingerprint)}"
             )
         elif own_dimension != dimension:
             unfit[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"

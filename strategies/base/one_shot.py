@@ -26,7 +26,7 @@ from fedsurrogate.common.wire.validation import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import misfits
+from fedsurrogate.strategies.base.introductions import misfits, other_truths
 from fedsurrogate.strategies.base.outcome import PointSource, Site
 from fedsurrogate.strategies.base.reported import seconds_in
 from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
@@ -479,6 +479,10 @@ class OneShot(Federation, Generic[S]):
             kinds, {node: self.records(sent) for node, sent in self._received.items()}
         ).items():
             self._reject(node, reason)
+        if not self.config.settings.classes:
+            classes = {node: sent.header.classes for node, sent in self._received.items()}
+            for node, reason in other_truths(classes).items():
+                self._reject(node, reason)
 
 
 def _is_finite(table: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
@@ -267,7 +268,7 @@ class Rounds(Federation, Generic[R]):
             )
             if training.fingerprint != group.fingerprint:
                 raise RunError(
-                    f"the checkpoint is for backbone {training.fingerprint[:16]}, but the sites "
+                    f"the checkpoint is for backbone {shown(training.fingerprint)}, but the sites "
                     "have another one"
                 )
             self.recorder.event("resumed", round=training.round)
@@ -420,7 +421,7 @@ class Rounds(Federation, Generic[R]):
             if (own.fingerprint, own.dimension) != (training.fingerprint, training.inputs):
                 site.barred = True
                 raise SurrogateError(
-                    f"backbone {own.fingerprint[:16]} of dimension {own.dimension}, not the run's"
+                    f"backbone {shown(own.fingerprint)} of dimension {own.dimension}, not the run's"
                 )
         except SurrogateError as error:
             self._reject(node, str(error), number)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fedsurrogate.common.backbones.column_names import shown
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier
@@ -193,7 +194,7 @@ class SecureRounds(SecureSum):
         training = self._training
         if (training.fingerprint, training.inputs) != (group.fingerprint, group.dimension):
             raise RunError(
-                f"the sites have another backbone ({group.fingerprint[:16]}) than in the first "
+                f"the sites have another backbone ({shown(group.fingerprint)}) than in the first "
                 "round"
             )
         # Saved before any request, so that no later run takes a charged round for a free one.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.readers import read_safetensors
+from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.signed_model import unpack_gaussians
 from fedsurrogate.common.wire import generator_files

@@ -75,6 +75,12 @@ def test_a_graph_answers_as_site_predict_does(kind: str, tmp_path: Path) -> None
     )
     (output,) = session.get_outputs()
     assert output.name == "answers"
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["answers"]) == columns
+    assert "0 to 255" in facts["images"]
+    own = graph.preprocessing
+    assert json.loads(facts["resize"])["interpolation"] == own.interpolation
+    assert json.loads(facts["normalisation in the graph"])["mean"] == list(own.mean)
     answers = session.run(None, {"images": images.numpy().astype(np.float32)})[0]
     size = np.maximum(np.abs(cells).max(0), 1)
     assert (np.abs(answers - cells) / size).max() < 1e-5

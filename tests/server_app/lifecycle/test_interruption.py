@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted, interruptible
+from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
 from fedsurrogate.server_app.lifecycle.settling import mark_interrupted
 from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
@@ -119,3 +119,43 @@ def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(
         == "interrupted"
     )
     assert metrics_of(tmp_path)["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("settings", "arrived", "wanted"),
+    [
+        ({"method": "fedpft"}, 3, "coordinator relearn"),
+        ({"method": "afl"}, 1, "coordinator relearn"),
+        ({"method": "fedpft", "fedpft.covariance": "gram"}, 2, "coordinator relearn"),
+        ({"method": "fedpft"}, 0, "nothing is left to continue from"),
+        ({"method": "fedpft", "secure-sum": True, "classes": "a,b"}, 2, "nothing is left"),
+        ({"method": "fedavg"}, 2, "nothing is left to continue from"),
+    ],
+)
+def test_what_sites_have_sent_is_learned_from_in_place_of_asking_again(
+    settings: dict[str, str | bool], arrived: int, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / "surrogates").mkdir()
+    for number in range(arrived):
+        (tmp_path / "surrogates" / f"{number}.pb").write_bytes(b"")
+    stop = Interrupted(signal.SIGTERM)
+    stop.folder = tmp_path
+    _, line = goodbye(stop, ["coordinator", "run"], settings)
+    assert wanted in line
+    assert ("relearn" in wanted) == (f"what {arrived} sites have sent" in line)
+    assert "start it again: coordinator run" in line
+
+
+def test_a_simulation_that_is_stopped_before_it_learns_is_learned_from_its_surrogates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["simulate", "--sites", "2", "-c", f'output-dir="{tmp_path}/runs"']
+    assert coordinator(monkeypatch, *words) == 0
+    (folder,) = run_folders(tmp_path / "runs")
+    for name in ("metrics.json", "model.safetensors", "report.html"):
+        (folder / name).unlink()
+    stop = Interrupted(signal.SIGTERM)
+    stop.folder = folder
+    _, line = goodbye(stop, ["coordinator", "simulate"], {"seed": 0})
+    command = line.partition("nothing more: ")[2].partition(";")[0]
+    assert coordinator(monkeypatch, *shlex.split(command)[1:]) == 0

@@ -1,0 +1,176 @@
+"""Cells of tables: a cell of another type is never blank, truth values have one reading, and a table that
+is not read is not passed over.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
+from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.tables import csv_header
+from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.run import parse_run
+from tests import dicom_files
+
+N = 8
+KINDS = ("parquet", "imagefolder", "dicom")
+TARGETS: dict[str, dict[str, Any]] = {
+    "class": {},
+    "labels": {"target": "labels", "label-columns": "label"},
+    "number": {"target": "number", "value-columns": "label", "target-range": "-5,500"},
+    "time": {"target": "time", "horizon": 5.0, "time-unit": "days", "time-column": "label"},
+}
+
+
+def write(folder: Path, kind: str, cells: Any, suffix: str = ".parquet") -> None:
+    """N images, with cells of a column 'label'."""
+    images, names = [], []
+    for number in range(N):
+        pixels = np.random.default_rng(number).integers(0, 255, (8, 8), dtype=np.uint8)
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "PNG")
+        images.append(stream.getvalue())
+        names.append(f"{number}.{'dcm' if kind == 'dicom' else 'png'}")
+        if kind == "imagefolder":
+            (folder / names[-1]).write_bytes(images[-1])
+        if kind == "dicom":
+            dicom_files.save(folder / names[-1], dicom_files.image(pixels, PatientID=f"P{number}"))
+    columns = {"label": cells, "event": [True] * N}
+    columns |= {"image": images} if kind == "parquet" else {"path": names}
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), folder / "table.parquet")
+    else:
+        separator = "\t" if suffix == ".tsv" else ","
+        pd.DataFrame(columns).to_csv(folder / f"table{suffix}", index=False, sep=separator)
+
+
+def source(folder: Path, kind: Any, target: str) -> DataSource:
+    run = parse_run({"method": "fedpft"} | TARGETS[target])
+    return DataSource(kind, str(folder), target=run.target)
+
+
+def read(folder: Path, kind: str, target: str) -> Dataset:
+    return load(source(folder, kind, target), 0)
+
+
+OTHERS: dict[str, Any] = {
+    "duration": [dt.timedelta(days=row + 1) for row in range(N)],
+    "date": [dt.date(2020, 1, row + 1) for row in range(N)],
+    "timestamp": [dt.datetime(2020, 1, row + 1) for row in range(N)],
+    "time": [dt.time(row) for row in range(N)],
+    "list": [["edema", "mass"][: row % 3] for row in range(N)],
+    "struct": [{"edema": 1}] * N,
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_another_type_is_refused_with_its_type(
+    what: str, target: str, kind: str, tmp_path: Path
+) -> None:
+    write(tmp_path, kind, pa.array(OTHERS[what]))
+    for ask in (
+        lambda: read(tmp_path, kind, target),
+        lambda: read_schema(source(tmp_path, kind, target)),
+    ):
+        with pytest.raises(DataError, match=f"'label'.*{what}.*; write") as error:
+            ask()
+    assert "2020" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+def test_a_column_that_is_not_read_may_have_any_type(kind: str, tmp_path: Path) -> None:
+    write(tmp_path, kind, [1, 0] * 4)
+    table = pq.read_table(tmp_path / "table.parquet")
+    pq.write_table(
+        table.append_column("seen", pa.array(OTHERS["date"])), tmp_path / "table.parquet"
+    )
+    assert len(read(tmp_path, kind, "labels")) == N
+
+
+WRITTEN: dict[str, Any] = {
+    "truth values": [True, False, None, True, False, True, False, True],
+    "capitals": ["TRUE", "FALSE", "", "TRUE", "FALSE", "TRUE", "FALSE", "TRUE"],
+    "texts": ["True", "False", None, "true", "false", "True", "False", " True "],
+    "numbers": [1, 0, None, 1, 0, 1, 0, 1],
+    "texts of numbers": ["1", "0", "", "1.0", "0", "1", "0.0", "1"],
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".tsv"])
+def test_truth_values_have_one_reading(
+    written: str, kind: str, suffix: str, tmp_path: Path
+) -> None:
+    if kind == "parquet" and suffix != ".parquet":
+        pytest.skip("images in the table")
+    write(tmp_path, kind, WRITTEN[written], suffix)
+    found = read(tmp_path, kind, "labels")
+    assert found.values is not None
+    wanted = np.array([[1], [0], [np.nan], [1], [0], [1], [0], [1]])
+    assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["labels.xlsx", "Labels.XLS", "labels.ods", "labels.csv.gz", "labels.feather"]
+)
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+def test_a_table_that_is_not_read_is_not_passed_over(name: str, kind: str, tmp_path: Path) -> None:
+    for year in ("2019", "2020"):
+        (tmp_path / year).mkdir()
+        write(tmp_path / year, kind, [1] * N)
+        (tmp_path / year / "table.parquet").unlink()
+    assert read(tmp_path, kind, "class").classes == ("2019", "2020")
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    for ask in (
+        lambda: read(tmp_path, kind, "class"),
+        lambda: read_schema(source(tmp_path, kind, "class")),
+    ):
+        with pytest.raises(DataError, match=f"'{name}'.*CSV"):
+            ask()
+    # Of Office, while a table is open.
+    (tmp_path / name).rename(tmp_path / f"~${name}")
+    assert read(tmp_path, kind, "class").classes == ("2019", "2020")
+
+
+column = st.text(st.sampled_from("ab ,;\t"), min_size=1, max_size=5).filter(
+    lambda text: text.strip() == text
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(column, min_size=2, max_size=5, unique=True),
+    st.sampled_from(",;\t"),
+    st.booleans(),
+)
+def test_what_lies_between_names_is_found_beside_other_signs_in_them(
+    names: list[str], separator: str, quoted: bool
+) -> None:
+    from tempfile import TemporaryDirectory
+
+    others = {each: sum(name.count(each) for name in names) for each in ",;\t" if each != separator}
+    if not quoted and (
+        any(separator in name for name in names) or max(others.values()) >= len(names) - 1
+    ):
+        return
+    shown = [f'"{name}"' if quoted else name for name in names]
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "t.csv"
+        file.write_text(separator.join(shown) + "\n1\n")
+        assert csv_header(file) == (names, separator)

@@ -1,0 +1,113 @@
+"""What is no number is refused in features and targets alike, and what is missing is missing in both."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sksurv.util import Surv
+
+import fedsurrogate as fs
+from fedsurrogate.common.errors import DataError, FedSurrogateError
+
+N = 80
+X = np.random.default_rng(1).normal(size=(N, 3))
+DAYS = np.exp(X[:, 0]) + 0.5
+DIED = np.arange(N) % 3 > 0
+TIME: dict[str, Any] = {"target": "time", "horizon": 5.0, "time_unit": "years", "bins": 2}
+NUMBER: dict[str, Any] = {"target": "number", "target_range": "-9,9"}
+
+# Values that are no real numbers, (n,).
+WRONG: dict[str, Any] = {
+    "durations": DAYS.astype("timedelta64[D]"),
+    "durations in nanoseconds": (DAYS * 1e9).astype("timedelta64[ns]"),
+    "durations of pandas": pd.Series(pd.to_timedelta(DAYS, unit="D")),
+    "durations of Python": np.array([timedelta(days=float(each)) for each in DAYS], object),
+    "dates": np.datetime64("2020-01-01") + DAYS.astype("timedelta64[D]"),
+    "dates of Python": np.array([date(2020, 1, 1 + row % 28) for row in range(N)], object),
+    "times of Python": [datetime(2020, 1, 1 + row % 28, 5) for row in range(N)],
+    "dates as objects": np.fromiter(
+        (np.datetime64("2020-01-01", "ns") + row for row in range(N)), object, N
+    ),
+    "complex": DAYS + 1j,
+    "complex tensor": torch.from_numpy(DAYS + 1j),
+    "texts": DAYS.astype(str),
+    "text objects": DAYS.astype(str).astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("entrance", ["fit", "simulate", "regressor", "features", "score"])
+def test_what_is_no_number_is_refused(kind: str, entrance: str, tmp_path: Any) -> None:
+    y = WRONG[kind]
+
+    def ask() -> Any:
+        if entrance == "fit":
+            return fs.fit(X, y, **NUMBER)
+        if entrance == "simulate":
+            return fs.simulate([(X, y), (X, y)], output_dir=tmp_path, **NUMBER)
+        if entrance == "regressor":
+            return fs.FederatedRegressor(target_range=(-9, 9)).fit(X, y)
+        if entrance == "features":
+            return fs.fit(np.asarray(y).reshape(-1, 1), np.arange(N) % 2)
+        return fs.learn([fs.fit(X, DAYS, **NUMBER)]).score(X, y)
+
+    if entrance == "regressor" and "text" in kind:
+        pytest.skip("scikit-learn reads texts of numbers")
+    with pytest.raises((FedSurrogateError, ValueError, TypeError)):
+        ask()
+
+
+@pytest.mark.parametrize(
+    "kind", [name for name in WRONG if "tensor" not in name and "text" not in name]
+)
+def test_times_that_are_no_numbers_are_refused_by_their_field(kind: str) -> None:
+    values = np.asarray(WRONG[kind])
+    y = np.empty(N, [("event", bool), ("time", values.dtype)])
+    y["event"], y["time"] = DIED, values
+    frame = pd.DataFrame({"event": DIED, "time": WRONG[kind]})
+    for given in (y, frame):
+        for ask in (
+            lambda given=given: fs.fit(X, given, **TIME),
+            lambda given=given: fs.FederatedSurvival(horizon=5.0).fit(X, given),
+        ):
+            with pytest.raises(DataError, match=r"'time'|values of y"):
+                ask()
+
+
+def test_structured_times_are_read_whatever_the_order_of_their_fields() -> None:
+    y = Surv.from_arrays(DIED, DAYS)
+    other = np.empty(N, [("t", "f8"), ("dead", bool)])
+    other["t"], other["dead"] = DAYS, DIED
+    frame = pd.DataFrame({"event": DIED, "time": DAYS})
+    table = np.column_stack([DAYS, DIED])
+    wanted = fs.fit(X, table, **TIME).payload
+    for given in (y, other, frame, frame[["time", "event"]], frame.convert_dtypes()):
+        assert fs.fit(X, given, **TIME).payload == wanted
+        own = fs.FederatedSurvival(horizon=5.0).fit(X, given)
+        assert own.score(X, given) == fs.FederatedSurvival(horizon=5.0).fit(X, table).score(
+            X, table
+        )
+
+
+@pytest.mark.parametrize(
+    "dtype", ["Int64", "boolean", "Float32", "object", "int64[pyarrow]", "bool[pyarrow]"]
+)
+def test_labels_that_are_missing_are_missing_in_every_type(dtype: str) -> None:
+    known = (X[:, :2] > 0).astype(float)
+    known[X[:, 2] > 1] = np.nan
+    frame = pd.DataFrame(known, columns=["edema", "mass"])
+    if dtype in ("boolean", "bool[pyarrow]"):
+        typed = frame.astype("boolean").astype(dtype)
+    elif dtype == "object":
+        typed = frame.astype(object).where(frame.notna(), None)
+    else:
+        typed = frame.astype(dtype)
+    wanted = fs.fit(X, frame, target="labels")
+    assert fs.fit(X, typed, target="labels").payload == wanted.payload
+    model = fs.learn([wanted])
+    assert model.score(X, typed) == model.score(X, frame)
