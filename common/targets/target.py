@@ -142,6 +142,7 @@ class Target(ABC):
         divides: whether each record is in one row exactly.
         blocks: number of blocks of sites whose second moments a secure sum has apart; 0 for one
             moment of all.
+        compared: whether the coordinator measures what each site costs the others.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Target(ABC):
     counts = True
     divides = False
     blocks: int = 0
+    compared = False
 
     @property
     @abstractmethod

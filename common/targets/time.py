@@ -68,6 +68,7 @@ class Time(Target):
     steps: int = 0
     names: tuple[str, ...] = ()
     name = "time"
+    compared = True
     divides = True
 
     @property

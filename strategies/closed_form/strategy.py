@@ -28,6 +28,7 @@ from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.robustness.defence import by_harm, cap_sums, caps_of, without
 from fedsurrogate.strategies.robustness.evidence import sites_of
+from fedsurrogate.strategies.robustness.harm import judged
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.
@@ -127,10 +128,12 @@ class FromStatistics(Heads):
             names = [each.header.site for each in sent]
             found = by_harm(
                 names,
-                sites_of(
-                    lambda: (
-                        of_sums(each, classes).scaled(capped.get(each.header.site, 1.0))
-                        for each in sent
+                judged(
+                    sites_of(
+                        lambda: (
+                            of_sums(each, classes).scaled(capped.get(each.header.site, 1.0))
+                            for each in sent
+                        )
                     )
                 ),
                 capped,
