@@ -3,8 +3,9 @@ what a lie costs with it and without it.
 
     python benchmarks/hostile_targets.py --seeds 8
 
-Claim: honest federations, also of two styles, lose at most 0.01 of R² or AUROC to the default. Features of CIFAR-10 and PACS (MobileNetV2); sizes and attributes of the classes are
-MADE UP. Sites are fitted and learned from with `fedsurrogate.fit` and `learn`.
+Claim: honest federations, also of two styles, lose at most 0.01 of R² or AUROC to the default. Features are
+those of CIFAR-10 and PACS (MobileNetV2); sizes and attributes of the classes are MADE UP. Sites are fitted and
+learned from with `fedsurrogate.fit` and `learn`.
 """
 
 import warnings

@@ -68,7 +68,7 @@ class Time(Target):
     steps: int = 0
     names: tuple[str, ...] = ()
     name = "time"
-    compared = True
+    compared = "time"
     divides = True
 
     @property

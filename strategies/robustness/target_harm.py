@@ -239,8 +239,9 @@ def outputs_of(parts: Callable[[], Iterable[Coded]], measure: Measure) -> Output
     features = features - known[..., None] * centre
     of_known = known.clamp_min(1e-9)
     mean = totals / of_known
-    variance = (squares / of_known - mean.square()).clamp_min(1e-9)
-    cross = (sums - mean[..., None] * features) / variance.sqrt().median(0).values[:, None]
+    all_known = known.sum(0).clamp_min(1e-9)
+    variance = squares.sum(0) / all_known - (totals.sum(0) / all_known).square()
+    cross = (sums - mean[..., None] * features) / variance.clamp_min(1e-9).sqrt()[:, None]
     rows = (cross / of_known.sqrt()[..., None]).flatten(0, 1)
     apart = torch.cat([rows, records.sqrt()[:, None] * (means - centre)])
     into, within = directions(

@@ -30,7 +30,7 @@ def outputs(parts: Parts, target: Target) -> Outputs:
         parts: gives the sums of each site, one at a time; called several times.
         target: of the run, of which harm is measured.
     """
-    return OUTPUTS[target.name](parts, target)
+    return OUTPUTS[target.compared](parts, target)
 
 
 def _numbers(parts: Parts, target: Target) -> Outputs:
@@ -96,7 +96,7 @@ def _of_all(
     )
 
 
-# By kind of target.
+# By the kind of a target's code.
 OUTPUTS: dict[str, Callable[[Parts, Target], Outputs]] = {
     "number": _numbers,
     "labels": _labels,
