@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedsurrogate.common.methods.coded_sums import GAP, coded_sizes, field_of, summed
+from fedsurrogate.common.methods.coded_sums import coded_sizes, field_of, summed
 from fedsurrogate.common.methods.method import (
     Combination,
     Defences,
@@ -18,6 +18,10 @@ from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Course, Target, TargetSum
 
+GAP = (
+    "sums over a code in rounds are limited in size, not compared between sites: one hostile site can "
+    "spoil the model; use max-share, or sites that you trust"
+)
 WHOLE = "fedsurrogate.strategies.targets.in_rounds:"
 
 

@@ -26,10 +26,6 @@ from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, Target, 
 
 # Largest feature in a secure sum, in halves of its public range: a little beyond is no failure.
 RANGED = 2.0
-GAP = (
-    "sums over a code are limited in size, not compared between sites: one hostile site can spoil the "
-    "model; use max-share, or sites that you trust"
-)
 
 
 def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> Plan:
@@ -80,8 +76,10 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
         work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
         privacy=privacy,
         defences=Defences(
-            reason=", whose sums over a code are not compared; max-share limits a site",
-            gap="; ".join([GAP] + ([target.gap] if target.gap and not private else [])),
+            ("none", "harm") if target.compared else ("none",),
+            reason=", whose sums over a code show only what a site costs the others",
+            fewest=4,
+            gap="" if private else target.gap,
         ),
         head="; ".join(
             [

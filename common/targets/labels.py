@@ -84,6 +84,7 @@ class Labels(Target):
     summed: bool = False
     chosen: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     name = "labels"
+    compared = "labels"
     gaps = True
 
     @property

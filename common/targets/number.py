@@ -52,6 +52,7 @@ class Number(Target):
     columns: tuple[str, ...]
     ranges: tuple[tuple[float, float], ...]
     name = "number"
+    compared = "number"
     counts = False
 
     @property

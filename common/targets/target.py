@@ -124,6 +124,8 @@ class Target(ABC):
         divides: whether each record is in one row exactly.
         blocks: number of blocks of sites whose second moments a secure sum has apart; 0 for one
             moment of all.
+        compared: of which kind its code is, where the coordinator measures what each site costs the
+            others; empty where it does not.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Target(ABC):
     counts = True
     divides = False
     blocks: int = 0
+    compared = ""
 
     @property
     @abstractmethod

@@ -65,6 +65,7 @@ class Time(Target):
     unit: str = ""
     head: str = "cells"
     name = "time"
+    compared = "time"
     divides = True
 
     @property

@@ -66,30 +66,58 @@ def sites_of(parts: Callable[[], Iterable[Statistics]], noise: Tensor | None = N
     """
     tables = [(each.counts, each.means, each.covariance.diagonal().sum()) for each in parts()]
     counts, means, sizes = (torch.stack(each) for each in zip(*tables, strict=True))
-    limits = (WIDEST * sizes.median() / sizes.clamp_min(1e-300)).clamp_max(1.0)
-    weights = (counts.sum(1) / counts.sum().clamp_min(1e-300) * limits).tolist()
-    common = torch.zeros(means.shape[2], means.shape[2], dtype=torch.float64)
-    for part, weight in zip(parts(), weights, strict=True):
-        common += weight * dense(part.covariance)
-    # Few records in many columns vary hardly at all in most directions: only as far as they show.
-    d, records = means.shape[2], counts.sum(1)
-    shrunk = max(RIDGE, d / (d + float(records.sum())))
-    mean = float(common.diagonal().mean()) + 1e-30
-    common = (1 - shrunk) * common
-    common.diagonal().add_(shrunk * mean)
-    root = torch.linalg.cholesky(common)
     centre = (counts[..., None] * means).sum((0, 1)) / counts.sum().clamp_min(1e-300)
-    apart = torch.linalg.solve_triangular(root, (means - centre).flatten(0, 1).T, upper=False)
-    lines = torch.linalg.svd(apart * counts.flatten().sqrt(), full_matrices=False)[0]
-    into = torch.linalg.solve_triangular(root.T, lines[:, :DIRECTIONS], upper=True)
-    own = torch.stack([into.T @ dense(part.covariance) @ into for part in parts()])
-    share = (d / (d + records))[:, None, None]
-    own = (1 - share) * own + share * torch.eye(into.shape[1], dtype=torch.float64)
+    apart = (means - centre).flatten(0, 1) * counts.flatten().sqrt()[:, None]
+    into, own = directions(parts, counts.sum(1), sizes, apart)
     return Sites(
         counts,
         torch.where(counts[..., None] > 0, (means - centre) @ into, 0.0),
         own,
         torch.zeros_like(counts) if noise is None else noise,
         into.T @ into,
-        d,
+        means.shape[2],
     )
+
+
+def directions(
+    parts: Callable[[], Iterable[Statistics]],
+    records: Tensor,
+    sizes: Tensor,
+    apart: Tensor,
+    noisy: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The directions in which some vectors are longest, in deviations of a record of all sites.
+
+    Args:
+        parts: as in `sites_of`.
+        records: of each site, (S,).
+        sizes: traces of the sites' covariances, (S,).
+        apart: the vectors, (n, d).
+        noisy: whether covariances are noisy: only that of all sites counts then.
+
+    Returns:
+        The map of columns to directions, (d, k), and the covariance of each site in these, (S, k, k).
+    """
+    d = apart.shape[1]
+    limits = (WIDEST * sizes.median() / sizes.clamp_min(1e-300)).clamp_max(1.0)
+    weights = (records / records.sum().clamp_min(1e-300) * limits).tolist()
+    common = torch.zeros(d, d, dtype=torch.float64)
+    for part, weight in zip(parts(), weights, strict=True):
+        common += weight * dense(part.covariance)
+    # Few records in many columns vary hardly at all in most directions: only as far as they show.
+    shrunk = max(RIDGE, d / (d + float(records.sum())))
+    least = float(common.diagonal().mean()) + 1e-30
+    if noisy:
+        least -= min(0.0, float(torch.linalg.eigvalsh(common)[0]) / shrunk)
+    common = (1 - shrunk) * common
+    common.diagonal().add_(shrunk * least)
+    root = torch.linalg.cholesky(common)
+    whitened = torch.linalg.solve_triangular(root, apart.T, upper=False)
+    lines = torch.linalg.svd(whitened, full_matrices=False)[0]
+    into = torch.linalg.solve_triangular(root.T, lines[:, :DIRECTIONS], upper=True)
+    one = torch.eye(into.shape[1], dtype=torch.float64)
+    if noisy:
+        return into, one.expand(len(records), -1, -1)
+    own = torch.stack([into.T @ dense(part.covariance) @ into for part in parts()])
+    share = (d / (d + records))[:, None, None]
+    return into, (1 - share) * own + share * one

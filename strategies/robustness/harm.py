@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -37,9 +38,40 @@ LOST, DRAWS = 0.5, 4
 Heads = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+class Evidence(Protocol):
+    """What S sites sent, as far as harm is measured in it."""
+
+    def __len__(self) -> int:
+        """S."""
+        ...
+
+    def of(self, kept: Sequence[int]) -> Self:
+        """Some of the sites."""
+        ...
+
+    def weighed(self, weights: Tensor) -> Self:
+        """The same with weights (S,)."""
+        ...
+
+    def harms(self) -> Tensor:
+        """What each judge loses by each site, (S, J); -1 for a judge itself."""
+        ...
+
+    def needed(self) -> Tensor:
+        """Sites without which something that is learned would be at hardly any, (S,) bool."""
+        ...
+
+    def noisier(self, draw: torch.Generator) -> Self | None:
+        """The same with as much noise again; None without noise."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sites:
     """Statistics of S sites in k directions, in which records vary by about one.
+
+    Harm is the share of each judge's records that a site turns wrong: what the head of all but the
+    judge places right without the site, less what it places right with it.
 
     Attributes:
         counts: records, (S, C).
@@ -48,6 +80,7 @@ class Sites:
         noise: variance of the noise of privacy in each class mean, (S, C), in columns before the map.
         columns: M^T M for the map M, (k, k): how noise of one variance varies in the directions.
         dimension: number of columns before the map.
+        heads: what is learned; None: linear discriminants.
     """
 
     counts: Tensor
@@ -56,6 +89,7 @@ class Sites:
     noise: Tensor
     columns: Tensor
     dimension: int
+    heads: Heads | None = None
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -66,11 +100,38 @@ class Sites:
         counts, means, covariances, noise = (
             each[rows] for each in (self.counts, self.means, self.covariances, self.noise)
         )
-        return Sites(counts, means, covariances, noise, self.columns, self.dimension)
+        return replace(self, counts=counts, means=means, covariances=covariances, noise=noise)
 
     def weighed(self, weights: Tensor) -> Sites:
         """The same with weights (S,)."""
         return replace(self, counts=self.counts * weights[:, None])
+
+    def needed(self) -> Tensor:
+        """Sites with a class that few have."""
+        has = self.counts > 0
+        return (has & (has.sum(0) <= FEW)).any(1)
+
+    def noisier(self, draw: torch.Generator) -> Sites | None:
+        """With as much noise in class means again; None without noise."""
+        if not self.noise.any():
+            return None
+        noise = torch.randn(self.means.shape, generator=draw, dtype=torch.float64)
+        noise = noise @ torch.linalg.cholesky(self.columns).T
+        return replace(self, means=self.means + self.noise.sqrt()[..., None] * noise)
+
+    def harms(self) -> Tensor:
+        """As in the class; sites of few records do not judge."""
+        noise = (self.counts * self.noise).sum(1) * self.columns.diagonal().mean()
+        enough = self.counts.sum(1) >= RECORDS
+        clear = enough & (noise <= LOST * self.counts.sum(1))
+        sums = _sums(self)
+
+        def right(judge: int, others: list[int]) -> Tensor:
+            less = without_one_and_of_all([each[others] for each in sums])
+            return placed(self, judge, *_heads(less, self.heads))
+
+        # Where noise hides most sites, nothing is said of any.
+        return losses(clear & (2 * clear.sum() > enough.sum()), right)
 
 
 @dataclass(frozen=True)
@@ -104,41 +165,59 @@ def judged(sites: Sites) -> Decided:
     if count < FEWEST:
         return Decided(weights, torch.zeros_like(weights), torch.zeros_like(weights))
     # As the run's own head is chosen, but by what no few of the sites decide.
-    few = sites.dimension < ENOUGH_COLUMNS
     core = alike(sites)
-    heads = discriminant if few or core else least_squares
-    first = largest(harms(sites, heads))
-    chance = by_chance(sites, heads, first)
+    few = sites.dimension < ENOUGH_COLUMNS
+    sites = replace(sites, heads=discriminant if few or core else least_squares)
+    first = largest(sites.harms())
+    chance = by_chance(sites, first)
     limits = torch.full_like(weights, MOST)
     if core:
         limits[far(sites, core) > FAR] = MOST_ALIKE
     limits += chance
-    gain = gains(sites, heads)
-    if bool((first <= limits).all()):
-        return Decided(weights, first, gain, bool(core))
+    harmful = first > limits
     # Two false sites hide each other: with less of one, the other seems to harm less.
-    limits = torch.where((limits < MOST) & (first > limits), CLEARED * limits, limits)
-    most, kept, out = (count - 1) // 2, list(range(count)), list[int]()
-    while len(out) < most and len(kept) > FEWEST - 1:
-        harm = largest(harms(sites.of(kept), heads)) - chance[kept]
-        has = sites.counts[kept] > 0
-        harm[(has & (has.sum(0) <= FEW)).any(1)] = -1.0
+    limits = torch.where((limits < MOST) & harmful, CLEARED * limits, limits)
+    weights, out = lowered(sites, harmful, limits, chance + OUT)
+    return Decided(weights, first, gains(sites), bool(core), out)
+
+
+def lowered(
+    evidence: Evidence, harmful: Tensor, limits: Tensor, out: Tensor
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The weights with which no site harms by more than its limit, and the sites that are left out, the
+    most harmful first. Never half of them are lowered.
+
+    Args:
+        evidence: of S sites.
+        harmful: which of them harm by too much, (S,) bool; without one all keep their weights.
+        limits: the largest harm of each site that stays, (S,).
+        out: the harm above which a site is left out, (S,), unless it is needed.
+    """
+    count = len(evidence)
+    weights = torch.ones(count, dtype=torch.float64)
+    if not harmful.any():
+        return weights, ()
+    most, kept, left = (count - 1) // 2, list(range(count)), list[int]()
+    while len(left) < most and len(kept) > FEWEST - 1:
+        some = evidence.of(kept)
+        harm = largest(some.harms()) - out[kept]
+        harm[some.needed()] = -1.0
         at = int(harm.argmax())
-        if float(harm[at]) <= OUT:
+        if float(harm[at]) <= 0:
             break
-        out.append(kept.pop(at))
-    weights[out] = 0.0
-    weights[kept] = _weighed(sites.of(kept), heads, most - len(out), limits[kept])
+        left.append(kept.pop(at))
+    weights[left] = 0.0
+    weights[kept] = _weighed(evidence.of(kept), most - len(left), limits[kept])
     # Without any weight a site's class means would still name classes.
-    out += [at for at in kept if weights[at] == 0]
-    return Decided(weights, first, gain, bool(core), tuple(out))
+    left += [at for at in kept if weights[at] == 0]
+    return weights, tuple(left)
 
 
-def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
+def _weighed(evidence: Evidence, most: int, limits: Tensor) -> Tensor:
     """Weights (S,), of which at most so many are below one, with which no harm is above its limit."""
-    weights = torch.ones(len(sites), dtype=torch.float64)
-    for _ in range(2 * len(sites)):
-        over = largest(harms(sites.weighed(weights), heads)) / limits
+    weights = torch.ones(len(evidence), dtype=torch.float64)
+    for _ in range(2 * len(evidence)):
+        over = largest(evidence.weighed(weights).harms()) / limits
         if int((weights < 1).sum()) >= most:
             over[weights == 1] = -1.0
         over[weights == 0] = -1.0
@@ -148,23 +227,20 @@ def _weighed(sites: Sites, heads: Heads, most: int, limits: Tensor) -> Tensor:
         for step in STEPS:
             tried = weights.clone()
             tried[at] *= step
-            if step == 0.0 or largest(harms(sites.weighed(tried), heads))[at] <= limits[at]:
+            if step == 0.0 or largest(evidence.weighed(tried).harms())[at] <= limits[at]:
                 break
         weights = tried
     return weights
 
 
-def by_chance(sites: Sites, heads: Heads, own: Tensor) -> Tensor:
+def by_chance(evidence: Evidence, own: Tensor) -> Tensor:
     """By how much as much noise again moves the sites' own harm (S,); zero without noise."""
-    moved = torch.zeros(len(sites), dtype=torch.float64)
-    if not sites.noise.any():
-        return moved
-    root = torch.linalg.cholesky(sites.columns)
+    moved = torch.zeros(len(evidence), dtype=torch.float64)
     draw = torch.Generator().manual_seed(0)
     for _ in range(DRAWS):
-        noise = torch.randn(sites.means.shape, generator=draw, dtype=torch.float64) @ root.T
-        again = replace(sites, means=sites.means + sites.noise.sqrt()[..., None] * noise)
-        moved = torch.maximum(moved, (largest(harms(again, heads)) - own).abs())
+        if (again := evidence.noisier(draw)) is None:
+            break
+        moved = torch.maximum(moved, (largest(again.harms()) - own).abs())
     return moved
 
 
@@ -222,7 +298,7 @@ def differ_without_one(sites: Sites) -> tuple[Tensor, Tensor]:
 
 def discriminant(counts: Tensor, means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
     """Linear discriminants."""
-    rows = _solved(within, means)
+    rows = ridged(within, means)
     has = counts > 1e-6
     prior = (counts / counts.sum(1, keepdim=True)).clamp_min(1e-12).log()
     return rows, torch.where(has, prior - (rows * means).sum(2) / 2, -1e6)
@@ -234,11 +310,12 @@ def least_squares(counts: Tensor, means: Tensor, within: Tensor) -> tuple[Tensor
     shares = has.double() / has.sum(1, keepdim=True)
     centre = (shares[:, None] @ means).squeeze(1)
     apart = torch.where(has[..., None], means - centre[:, None], 0.0) * shares.sqrt()[..., None]
-    rows = _solved(within + apart.mT @ apart, apart * shares.sqrt()[..., None])
+    rows = ridged(within + apart.mT @ apart, apart * shares.sqrt()[..., None])
     return rows, torch.where(has, shares - (rows @ centre[..., None]).squeeze(2), -1e6)
 
 
-def _solved(matrices: Tensor, rows: Tensor) -> Tensor:
+def ridged(matrices: Tensor, rows: Tensor) -> Tensor:
+    """Rows (m, r, k) times the inverses of matrices (m, k, k) with a ridge."""
     mean = matrices.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
     ridged = matrices + (RIDGE * mean)[:, None, None] * torch.eye(matrices.shape[1]).double()
     roots, failed = torch.linalg.cholesky_ex(ridged)
@@ -248,36 +325,31 @@ def _solved(matrices: Tensor, rows: Tensor) -> Tensor:
     return torch.cholesky_solve(rows.mT, roots).mT.nan_to_num()
 
 
-def harms(sites: Sites, heads: Heads) -> Tensor:
-    """The share of each judge's records that a site turns wrong, (S, J); -1 for a judge itself. Sites of
-    few records do not judge.
+def losses(able: Tensor, right: Callable[[int, list[int]], Tensor]) -> Tensor:
+    """What each judge loses by each site, (S, J); -1 for a judge itself.
 
-    Harm of j to i: what the head of all but i places right without j, less what it places right with j.
+    Args:
+        able: sites that can judge, (S,) bool.
+        right: what is right by a judge and the other sites: without each of these, and last with all
+            of them, (S,).
     """
-    count = len(sites)
+    count = len(able)
     if count < FEWEST:
         return torch.zeros(count, 0, dtype=torch.float64)
-    noise = (sites.counts * sites.noise).sum(1) * sites.columns.diagonal().mean()
-    enough = sites.counts.sum(1) >= RECORDS
-    clear = enough & (noise <= LOST * sites.counts.sum(1))
-    # Where noise hides most sites, nothing is said of any.
-    able = torch.nonzero(clear & (2 * clear.sum() > enough.sum())).flatten()
-    spaced = torch.linspace(0, len(able) - 1, min(len(able), JUDGES)).round().long()
-    judges = able[spaced].tolist()
+    places = torch.nonzero(able).flatten()
+    spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
+    judges = places[spaced].tolist()
     harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
-    sums = _sums(sites)
     for at, judge in enumerate(judges):
         others = [each for each in range(count) if each != judge]
-        less = _without_one_and_of_all([each[others] for each in sums])
-        right = placed(sites, judge, *_heads(less, heads))
-        harm[others, at] = right[:-1] - right[-1]
+        found = right(judge, others)
+        harm[others, at] = found[:-1] - found[-1]
     return harm
 
 
-def gains(sites: Sites, heads: Heads) -> Tensor:
+def gains(sites: Sites) -> Tensor:
     """The share of each site's records that is right with it and not without it, (S,)."""
-    sums = _sums(sites)
-    rows, bias = _heads(_without_one_and_of_all(sums), heads)
+    rows, bias = _heads(without_one_and_of_all(_sums(sites)), sites.heads)
     right = [placed(sites, at, rows[[at, -1]], bias[[at, -1]]) for at in range(len(sites))]
     return torch.stack([with_ - without for without, with_ in right])
 
@@ -298,18 +370,20 @@ def _without_one(table: Tensor) -> Tensor:
     return before + after
 
 
-def _without_one_and_of_all(tables: Sequence[Tensor]) -> list[Tensor]:
+def without_one_and_of_all(tables: Sequence[Tensor]) -> list[Tensor]:
     """For each table (n, ...) the sums without each row, and last those of all rows, (n + 1, ...)."""
     return [torch.cat([_without_one(each), each.sum(0)[None]]) for each in tables]
 
 
-def _heads(sums: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor]:
+def _heads(sums: Sequence[Tensor], heads: Heads | None) -> tuple[Tensor, Tensor]:
     """Weights and biases for each of the sums (m, ...)."""
     counts, first, second = sums
     counts = counts.clamp_min(0)
     centres = first / counts.clamp_min(1e-9)[..., None]
     within = second - (counts[..., None] * centres).mT @ centres
-    return heads(counts, centres, within / counts.sum(1).clamp_min(1e-9)[:, None, None])
+    return (heads or discriminant)(
+        counts, centres, within / counts.sum(1).clamp_min(1e-9)[:, None, None]
+    )
 
 
 def placed(sites: Sites, judge: int, rows: Tensor, bias: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from fedsurrogate.strategies.targets.sums import CodedSums
 Tables = Mapping[str, Tensor]
 Sigmas = Mapping[str, float]
 Fault = Callable[[str], FedSurrogateError]
+# What rounding leaves of a deviation that is none, as a share of what it is the rest of.
+CONSTANT = 1e-7
 
 
 def check_finite(sums: CodedSums) -> None:
@@ -238,7 +240,9 @@ def check_exact(tensors: Tables, target: Target, fault: Fault) -> None:
             raise fault(f"squares of numbers with the sum {float(spread.max()):g}")
     # Cauchy and Schwarz.
     longest = (spread.clamp_min(0) * trace * (1 + 2 * TOLERANCE)).sqrt()
-    rounding = EIGENVALUE_ROUNDING * float(sums.norm(dim=1).max())
+    # A number that is the same in all records leaves only rounding.
+    constant = CONSTANT * math.sqrt(records * trace)
+    rounding = EIGENVALUE_ROUNDING * float(sums.norm(dim=1).max()) + constant
     if bool((sums.norm(dim=1) > longest + rounding + 1e-12).any()):
         raise fault("a sum of features that is longer than their second moment allows")
 

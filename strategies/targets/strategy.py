@@ -25,8 +25,11 @@ from fedsurrogate.strategies.pooling.columns import moved_coded
 from fedsurrogate.strategies.pooling.plausibility import false_numbers
 from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
 from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.robustness.defence import by_harm, without
+from fedsurrogate.strategies.robustness.target_harm import judged_outputs
 from fedsurrogate.strategies.targets.checks import check_exact, check_noisy
 from fedsurrogate.strategies.targets.learning import check_sums
+from fedsurrogate.strategies.targets.outputs import outputs
 from fedsurrogate.strategies.targets.received import around_zero, of_site
 from fedsurrogate.strategies.targets.steps import added
 from fedsurrogate.strategies.targets.sums import CodedSums
@@ -48,7 +51,7 @@ class FromCodedSums(FromStatistics):
             raise SurrogateError("sums of other rows than the target's, or in another order")
         if not private:
             check_exact(sent.tensors, self._target, SurrogateError)
-            check_sums(of_site(sent.tensors, self._target), self._target)
+            check_sums(self._of_site(sent), self._target)
             return
         if sent.claim is None:
             raise SurrogateError("sums without a privacy claim")
@@ -56,9 +59,7 @@ class FromCodedSums(FromStatistics):
         if sigmas.keys() != sent.tensors.keys():
             raise SurrogateError(f"noise for other sums than {', '.join(sent.tensors)[:200]}")
         check_noisy(sent.tensors, self._target, sigmas, SurrogateError)
-        unit_norm = sent.claim.clip == 0
-        sums = around_zero(sent.tensors, sigmas, self._target, unit_norm)
-        check_sums(sums, self._target, largest=1.0)
+        check_sums(self._of_site(sent), self._target, largest=1.0)
 
     def records(self, sent: Parameters) -> int:
         """Number of records, noisy under privacy."""
@@ -96,7 +97,7 @@ class FromCodedSums(FromStatistics):
         if self.config.mechanism is None:
             # One after the other: ten thousand second moments in double precision are too many.
             parts = (
-                of_site(each.tensors, self._target).scaled(share)
+                self._of_site(each).scaled(share)
                 for each, share in zip(defended.kept, shares, strict=True)
             )
             sums = reduce(operator.add, parts)
@@ -107,7 +108,7 @@ class FromCodedSums(FromStatistics):
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights by records, and without noise by second moments: with noise, features have norm
-        at most one.
+        at most one. With "harm", lower the weight of sites that harm the others.
 
         Args:
             sent: checked sums, one for each site.
@@ -123,7 +124,17 @@ class FromCodedSums(FromStatistics):
         capped = {
             each.header.site: share for each, share in zip(sent, shares, strict=True) if share < 1
         }
-        return Defended(list(sent), capped)
+        if self.config.defence != "harm":
+            return Defended(list(sent), capped)
+        evidence = outputs(
+            lambda: (
+                self._of_site(each).scaled(share) for each, share in zip(sent, shares, strict=True)
+            ),
+            self._target,
+        )
+        names = [each.header.site for each in sent]
+        found = by_harm(names, judged_outputs(evidence), capped, evidence.measure.name)
+        return replace(found, kept=without(sent, found.suspects))
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:
         """All of it: the rows of a code belong together."""
@@ -134,6 +145,13 @@ class FromCodedSums(FromStatistics):
         target = self.config.target
         assert target is not None
         return target
+
+    def _of_site(self, sent: Parameters) -> CodedSums:
+        """The sums of one site, with the noise that it claims."""
+        if sent.claim is None:
+            return of_site(sent.tensors, self._target)
+        sigmas = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+        return around_zero(sent.tensors, sigmas, self._target, sent.claim.clip == 0)
 
     def _noisy(self, sent: Sequence[Parameters], shares: Sequence[float]) -> CodedSums:
         mechanism = self.config.mechanism

@@ -128,7 +128,7 @@ def right_of(sites: harm.Sites, judge: int, rows: Array, bias: Array) -> float:
 def test_harm_is_what_the_others_head_loses_on_records_that_it_has_not_seen(
     sites: harm.Sites, least_squares: bool
 ) -> None:
-    found = harm.harms(sites, harm.least_squares if least_squares else harm.discriminant)
+    found = replace(sites, heads=harm.least_squares if least_squares else None).harms()
     everyone = range(len(sites))
     for at, judge in enumerate(each for each in everyone if sites.counts[each].sum() >= 10):
         for one in everyone:
@@ -231,7 +231,7 @@ def test_a_class_that_two_sites_have_is_left_to_both() -> None:
 def test_sites_of_a_few_records_do_not_judge() -> None:
     """Two records say half or all of a site."""
     parts = [site(each) for each in range(4)] + [site(20 + each, records=2) for each in range(8)]
-    assert harm.harms(evidence(parts), harm.discriminant).shape == (12, 4)
+    assert evidence(parts).harms().shape == (12, 4)
 
 
 def test_noise_that_hides_records_accuses_nobody() -> None:

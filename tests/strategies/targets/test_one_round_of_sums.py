@@ -62,7 +62,7 @@ class Learned:
 def test_sites_are_added_with_the_weight_that_the_cap_leaves_them(
     sizes: list[int], most: float, private: bool
 ) -> None:
-    run = parse_run(NUMBER | {"max-share": most} | (PRIVATE if private else {}))
+    run = parse_run(NUMBER | {"max-share": most, "defence": "none"} | (PRIVATE if private else {}))
     sent = [site(run, at, n) for at, n in enumerate(sizes)]
     strategy = FromCodedSums(run, Kept())
     assert [strategy.records(each) for each in sent] == sizes
