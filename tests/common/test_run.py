@@ -75,7 +75,9 @@ def test_a_setting_of_earlier_versions_is_passed_over_where_it_asked_for_nothing
 def test_a_method_that_is_gone_is_refused_with_the_version_that_has_it(method: str) -> None:
     """Whatever its own settings were: these are gone too."""
     stored: dict[str, Scalar] = (
-        {"method": method, "seed": 3} | {key: value for key, (value, _) in GONE.items()} | {"afl.ridge": 5.0}
+        {"method": method, "seed": 3}
+        | {key: value for key, (value, _) in GONE.items()}
+        | {"afl.ridge": 5.0}
     )
     assert message(stored) == (
         f"method = '{method}' is gone: version 0.2.0 is the last that runs it and learns from its "
