@@ -99,9 +99,14 @@ def true_cells(kind: str) -> list[int]:
     if kind == "number":
         values = of["fraction"].clip(0, np.nextafter(100, 0))
         return [int(each) for each in np.histogram(values, np.linspace(0, 100, 17))[0]]
-    places = np.digitize(of["months"], [3, 6, 9, 12])
-    cells = np.where(places == 4, 8, np.where(of["died"] == 1, places, places + 4))
-    return [int(each) for each in np.bincount(cells, minlength=9)]
+    return [int(each) for each in np.bincount(time_cells(of), minlength=9)]
+
+
+def time_cells(of: Any) -> Any:
+    """Events in bins that hold their later edge; other records at the nearest edge."""
+    places = np.digitize(of["months"], [3, 6, 9, 12], right=True)
+    nearest = np.digitize(of["months"], [1.5, 4.5, 7.5, 10.5])
+    return np.where((of["died"] == 1) & (places < 4), places, nearest + 4)
 
 
 def test_an_exact_survey_counts_all_records(
@@ -224,9 +229,7 @@ def test_an_exact_evaluation_is_that_of_all_held_out_records(
     if kind == "time":
         spread = float(facts_of(target_of_model(model))["spread"])
         third = np.digitize(found["risk"], [-THIRD * spread, THIRD * spread])
-        places = np.digitize(of["months"], [3, 6, 9, 12], right=True)
-        nearest = np.digitize(of["months"], [1.5, 4.5, 7.5, 10.5])
-        cell = np.where((of["died"] == 1) & (places < 4), places, nearest + 4)
+        cell = time_cells(of)
         groups = [
             Cells.of(torch.from_numpy(np.bincount(cell[third == each], minlength=9)).double())
             for each in range(3)
