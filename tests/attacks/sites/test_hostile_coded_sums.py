@@ -159,13 +159,16 @@ def agreement(kind: str, sites: list[tuple[Any, Any]]) -> float:
     """
     settings = KINDS[kind] | ({"time_head": "cells"} if kind == "time" else {})
     sent = [fs.fit(x, y, site=f"s{at}", **settings) for at, (x, y) in enumerate(sites[:-1])]
-    model = fs.learn(sent)
-    x, y = sites[-1]
+    return agreement_of(fs.learn(sent), kind, sites[-1])
+
+
+def agreement_of(model: fs.Model, kind: str, site: tuple[Any, Any]) -> float:
+    x, y = site
     if kind == "number":
         found = np.asarray(model.predict(x)).ravel()
         return float(1 - np.square(y - found).sum() / np.square(y - y.mean()).sum())
     score = model.answers(x)["edema" if kind == "labels" else "risk"]
-    return abs(float(np.corrcoef(np.asarray(score), x[:, 0] - x[:, 1])[0, 1]))
+    return float(np.corrcoef(np.asarray(score), x[:, 0] - x[:, 1])[0, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,6 +181,30 @@ def test_one_of_ten_with_long_features_and_false_records_spoils_no_model(kind: s
     false = hospitals(kind, (200,) * 10, seed=1)[3][1]
     sites[3] = 30 * sites[3][0], false
     assert agreement(kind, sites) > honest - 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_of_four_with_many_records_and_turned_values_spoils_no_model(kind: str) -> None:
+    """What it sends is like the others', but for what it means."""
+    sites = hospitals(kind, (200, 200, 200, 600))
+    x, y = sites[3]
+    turned = {
+        "number": -y,
+        "labels": 1 - y,
+        "time": np.stack([3 - y[:, 0].clip(0, 3), y[:, -1]], 1),
+    }
+    sent = [
+        fs.fit(
+            *site, site=f"s{at}", **KINDS[kind] | ({"time_head": "cells"} if kind == "time" else {})
+        )
+        for at, site in enumerate([*sites[:3], (x, turned[kind])])
+    ]
+
+    def score(defence: str) -> float:
+        return agreement_of(fs.learn(sent, defence=defence), kind, sites[-1])
+
+    assert score("harm") > agreement(kind, [*sites[:3], sites[-1]]) - 0.05
+    assert score("harm") > score("none") + 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
