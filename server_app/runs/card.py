@@ -41,7 +41,7 @@ def run_card(
         The content of "card" in metrics.json. missing_share: of all records. A site that has not
         reported its number of records, or never connected, is counted like the largest site that
         has. capped: the share of its weight that a site keeps. suspects: why these sites are
-        left out. effects: by site, the share of their records that a fifth of the others lose by it,
+        left out. effects: by site, what a fifth of the others lose by it, such as a share of their records,
         the share of its own that it gains by being there, and the share of its weight that is kept.
         without_records: classes of which no site has a record; records_by_class: whether that is known
         from "exact" or "noisy" counts, or "unknown". state:

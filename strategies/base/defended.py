@@ -33,8 +33,9 @@ class Effect:
     """What a site changes, as far as the statistics of all sites show it.
 
     Attributes:
-        harm: the share of their records that one in five of the others, and at least two, lose by it.
-        gain: the share of its own records that it gains by being there.
+        harm: what one in five of the others, and at least two, lose by it: a share of their records, or
+            of concordance or AUROC.
+        gain: what it gains on its own records by being there.
         kept: the share of its weight that is kept because of its harm.
     """
 

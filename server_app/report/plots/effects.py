@@ -42,7 +42,7 @@ def effects(run: RunFolder) -> str | None:
         axes.set_yticks(range(len(sites)), [shorten(site, 12) for site in sites])
         axes.grid(axis="x", color=FAINT)
         percent_axis(axes.xaxis)
-        axes.set_xlabel("share of records")
+        axes.set_xlabel("points")
         axes.set_ylabel("site")
         legend_above(axes, 2)
 
