@@ -97,12 +97,10 @@ def _answer(message: Message, context: Context, work: str) -> Message:
         with owner_only():
             from fedsurrogate.client_app.requests import answer, identify_site
 
-            node, site = identify_site(context.node_config, context.node_id, _own_settings)
+            run = (context.run_config, str(context.run_id))
+            node, site = identify_site(context.node_config, context.node_id, run, _own_settings)
             reported["site"] = site
-            return Message(
-                answer(work, message.content, context.run_config, str(context.run_id), node, site),
-                reply_to=message,
-            )
+            return Message(answer(work, message.content, *run, node, site), reply_to=message)
     except FedSurrogateError as error:
         log.error("%s: %s", error.code, error)
         reported |= {"status": error.code, **_reason(error, context)}

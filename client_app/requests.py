@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from fedsurrogate.client_app.audit.output import check_attacks
+from fedsurrogate.client_app.datasets.site_names import named_site
 from fedsurrogate.client_app.features.site_features import (
     SiteFeatures,
     check_addressee,
@@ -107,13 +108,17 @@ class SiteRequest:
 
 
 def identify_site(
-    stated: Mapping[str, Scalar], node_id: int, own: str | None = None
+    stated: Mapping[str, Scalar],
+    node_id: int,
+    run: tuple[Mapping[str, Scalar], str],
+    own: str | None = None,
 ) -> tuple[NodeConfig, str]:
     """This site's own settings, and its name.
 
     Args:
         stated: the settings that came with a message, flat.
         node_id: Flower's number for the site.
+        run: its settings, flat, and its id.
         own: the node-config with which this site was started; None for a simulated site, which has the
             stated ones.
 
@@ -124,7 +129,8 @@ def identify_site(
     if own is not None:
         _open_log(node)
         check_stated(node, stated)
-    return node, site_name(node, node_id)
+        return node, site_name(node, node_id)
+    return node, named_site(node, *run) or site_name(node, node_id)
 
 
 def answer(

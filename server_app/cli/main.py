@@ -389,6 +389,7 @@ def result_table(metrics: dict[str, Any]) -> Table:
 
     from fedsurrogate.common.methods import METHODS
     from fedsurrogate.common.number_format import human_bytes, human_seconds
+    from fedsurrogate.server_app.runs.json_values import natural_order
 
     accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())
     seconds = metrics["seconds"].get("command", metrics["seconds"]["total"])
@@ -412,7 +413,7 @@ def result_table(metrics: dict[str, Any]) -> Table:
         if key in accuracy:
             table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
     for site, share in sorted(
-        accuracy["per_site"].items(), key=lambda item: (len(item[0]), item[0])
+        accuracy["per_site"].items(), key=lambda item: natural_order(item[0])
     )[:20]:
         table.add_row(
             f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0))

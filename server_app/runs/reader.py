@@ -393,9 +393,7 @@ def read_payloads(folder: Path) -> list[bytes]:
     Raises:
         RunError: there is none.
     """
-    files = sorted(
-        (folder / "surrogates").glob("*.pb"), key=lambda path: (len(path.name), path.name)
-    )
+    files = sorted((folder / "surrogates").glob("*.pb"), key=lambda path: natural_order(path.stem))
     if not files:
         raise RunError(f"{folder} has no surrogates")
     return [path.read_bytes() for path in files]

@@ -30,7 +30,7 @@ MOST_CORRELATED = 0.999
 
 
 @dataclass(frozen=True)
-class Measure:
+class Ordering:
     """How well a score puts the records of a site in order, and what a site may cost.
 
     Attributes:
@@ -65,8 +65,8 @@ def _area(found: Tensor, mean: Tensor) -> Tensor:
 
 
 # Not R²: by it an honest site with sketches costs four with photos 0.59 of numbers, and is no liar.
-CONCORDANCE = Measure("concordance", _concordance, 0.06, 0.08, 0.15, 10.0)
-AREA = Measure("AUROC", _area, 0.03, 0.03, 0.10, 5.0, binary=True)
+CONCORDANCE = Ordering("concordance", _concordance, 0.06, 0.08, 0.15, 10.0)
+AREA = Ordering("AUROC", _area, 0.03, 0.03, 0.10, 5.0, binary=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Outputs:
     site than with it, by the mean over the outputs.
 
     Attributes:
-        measure: of the order.
+        ordering: of the order.
         records: (S,).
         means: (S, k).
         covariances: (S, k, k).
@@ -113,7 +113,7 @@ class Outputs:
         columns: M^T M for the map M, (k, k).
     """
 
-    measure: Measure
+    ordering: Ordering
     records: Tensor
     means: Tensor
     covariances: Tensor
@@ -183,8 +183,8 @@ class Outputs:
 
     def _can_judge(self) -> Tensor:
         """Which outputs each site judges, (S, o) bool."""
-        least = self.measure.fewest
-        if self.measure.binary:
+        least = self.ordering.fewest
+        if self.ordering.binary:
             return (self.totals >= least) & (self.known - self.totals >= least)
         return self.known >= least
 
@@ -197,7 +197,7 @@ class Outputs:
         own = self.squares[judge] / known - mean.square()
         spread = ((rows @ self.covariances[judge]) * rows).sum(2)
         found = (rows * cross).sum(2) / (spread * own).clamp_min(1e-24).sqrt()
-        shares = self.measure.of(found.clamp(-MOST_CORRELATED, MOST_CORRELATED), mean)
+        shares = self.ordering.of(found.clamp(-MOST_CORRELATED, MOST_CORRELATED), mean)
         return shares[:, self._can_judge()[judge]].mean(1)
 
 
@@ -218,13 +218,13 @@ def _models(added: Sequence[Tensor]) -> Tensor:
     return ridged(within, sums / of_known[..., None] - average[..., None] * centre)
 
 
-def outputs_of(parts: Callable[[], Iterable[Coded]], measure: Measure) -> Outputs:
+def outputs_of(parts: Callable[[], Iterable[Coded]], ordering: Ordering) -> Outputs:
     """The sums of sites in the directions in which sites differ and outputs depend on features.
 
     Args:
         parts: gives the sums of each site, one at a time, so that memory holds two second moments;
             called three times.
-        measure: of the order.
+        ordering: of the order.
     """
     tables = list[tuple[Tensor, ...]]()
     for part in parts():
@@ -249,7 +249,7 @@ def outputs_of(parts: Callable[[], Iterable[Coded]], measure: Measure) -> Output
         lambda: (part.moment for part in parts()), records, sizes, apart, bool(noise.any())
     )
     return Outputs(
-        measure,
+        ordering,
         records,
         (means - centre) @ into,
         within,
@@ -265,13 +265,13 @@ def outputs_of(parts: Callable[[], Iterable[Coded]], measure: Measure) -> Output
 
 def judged_outputs(outputs: Outputs) -> Decided:
     """The weights with which no site costs more than one in five of the others, and at least two, more
-    than the measure allows, as far as what they sent shows. Never half are lowered.
+    than the ordering allows, as far as what they sent shows. Never half are lowered.
     """
-    measure, count = outputs.measure, len(outputs)
+    ordering, count = outputs.ordering, len(outputs)
     first = largest(outputs.harms())
     chance = by_chance(outputs, first)
-    limits = torch.full((count,), measure.most, dtype=torch.float64) + chance
-    clear = first > measure.clear + chance
+    limits = torch.full((count,), ordering.most, dtype=torch.float64) + chance
+    clear = first > ordering.clear + chance
     cleared = torch.where(clear, CLEARED * limits, limits)
-    weights, out = lowered(outputs, first > limits, cleared, chance + measure.out)
+    weights, out = lowered(outputs, first > limits, cleared, chance + ordering.out)
     return Decided(weights, first, outputs.gains(), out=out)

@@ -19,7 +19,7 @@ from fedsurrogate.strategies.robustness.target_harm import (
     AREA,
     CONCORDANCE,
     Coded,
-    Measure,
+    Ordering,
     Outputs,
     judged_outputs,
     outputs_of,
@@ -61,9 +61,9 @@ def coded(site: Records, noise: float = 0.0) -> Coded:
     )
 
 
-def evidence(sites: list[Records], measure: Measure = CONCORDANCE, noise: float = 0.0) -> Outputs:
+def evidence(sites: list[Records], ordering: Ordering = CONCORDANCE, noise: float = 0.0) -> Outputs:
     parts = [coded(site, noise) for site in sites]
-    return outputs_of(lambda: parts, measure)
+    return outputs_of(lambda: parts, ordering)
 
 
 @pytest.mark.parametrize("correlated", [-0.6, 0.0, 0.3, 0.9])
@@ -89,12 +89,12 @@ def test_the_area_is_that_of_scores_that_are_normal_in_both_groups(
     assert area == pytest.approx(roc_auc_score(y, score), abs=0.01)
 
 
-def direct(sites: list[Records], measure: Measure) -> Outputs:
+def direct(sites: list[Records], ordering: Ordering) -> Outputs:
     """Evidence in the columns themselves, whose sums are exact."""
     parts = [coded(site) for site in sites]
     names = ("known", "totals", "squares", "sums", "features", "noise")
     return Outputs(
-        measure,
+        ordering,
         torch.stack([each.moment.counts[0] for each in parts]),
         torch.stack([each.moment.means[0] for each in parts]),
         torch.stack([each.moment.matrix for each in parts]),
@@ -103,7 +103,7 @@ def direct(sites: list[Records], measure: Measure) -> Outputs:
     )
 
 
-def quality(measure: Measure, judge: Records, others: list[Records]) -> float:
+def quality(ordering: Ordering, judge: Records, others: list[Records]) -> float:
     """Of a ridge of the others' records, at the judge's."""
     x, y = (np.concatenate([each[at] for each in others]) for at in (0, 1))
     covariance = np.cov(x.T, bias=True)
@@ -113,7 +113,7 @@ def quality(measure: Measure, judge: Records, others: list[Records]) -> float:
         cross = (y[:, output] - y[:, output].mean()) @ (x - x.mean(0)) / len(x)
         score = judge[0] @ np.linalg.solve(ridged, cross)
         found = torch.tensor([[np.corrcoef(score, judge[1][:, output])[0, 1]]])
-        shares.append(float(measure.of(found, torch.tensor([judge[1][:, output].mean()]))))
+        shares.append(float(ordering.of(found, torch.tensor([judge[1][:, output].mean()]))))
     return float(np.mean(shares))
 
 
@@ -125,17 +125,17 @@ def quality(measure: Measure, judge: Records, others: list[Records]) -> float:
 )
 def test_harm_is_what_its_definition_says(seeds: list[int], sizes: list[int], binary: bool) -> None:
     sites = [records(each, sizes[at], binary=binary) for at, each in enumerate(seeds)]
-    measure = AREA if binary else CONCORDANCE
+    ordering = AREA if binary else CONCORDANCE
     harm = np.full((len(sites), len(sites)), -1.0)
     gain = np.zeros(len(sites))
     for judge, own in enumerate(sites):
         others = [at for at in range(len(sites)) if at != judge]
-        best = quality(measure, own, [sites[at] for at in others])
-        gain[judge] = quality(measure, own, sites) - best
+        best = quality(ordering, own, [sites[at] for at in others])
+        gain[judge] = quality(ordering, own, sites) - best
         for site in others:
             kept = [sites[at] for at in others if at != site]
-            harm[site, judge] = quality(measure, own, kept) - best
-    found = direct(sites, measure)
+            harm[site, judge] = quality(ordering, own, kept) - best
+    found = direct(sites, ordering)
     assert found.harms().numpy() == pytest.approx(harm, abs=1e-9)
     assert found.gains().numpy() == pytest.approx(gain, abs=1e-9)
 
@@ -151,10 +151,10 @@ def test_neither_order_nor_rotation_nor_scale_of_the_columns_matters(
     seed: int, order: list[int], binary: bool, scale: float
 ) -> None:
     sites = [records(seed + at, 60 + 20 * at, at == 2, binary=binary) for at in range(5)]
-    measure = AREA if binary else CONCORDANCE
+    ordering = AREA if binary else CONCORDANCE
     rotation = scale * np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0]
     moved = [(sites[at][0] @ rotation, sites[at][1]) for at in order]
-    first, again = (judged_outputs(evidence(each, measure)) for each in (sites, moved))
+    first, again = (judged_outputs(evidence(each, ordering)) for each in (sites, moved))
     assert again.weights.numpy() == pytest.approx(first.weights[order].numpy(), abs=1e-9)
     assert again.harm.numpy() == pytest.approx(first.harm[order].numpy(), abs=1e-6)
 
@@ -185,11 +185,11 @@ def test_a_site_whose_outputs_are_turned_round_decides_little(
     """It has as many records as all others together."""
     sites = [records(seed + at, 150, binary=binary) for at in range(count - 1)]
     sites.append(records(seed + 99, 150 * (count - 1), True, binary=binary))
-    measure = AREA if binary else CONCORDANCE
-    decided = judged_outputs(evidence(sites, measure))
+    ordering = AREA if binary else CONCORDANCE
+    decided = judged_outputs(evidence(sites, ordering))
     assert (decided.weights[:-1] == 1).all()
     assert float(decided.weights[-1]) < 0.2
-    assert float(largest(evidence(sites[:-1], measure).harms()).max()) < measure.most
+    assert float(largest(evidence(sites[:-1], ordering).harms()).max()) < ordering.most
 
 
 @few

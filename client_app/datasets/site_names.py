@@ -1,0 +1,51 @@
+"""Names of simulated sites that the run's data name: hospitals in a column, or data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.wire.validation import is_name
+
+# Of the last runs, by Flower's number: each request would read the data for them.
+_NAMES: dict[str, tuple[str, ...]] = {}
+MOST_KEPT = 4
+
+
+def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: str) -> str:
+    """The name that the data give a simulated site; empty where they give none.
+
+    Args:
+        node: the site's settings.
+        run_config: the run's settings, flat.
+        flower_run: id of the run.
+    """
+    by_data = run_config.get("partition") == "column" or "," in str(run_config.get("dataset", ""))
+    if node.site or node.data or node.num_partitions < 2 or not by_data:
+        return ""
+    if flower_run not in _NAMES:
+        if len(_NAMES) >= MOST_KEPT:
+            _NAMES.clear()
+        try:
+            _NAMES[flower_run] = _names(run_config)
+        except FedSurrogateError:
+            # What is wrong with the data is said where they are used.
+            return ""
+    names = _NAMES[flower_run]
+    return names[node.partition_id] if len(names) == node.num_partitions else ""
+
+
+def _names(run_config: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """In the order in which sites are numbered."""
+    run = parse_run(run_config)
+    source = DataSource.of_run(run.settings, run.target, run.settings.features.bag)
+    names = source.names
+    if len(names) < 2:
+        (dataset,) = load_all(source, run.settings.seed)
+        pairs = zip(dataset.origin or (), dataset.is_train.tolist(), strict=True)
+        names = tuple(sorted({name for name, trains in pairs if trains}))
+    return names if len(set(names)) == len(names) and all(map(is_name, names)) else ()
