@@ -66,9 +66,9 @@ def without_gone(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """
     check_method(flat.get("method"))
     for key, value in flat.items():
-        nothing, why = GONE.get(key, (value, ""))
-        gone = [said for pair, said in GONE_VALUES.items() if pair == (key, value)]
-        if gone or value != nothing:
-            why = gone[0] if gone else why
+        why = next((said for pair, said in GONE_VALUES.items() if pair == (key, value)), "")
+        if key in GONE and value != GONE[key][0]:
+            why = GONE[key][1]
+        if why:
             raise ConfigError(f"{key} = {value!r} asks for what is gone: {why}")
     return {key: value for key, value in flat.items() if key not in GONE}
