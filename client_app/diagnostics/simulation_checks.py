@@ -63,7 +63,8 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         )
     remarks: list[str] = []
     if run.settings.data != "digits":
-        remarks += merged([_report(dataset) for dataset, _ in shares]).lines()
+        unopened = any(dataset.features is None for dataset, _ in shares)
+        remarks += merged([_report(dataset) for dataset, _ in shares]).lines(unopened)
     parts = [(dataset, part) for dataset, each in shares for part in each]
     fewest = min((len(part) for _, part in parts), default=0)
     remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
