@@ -347,14 +347,14 @@ def _read_path_table(
     absent = [row for row, path in enumerate(given_paths) if not (isinstance(path, str) and path)]
     left.note(
         absent,
-        f"{len(absent)} rows of '{file}' have no path, such as row {min(absent, default=0) + 1}; "
+        f"{len(absent)} rows of '{file}' have no path, such as {left.where(absent)}; "
         "fill it in or remove them",
     )
     outside = [row for row, path in enumerate(given_paths) if row not in absent and _leaves(path)]
     if outside:
         left.note(
             outside,
-            f"row {outside[0] + 1} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
+            f"{left.where(outside)} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
             f"as in {len(outside)} rows; paths must lie inside that folder",
         )
     gone = {*absent, *outside}
@@ -415,14 +415,14 @@ def _note_repeated(
         if values[row] != values[first[paths[row]]]:
             left.note_unread(
                 1,
-                f"rows {first[paths[row]] + 1} and {row + 1} of '{file}' name the same image but "
+                f"{left.place(first[paths[row]])} and {left.place(row)} of '{file}' name the same image but "
                 "differ; keep one of them",
             )
     if repeated:
         left.count_once(
             repeated,
-            f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row "
-            f"{repeated[0] + 1}",
+            f"{len(repeated)} rows of '{file}' repeat an earlier row, such as "
+            f"{left.where(repeated)}",
         )
 
 

@@ -5,10 +5,13 @@ images in parquet files.
 from __future__ import annotations
 
 import csv
+import io
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +153,7 @@ def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, lis
         DataError: for a file that is not a table, and for a line with too many or too few columns
             unless records are left out one by one.
     """
+    left.place = LeftOut().place
     if left.one_by_one and not is_parquet(file):
         return _line_by_line(file, left)
     return _whole(file, texts, left)
@@ -165,21 +169,42 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
     names, delimiter = csv_header(file)
     lines = file.read_bytes().removeprefix(BOM).split(b"\n")
     rows: list[list[str]] = []
-    unread = 0
-    for line in lines[1:]:
+    numbers: list[int] = []
+    unread: list[int] = []
+    for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
         values = _values(line, delimiter)
         if values is None or len(values) != len(names):
-            unread += 1
+            unread.append(number)
         else:
             rows.append(values)
+            numbers.append(number)
     left.note_unread(
-        unread,
-        f"{unread} lines of '{file}' cannot be read on their own, or have another number of "
-        "columns",
+        len(unread),
+        f"{len(unread)} lines of '{file}' cannot be read on their own, or have another number of "
+        f"columns, such as line {min(unread, default=0)}",
     )
+    left.place = _places(lambda: numbers)
     return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+
+
+def _places(lines: Callable[[], Sequence[int]]) -> Callable[[int], str]:
+    """Where the rows of a CSV file are: lines as an editor counts them, of which the names are the
+    first.
+    """
+    return lambda row: f"line {lines()[row]}" if row < len(lines()) else f"row {row + 1}"
+
+
+def _lines(content: bytes, delimiter: str) -> list[int]:
+    """The line in which each row begins: a value in quotes may have several, and some are empty."""
+    read = csv.reader(io.StringIO(content.decode(), newline=""), delimiter=delimiter)
+    starts, last = [], 0
+    with suppress(csv.Error):
+        for row in read:
+            starts += [last + 1] if row else []
+            last = read.line_num
+    return starts[1:]
 
 
 def _values(line: bytes, delimiter: str) -> list[str] | None:
@@ -208,6 +233,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
     whole = is_parquet(file)
     content, (header, delimiter) = (b"", ([], ",")) if whole else (_text(file), _header(file))
     chosen = {normal(name) for name in texts if name}
+    if not whole:
+        left.place = _places(cache(lambda: _lines(content, delimiter)))
     try:
         table = (
             pq.read_table(file)
@@ -225,7 +252,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         )
     except pa.ArrowException as error:
         why = (
-            "line {} has {} columns, but the first has {}".format(*uneven[0])
+            f"{left.place((uneven[0][0] or 2) - 2)} has {uneven[0][1]} columns, but the first has "
+            f"{uneven[0][2]}"
             if uneven
             else str(error)
         )
