@@ -155,7 +155,7 @@ def _test_records(
     from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.client_app.node_config import NodeConfig
 
-    source = DataSource.of_run(settings, target, settings.features.bag)
+    source = DataSource.of_run(settings, target)
     datasets, parts = load_all(source, settings.seed), []
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()
