@@ -46,6 +46,7 @@ from fedsurrogate.client_app.datasets.one_record import (
 )
 from fedsurrogate.client_app.datasets.readers import (
     listing,
+    named_columns,
     refuse_columns,
     require_columns,
     some,
@@ -193,7 +194,8 @@ def _by_table(
     bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
     columns = read_table(table, (*of_target, patient_column, bag_column, *KEYS), left)
     others = [column for column in (site_column, patient_column, bag_column) if column]
-    require_columns(table, [*of_target, *others], list(columns))
+    named = named_columns(label_column, left.target, site_column, patient_column, bag_column)
+    require_columns(table, named, list(columns))
     key = key_of(table, list(columns))
     # Two ways to write one name do not differ.
     columns |= {

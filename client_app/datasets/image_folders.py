@@ -22,6 +22,7 @@ from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_fol
 from fedsurrogate.client_app.datasets.readers import (
     content_key,
     listing,
+    named_columns,
     refuse_columns,
     require_columns,
     some,
@@ -32,7 +33,6 @@ from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.datasets.target_values import (
     check_table,
-    columns_of,
     texts_of,
     values_in,
 )
@@ -332,10 +332,10 @@ def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Ten
 def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
-    of_target = columns_of(label_column, left.target)
-    given = [*of_target, *(name for name in (site_column, patient_column, left.bags) if name)]
+    named = named_columns(label_column, left.target, site_column, patient_column, left.bags)
+    given = list(named)
     columns = read_table(file, ("path", *given), left)
-    require_columns(file, ["path", *given], list(columns))
+    require_columns(file, {"path": ""} | named, list(columns))
     names: Sequence[str]
     if left.target is None:
         what = f"label ({label_column!r} of '{file}')"

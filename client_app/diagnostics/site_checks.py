@@ -78,7 +78,7 @@ def check_site(
     dimension = 0
     yield _guarded(
         "data",
-        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and "
+        "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and "
         "LABEL_COLUMN in .env",
         lambda: _data(run, node, part),
     )

@@ -142,12 +142,14 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
     _, table = find_table(root, "")
     if table is None:
         return None
-    given = [name for name in (patient_column, bag_column) if name]
+    options = {patient_column: "--patient-column", bag_column or "": "--bag-column"}
+    named = {name: f"correct {option}" for name, option in options.items() if name}
+    given = list(named)
     left = LeftOut()
     columns = read_table(table, ("path", *given), left)
     if "path" not in columns and not given:
         return None
-    require_columns(table, ["path", *given], list(columns))
+    require_columns(table, {"path": ""} | named, list(columns))
     for row, path in enumerate(columns["path"]):
         if (
             not isinstance(path, str)
