@@ -75,7 +75,7 @@ def test_whole_numbers_as_names_are_names(order: list[int]) -> None:
     assert model.score(X, Y) == model.score(frame.iloc[:, order], Y) > 0.9
 
 
-@pytest.mark.parametrize("method", ["fedpft", "fedavg", "afl"])
+@pytest.mark.parametrize("method", ["fedpft", "fedavg"])
 def test_a_simulation_reads_every_site_and_test_records_by_name(
     method: str, tmp_path: Path
 ) -> None:
