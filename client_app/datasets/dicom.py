@@ -192,7 +192,8 @@ def _by_table(
     """The images that a table names, the places of those that it labels, and their records."""
     of_target = columns_of(label_column, left.target)
     bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
-    columns = read_table(table, (*of_target, patient_column, bag_column, *KEYS), left)
+    texts = (*of_target, patient_column, bag_column, *KEYS)
+    columns = read_table(table, texts, left, label_column)
     others = [column for column in (site_column, patient_column, bag_column) if column]
     named = named_columns(label_column, left.target, site_column, patient_column, bag_column)
     require_columns(table, named, list(columns))

@@ -334,7 +334,7 @@ def _read_path_table(
 ) -> Records:
     named = named_columns(label_column, left.target, site_column, patient_column, left.bags)
     given = list(named)
-    columns = read_table(file, ("path", *given), left)
+    columns = read_table(file, ("path", *given), left, label_column)
     require_columns(file, {"path": ""} | named, list(columns))
     names: Sequence[str]
     if left.target is None:

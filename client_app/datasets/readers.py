@@ -25,7 +25,12 @@ from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import column_names, names_in, patient_names
 from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.tables import ParquetImages, check_cells, values_of
+from fedsurrogate.client_app.datasets.tables import (
+    ParquetImages,
+    check_cells,
+    values_of,
+    with_labels,
+)
 from fedsurrogate.client_app.datasets.target_values import columns_of, texts_of, values_in
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
@@ -97,7 +102,8 @@ def read_parquet(
 
     files = split_files(folder, name, ".parquet")
     try:
-        schemas = [pq.read_schema(file) for file in files]
+        whole = partial(with_labels, label_column=label_column, target=left.target)
+        schemas = [whole(pq.read_schema(file).empty_table()).schema for file in files]
         schema = schemas[0]
         of_target = columns_of(label_column, left.target)
         wanted = named_columns(label_column, left.target, site_column, patient_column, left.bags)
@@ -106,8 +112,11 @@ def read_parquet(
             images_in = {normal(image_column(schema)): OF_FEATURES}
             require_columns(file, wanted | images_in, column_names(file, each.names))
             check_cells(file, each, wanted)
-            table = pq.read_table(file, columns=[x for x in each.names if normal(x) in wanted])
-            tables.append(table.rename_columns(list(map(normal, table.column_names))))
+            read = {*wanted, label_column}
+            table = pq.read_table(
+                file, columns=[x for x in pq.read_schema(file).names if normal(x) in read]
+            )
+            tables.append(whole(table.rename_columns(list(map(normal, table.column_names)))))
     except pa.ArrowException as error:
         raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"

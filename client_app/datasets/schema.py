@@ -21,11 +21,12 @@ from fedsurrogate.client_app.datasets.readers import (
     some,
     split_files,
 )
-from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet
+from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet, with_labels
 from fedsurrogate.client_app.datasets.target_values import check_table, columns_of
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import normal
+from fedsurrogate.common.targets.target import Target
 
 # Types of tensors.
 WHOLE, FLOATING = ("I64", "I32", "I16", "I8", "U8"), ("F64", "F32", "F16", "BF16")
@@ -64,7 +65,7 @@ def read_schema(source: DataSource) -> Schema:
         wanted = named_columns(*of_labels, "", source.patient_column, bags)
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
-                columns, images = _parquet_columns(file, wanted)
+                columns, images = _parquet_columns(file, wanted, *of_labels)
                 require_columns(file, wanted | {images: OF_FEATURES}, columns)
             return Schema()
         root, table = find_table(folder, name)
@@ -77,7 +78,11 @@ def read_schema(source: DataSource) -> Schema:
                 None if bags == OF_FOLDER else bags,
             )
             return Schema()
-        columns = _parquet_columns(table, wanted)[0] if is_parquet(table) else _csv_columns(table)
+        columns = (
+            _parquet_columns(table, wanted, *of_labels)[0]
+            if is_parquet(table)
+            else _csv_columns(table)
+        )
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
         paths = {} if source.kind == "dicom" else {"path": ""}
@@ -145,7 +150,9 @@ def _features(files: list[Path], source: DataSource) -> Schema:
     return schemas[0]
 
 
-def _parquet_columns(file: Path, wanted: Iterable[str]) -> tuple[list[str], str]:
+def _parquet_columns(
+    file: Path, wanted: Iterable[str], label_column: str, target: Target | None
+) -> tuple[list[str], str]:
     """All columns, of which those that are wanted hold cells that can be read, and that of images."""
     with needed_for(f"the file '{file}'"):
         import pyarrow as pa
@@ -157,6 +164,7 @@ def _parquet_columns(file: Path, wanted: Iterable[str]) -> tuple[list[str], str]
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
+    schema = with_labels(schema.empty_table(), label_column, target).schema
     check_cells(file, schema, wanted)
     return column_names(file, schema.names), normal(image_column(schema))
 
