@@ -195,8 +195,8 @@ def _by_table(
     texts = (*of_target, patient_column, bag_column, *KEYS)
     columns = read_table(table, texts, left, label_column)
     others = [column for column in (site_column, patient_column, bag_column) if column]
-    named = named_columns(label_column, left.target, site_column, patient_column, bag_column)
-    require_columns(table, named, list(columns))
+    wanted = named_columns(label_column, left.target, site_column, patient_column, bag_column)
+    require_columns(table, wanted, list(columns))
     key = key_of(table, list(columns))
     # Two ways to write one name do not differ.
     columns |= {

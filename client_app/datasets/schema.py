@@ -26,7 +26,6 @@ from fedsurrogate.client_app.datasets.target_values import check_table, columns_
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import normal
-from fedsurrogate.common.targets.target import Target
 
 # Types of tensors.
 WHOLE, FLOATING = ("I64", "I32", "I16", "I8", "U8"), ("F64", "F32", "F16", "BF16")
@@ -61,11 +60,10 @@ def read_schema(source: DataSource) -> Schema:
         if source.kind == "safetensors":
             return _features(split_files(folder, name, ".safetensors"), source)
         bags = "" if source.kind == "dicom" and source.bags in OF_HEADERS else source.bags
-        of_labels = (source.label_column, source.target)
-        wanted = named_columns(*of_labels, "", source.patient_column, bags)
+        wanted = named_columns(source.label_column, source.target, "", source.patient_column, bags)
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
-                columns, images = _parquet_columns(file, wanted, *of_labels)
+                columns, images = _parquet_columns(file, wanted, source)
                 require_columns(file, wanted | {images: OF_FEATURES}, columns)
             return Schema()
         root, table = find_table(folder, name)
@@ -78,11 +76,8 @@ def read_schema(source: DataSource) -> Schema:
                 None if bags == OF_FOLDER else bags,
             )
             return Schema()
-        columns = (
-            _parquet_columns(table, wanted, *of_labels)[0]
-            if is_parquet(table)
-            else _csv_columns(table)
-        )
+        of_parquet = is_parquet(table)
+        columns = _parquet_columns(table, wanted, source)[0] if of_parquet else _csv_columns(table)
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
         paths = {} if source.kind == "dicom" else {"path": ""}
@@ -151,7 +146,7 @@ def _features(files: list[Path], source: DataSource) -> Schema:
 
 
 def _parquet_columns(
-    file: Path, wanted: Iterable[str], label_column: str, target: Target | None
+    file: Path, wanted: Iterable[str], source: DataSource
 ) -> tuple[list[str], str]:
     """All columns, of which those that are wanted hold cells that can be read, and that of images."""
     with needed_for(f"the file '{file}'"):
@@ -164,7 +159,7 @@ def _parquet_columns(
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
-    schema = with_labels(schema.empty_table(), label_column, target).schema
+    schema = with_labels(schema.empty_table(), source.label_column, source.target).schema
     check_cells(file, schema, wanted)
     return column_names(file, schema.names), normal(image_column(schema))
 

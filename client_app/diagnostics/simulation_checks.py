@@ -57,13 +57,11 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     }
     if len(there) < 2 and run.target is None:
         names = ", ".join(map(repr, sorted(there))) or "none"
-        own = run.settings
-        where = (
-            "the tensor y" if own.data == "safetensors" else f"label-column = {own.label_column!r}"
-        )
+        data = run.settings
+        column = "y" if data.data == "safetensors" else f"label-column = {data.label_column!r}"
         raise DataError(
             f"the training records have one class only ({names}), and a classifier needs two; "
-            f"check data-dir = {own.data_dir!r}, {where} and classes"
+            f"check data-dir = {data.data_dir!r}, {column} and classes"
         )
     remarks: list[str] = []
     if run.settings.data != "digits":
