@@ -56,8 +56,11 @@ class DataReport:
         """Number of records and files that were found."""
         return self.used + self.lost
 
-    def lines(self) -> list[str]:
+    def lines(self, unopened: bool = False) -> list[str]:
         """The report in at most three lines: numbers, losses, oddities.
+
+        Args:
+            unopened: whether images are still to be opened, so that nobody knows how many are used.
 
         Example:
             >>> DataReport("x-rays", 8, (Loss("2 labels are blank, such as row 3", 2),)).lines()
@@ -65,7 +68,9 @@ class DataReport:
         """
         numbers = f"{self.lost} left out" if self.lost else "none left out"
         numbers += f"; {self.bags}" if self.bags else ""
-        lines = [f"data {self.source}: {self.read} read, {self.used} used, {numbers}"]
+        kept = f"{self.used} {'to open' if unopened and self.used else 'used'}"
+        found = "found" if unopened else "read"
+        lines = [f"data {self.source}: {self.read} {found}, {kept}, {numbers}"]
         if self.left_out:
             lines.append("left out: " + _some([each.why for each in self.left_out]))
         if self.odd:

@@ -127,7 +127,8 @@ def fit(
         features: (n, d).
         labels: (n,), class names or numbers; predictions have their type. With another `target`,
             its values: labels (n, L) of 1, 0 and NaN, numbers (n,) or (n, r), or times (n, 2) with
-            events, also as a structured array.
+            events, also as a structured array. Columns of a data frame may have any order: outputs
+            of the model are in the order of their names, see `classes_`.
         site: its name; `learn` numbers sites without one.
         classes: all classes of the run, required with `epsilon`.
         patients: (n,), whose record each is: with `epsilon` they are the unit of privacy, else
@@ -156,7 +157,8 @@ def fit(
         settings = settings | {"classes": classes}
     if bags is not None:
         settings = settings | {"features__bag": "mean"}
-    config = config_of(method, sent_at_once(with_target_columns(settings, [(features, labels)])))
+    named = with_target_columns(settings, [(features, labels)], alone=True)
+    config = config_of(method, sent_at_once(named))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
     check_budget(config.settings.epsilon, classes or config.settings.classes or None)
@@ -174,8 +176,8 @@ def fit(
     if bags is not None:
         train = pooled(train, names_of(bags, len(x), "bag").names)
     empty = LabelledFeatures(x[:0], y[:0])
-    named = with_columns(f"features-{x.shape[1]}", feature_names(features))
-    fingerprint = with_power(named, config.power)
+    columned = with_columns(f"features-{x.shape[1]}", feature_names(features))
+    fingerprint = with_power(columned, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
     for remark in budget_remarks(config.settings.epsilon, config.settings.delta, len(x)):
         warnings.warn(remark, stacklevel=3)

@@ -57,12 +57,15 @@ def target_in(settings: Mapping[str, Any]) -> Target | None:
     return target_of(parse_settings(Settings, flat_settings("fedpft", own)))
 
 
-def with_target_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> dict[str, Any]:
+def with_target_columns(
+    settings: Mapping[str, Any], entries: Sequence[Any], *, alone: bool = False
+) -> dict[str, Any]:
     """Settings with names for the columns of a target, where the user gave none.
 
     Args:
         settings: as keyword arguments.
         entries: pairs of records and targets, of which the first is looked at.
+        alone: whether others are read elsewhere, so that their names alone can give a common order.
     """
     kind = TARGETS.get(str(settings.get("target", CLASS)))
     key, word = ("", "") if kind is None else kind.columns
@@ -70,6 +73,9 @@ def with_target_columns(settings: Mapping[str, Any], entries: Sequence[Any]) -> 
         return dict(settings)
     targets = entries[0][1]
     columns = list(columns_of(targets))
+    # Ranges of several numbers are in the order of the columns.
+    if alone and ";" not in str(settings.get("target_range", "")):
+        columns.sort(key=normal)
     count = table_of(targets).shape[1]
     if not columns:
         columns = [word] if count == 1 else [f"{word} {number + 1}" for number in range(count)]

@@ -29,6 +29,7 @@ def approve(
     from fedsurrogate.client_app.governance.approvals import Decision, decide
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.escapes import for_terminal, in_one_row
+    from fedsurrogate.common.privacy.budget_remarks import budget_remarks
     from fedsurrogate.common.security.proposals import read_proposal
 
     node = node_of(node_config)
@@ -49,3 +50,6 @@ def approve(
         soft_wrap=True,
         markup=False,
     )
+    # How many records there are is known where they are: `site dry-run` and `site.log` say it.
+    for odd in budget_remarks(own.epsilon, own.delta):
+        console.print(f"warning: {odd}", soft_wrap=True)

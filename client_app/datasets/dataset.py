@@ -33,7 +33,7 @@ from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import Bag, DataKind, DataSettings
+from fedsurrogate.common.settings import DataKind, Settings
 from fedsurrogate.common.targets.target import Target
 
 
@@ -75,10 +75,8 @@ class DataSource:
     bags: str | None = None
 
     @classmethod
-    def of_run(
-        cls, data: DataSettings, target: Target | None = None, bag: Bag = "none"
-    ) -> DataSource:
-        """Return the run's own data, for simulation."""
+    def of_run(cls, data: Settings, target: Target | None = None) -> DataSource:
+        """Return the run's own data, for simulation; of a private run as a hospital reads them."""
         return cls(
             data.data,
             data.data_dir,
@@ -88,8 +86,9 @@ class DataSource:
             data.patient_column,
             data.test_fraction,
             data.classes,
+            one_by_one=bool(data.epsilon),
             target=target,
-            bags=None if bag == "none" else data.bag_column,
+            bags=None if data.features.bag == "none" else data.bag_column,
         )
 
     @classmethod

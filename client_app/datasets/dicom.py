@@ -46,6 +46,7 @@ from fedsurrogate.client_app.datasets.one_record import (
 )
 from fedsurrogate.client_app.datasets.readers import (
     listing,
+    named_columns,
     refuse_columns,
     require_columns,
     some,
@@ -191,9 +192,11 @@ def _by_table(
     """The images that a table names, the places of those that it labels, and their records."""
     of_target = columns_of(label_column, left.target)
     bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
-    columns = read_table(table, (*of_target, patient_column, bag_column, *KEYS), left)
+    texts = (*of_target, patient_column, bag_column, *KEYS)
+    columns = read_table(table, texts, left, label_column)
     others = [column for column in (site_column, patient_column, bag_column) if column]
-    require_columns(table, [*of_target, *others], list(columns))
+    wanted = named_columns(label_column, left.target, site_column, patient_column, bag_column)
+    require_columns(table, wanted, list(columns))
     key = key_of(table, list(columns))
     # Two ways to write one name do not differ.
     columns |= {
@@ -226,11 +229,13 @@ def _by_table(
         )
     if unmatched := sorted(set(rows.values()) - set(matched)):
         left.odd.append(
-            f"{len(unmatched)} rows of '{table}' name no DICOM image, such as row "
-            f"{unmatched[0] + 1}"
+            f"{len(unmatched)} rows of '{table}' name no DICOM image, such as "
+            f"{left.where(unmatched)}"
         )
     # From here on, each row belongs to an image.
     columns = {name: [values[row] for row in matched] for name, values in columns.items()}
+    place = left.place
+    left.place = lambda at: place(matched[at])
     return (
         found,
         places,
@@ -283,14 +288,14 @@ def _rows(
         name = _named(value, key)
         if not name or not label:
             left.remark(
-                f"row {row + 1} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
+                f"{left.place(row)} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
                 "it",
             )
             continue
         first = rows.setdefault(name, row)
         if differing := [name for name in given if columns[name][first] != columns[name][row]]:
             left.remark(
-                f"rows {first + 1} and {row + 1} of '{table}' name the same {key} but differ in "
+                f"{left.place(first)} and {left.place(row)} of '{table}' name the same {key} but differ in "
                 f"{differing[0]!r}; keep one, or name images by a more specific column",
             )
             torn.add(name)

@@ -22,6 +22,7 @@ from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_fol
 from fedsurrogate.client_app.datasets.readers import (
     content_key,
     listing,
+    named_columns,
     refuse_columns,
     require_columns,
     some,
@@ -32,7 +33,6 @@ from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.datasets.target_values import (
     check_table,
-    columns_of,
     texts_of,
     values_in,
 )
@@ -332,10 +332,10 @@ def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Ten
 def _read_path_table(
     root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
 ) -> Records:
-    of_target = columns_of(label_column, left.target)
-    given = [*of_target, *(name for name in (site_column, patient_column, left.bags) if name)]
-    columns = read_table(file, ("path", *given), left)
-    require_columns(file, ["path", *given], list(columns))
+    named = named_columns(label_column, left.target, site_column, patient_column, left.bags)
+    given = list(named)
+    columns = read_table(file, ("path", *given), left, label_column)
+    require_columns(file, {"path": ""} | named, list(columns))
     names: Sequence[str]
     if left.target is None:
         what = f"label ({label_column!r} of '{file}')"
@@ -347,14 +347,14 @@ def _read_path_table(
     absent = [row for row, path in enumerate(given_paths) if not (isinstance(path, str) and path)]
     left.note(
         absent,
-        f"{len(absent)} rows of '{file}' have no path, such as row {min(absent, default=0) + 1}; "
+        f"{len(absent)} rows of '{file}' have no path, such as {left.where(absent)}; "
         "fill it in or remove them",
     )
     outside = [row for row, path in enumerate(given_paths) if row not in absent and _leaves(path)]
     if outside:
         left.note(
             outside,
-            f"row {outside[0] + 1} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
+            f"{left.where(outside)} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
             f"as in {len(outside)} rows; paths must lie inside that folder",
         )
     gone = {*absent, *outside}
@@ -415,14 +415,14 @@ def _note_repeated(
         if values[row] != values[first[paths[row]]]:
             left.note_unread(
                 1,
-                f"rows {first[paths[row]] + 1} and {row + 1} of '{file}' name the same image but "
+                f"{left.place(first[paths[row]])} and {left.place(row)} of '{file}' name the same image but "
                 "differ; keep one of them",
             )
     if repeated:
         left.count_once(
             repeated,
-            f"{len(repeated)} rows of '{file}' repeat an earlier row, such as row "
-            f"{repeated[0] + 1}",
+            f"{len(repeated)} rows of '{file}' repeat an earlier row, such as "
+            f"{left.where(repeated)}",
         )
 
 

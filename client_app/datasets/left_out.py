@@ -4,12 +4,16 @@ one. Either way they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from fedsurrogate.client_app.datasets.one_record import printable
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.targets.target import Target
+
+
+def _numbered(row: int) -> str:
+    return f"row {row + 1}"
 
 
 class LeftOut:
@@ -31,6 +35,7 @@ class LeftOut:
         rows: the reader's own indices of records that are left out.
         reasons: for the data report: of each record or file one.
         odd: remarks for it.
+        place: where a row of the reader is, in words; a table of text sets its lines.
 
     Example:
         >>> left = LeftOut(one_by_one=True)
@@ -52,6 +57,15 @@ class LeftOut:
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
         self.odd: list[str] = []
+        self.place: Callable[[int], str] = _numbered
+
+    def where(self, rows: Collection[int]) -> str:
+        """Where the first of some rows is, such as "line 3"; empty without any.
+
+        Args:
+            rows: the reader's own indices.
+        """
+        return self.place(min(rows)) if rows else ""
 
     def note(self, rows: Iterable[int], why: str) -> None:
         """Leave rows out; no effect without a row.

@@ -44,14 +44,14 @@ def names_in(
         names.append(name or "")
     left.note(
         gaps,
-        f"{len(gaps)} of {len(values)} records have no {what}, such as row {min(gaps, default=0) + 1}; "
+        f"{len(gaps)} of {len(values)} records have no {what}, such as {left.where(gaps)}; "
         "fill it in, or remove them",
     )
     for kind, rows in strange.items():
         left.note(
             rows,
-            f"{len(rows)} of {len(values)} records have {kind} as {what}, such as row "
-            f"{rows[0] + 1}; correct it",
+            f"{len(rows)} of {len(values)} records have {kind} as {what}, such as "
+            f"{left.where(rows)}; correct it",
         )
     return tuple(names)
 

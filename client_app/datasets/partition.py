@@ -78,9 +78,7 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             "node-config"
         )
     source = (
-        DataSource.of_node(node, run)
-        if node.data
-        else DataSource.of_run(run.settings, run.target, run.settings.features.bag)
+        DataSource.of_node(node, run) if node.data else DataSource.of_run(run.settings, run.target)
     )
     check_settings(run.settings, node)
     if judges(run.settings.counting, node):
@@ -231,9 +229,15 @@ def whole(
 
     Returns:
         Each data set with the training records of its sites.
+
+    Raises:
+        DataError: for unusable data, or if all records of a private run are left out.
     """
-    source = DataSource.of_run(settings, target, settings.features.bag)
+    source = DataSource.of_run(settings, target)
     datasets = load_all(source, settings.seed)
+    for dataset in datasets:
+        if not len(dataset):
+            raise DataError("; ".join(dataset.report.lines()))
     if len(datasets) > 1:
         _one_dataset_a_site(settings.dataset, num_sites)
         return [(dataset, [_indices(dataset.is_train)]) for dataset in datasets]

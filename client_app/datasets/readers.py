@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,13 +25,20 @@ from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import column_names, names_in, patient_names
 from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.tables import ParquetImages, check_cells, values_of
+from fedsurrogate.client_app.datasets.tables import (
+    ParquetImages,
+    check_cells,
+    values_of,
+    with_labels,
+)
 from fedsurrogate.client_app.datasets.target_values import columns_of, texts_of, values_in
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import name_of, normal
+from fedsurrogate.common.targets.target import Target
 
 PARQUET = "data = 'parquet'"
+OF_FEATURES = "store each image as bytes in it; features are read with data = 'safetensors'"
 
 
 def read_digits() -> Records:
@@ -95,19 +102,21 @@ def read_parquet(
 
     files = split_files(folder, name, ".parquet")
     try:
-        schemas = [pq.read_schema(file) for file in files]
+        whole = partial(with_labels, label_column=label_column, target=left.target)
+        schemas = [whole(pq.read_schema(file).empty_table()).schema for file in files]
         schema = schemas[0]
         of_target = columns_of(label_column, left.target)
-        named = (*of_target, site_column, patient_column, left.bags)
-        wanted = [name for name in dict.fromkeys(named) if name]
+        wanted = named_columns(label_column, left.target, site_column, patient_column, left.bags)
         tables = []
         for file, each in zip(files, schemas, strict=True):
-            require_columns(
-                file, [*wanted, normal(image_column(schema))], column_names(file, each.names)
-            )
+            images_in = {normal(image_column(schema)): OF_FEATURES}
+            require_columns(file, wanted | images_in, column_names(file, each.names))
             check_cells(file, each, wanted)
-            table = pq.read_table(file, columns=[x for x in each.names if normal(x) in wanted])
-            tables.append(table.rename_columns(list(map(normal, table.column_names))))
+            read = {*wanted, label_column}
+            table = pq.read_table(
+                file, columns=[x for x in pq.read_schema(file).names if normal(x) in read]
+            )
+            tables.append(whole(table.rename_columns(list(map(normal, table.column_names)))))
     except pa.ArrowException as error:
         raise SourceError(
             f"parquet data in '{folder}' cannot be read ({error}); write the files again"
@@ -304,21 +313,45 @@ def image_column(schema: Any) -> str:
     return candidates[0] if len(candidates) == 1 else "image"
 
 
-def require_columns(file: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
+def named_columns(
+    label_column: str,
+    target: Target | None,
+    site_column: str = "",
+    patient_column: str = "",
+    bag_column: str | None = None,
+) -> dict[str, str]:
+    """The columns of a table that settings name, each with the setting.
+
+    Args:
+        label_column: of classes.
+        target: of the run; None for classes.
+        site_column: empty for none.
+        patient_column: empty for none.
+        bag_column: empty, or None, for none.
+    """
+    own = "label-column" if target is None else f"the columns of target = {target.name!r}"
+    named = dict.fromkeys(columns_of(label_column, target), own)
+    named |= {site_column: "site-column", patient_column: "patient-column"}
+    named[bag_column or ""] = "bag-column"
+    return {name: f"correct {setting}" for name, setting in named.items() if name}
+
+
+def require_columns(file: Path, wanted: Mapping[str, str], present: Sequence[str]) -> None:
     """Refuse a table that lacks a column.
 
     Args:
         file: the table.
-        wanted: names of columns.
+        wanted: names of columns, each with what helps besides another name in the table; empty if
+            nothing else does.
         present: names of its columns.
 
     Raises:
         DataError: unless all wanted columns are present.
     """
     if missing := [column for column in wanted if column not in present]:
+        others = "".join(f", or {todo}" for todo in {wanted[name]: 0 for name in missing} if todo)
         raise SourceError(
-            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them, or "
-            "correct label-column, site-column or patient-column"
+            f"'{file}' lacks the columns {some(missing)}; it has {some(present)}; rename them{others}"
         )
 
 

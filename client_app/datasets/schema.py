@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,15 @@ from fedsurrogate.client_app.datasets.feature_files import check_one_backbone, s
 from fedsurrogate.client_app.datasets.image_folders import find_table
 from fedsurrogate.client_app.datasets.names import column_names
 from fedsurrogate.client_app.datasets.readers import (
+    OF_FEATURES,
     image_column,
+    named_columns,
     refuse_columns,
     require_columns,
     some,
     split_files,
 )
-from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet
+from fedsurrogate.client_app.datasets.tables import check_cells, csv_header, is_parquet, with_labels
 from fedsurrogate.client_app.datasets.target_values import check_table, columns_of
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import needed_for
@@ -57,13 +59,12 @@ def read_schema(source: DataSource) -> Schema:
     try:
         if source.kind == "safetensors":
             return _features(split_files(folder, name, ".safetensors"), source)
-        of_target = columns_of(source.label_column, source.target)
         bags = "" if source.kind == "dicom" and source.bags in OF_HEADERS else source.bags
-        wanted = [column for column in (*of_target, source.patient_column, bags) if column]
+        wanted = named_columns(source.label_column, source.target, "", source.patient_column, bags)
         if source.kind == "parquet":
             for file in split_files(folder, name, ".parquet"):
-                columns, images = _parquet_columns(file, wanted)
-                require_columns(file, [*wanted, images], columns)
+                columns, images = _parquet_columns(file, wanted, source)
+                require_columns(file, wanted | {images: OF_FEATURES}, columns)
             return Schema()
         root, table = find_table(folder, name)
         if table is None:
@@ -75,10 +76,12 @@ def read_schema(source: DataSource) -> Schema:
                 None if bags == OF_FOLDER else bags,
             )
             return Schema()
-        columns = _parquet_columns(table, wanted)[0] if is_parquet(table) else _csv_columns(table)
+        of_parquet = is_parquet(table)
+        columns = _parquet_columns(table, wanted, source)[0] if of_parquet else _csv_columns(table)
         if source.kind == "dicom":
             _check_key(key_of(table, columns), source, table)
-        require_columns(table, wanted if source.kind == "dicom" else ["path", *wanted], columns)
+        paths = {} if source.kind == "dicom" else {"path": ""}
+        require_columns(table, paths | wanted, columns)
     except OSError as error:
         raise DataError(
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
@@ -142,7 +145,9 @@ def _features(files: list[Path], source: DataSource) -> Schema:
     return schemas[0]
 
 
-def _parquet_columns(file: Path, wanted: Sequence[str]) -> tuple[list[str], str]:
+def _parquet_columns(
+    file: Path, wanted: Iterable[str], source: DataSource
+) -> tuple[list[str], str]:
     """All columns, of which those that are wanted hold cells that can be read, and that of images."""
     with needed_for(f"the file '{file}'"):
         import pyarrow as pa
@@ -154,6 +159,7 @@ def _parquet_columns(file: Path, wanted: Sequence[str]) -> tuple[list[str], str]
         raise DataError(
             f"'{file}' is not a readable parquet file ({error}); write it again"
         ) from error
+    schema = with_labels(schema.empty_table(), source.label_column, source.target).schema
     check_cells(file, schema, wanted)
     return column_names(file, schema.names), normal(image_column(schema))
 

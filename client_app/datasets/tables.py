@@ -5,10 +5,13 @@ images in parquet files.
 from __future__ import annotations
 
 import csv
+import io
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from fedsurrogate.client_app.datasets.one_record import attempt
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import normal
+from fedsurrogate.common.targets.target import Target
 
 # Longest line in bytes that is read when lines are left out one by one.
 LONGEST_LINE = 2**16
@@ -125,8 +129,8 @@ def check_cells(file: Path, schema: Any, wanted: Iterable[str]) -> None:
             todo = "write dates as texts, or as the number of days since the record began"
         elif pa.types.is_nested(kind):
             todo = (
-                "write one value in a cell; of several labels, one column of 1 and 0 for each, such as "
-                "table['edema'] = ['edema' in own for own in table['labels']]"
+                "write one value in a cell; a list of several labels is read with target = 'labels', if "
+                "it is the column label-column and label-columns are no columns of the table"
             )
         else:
             continue
@@ -136,7 +140,37 @@ def check_cells(file: Path, schema: Any, wanted: Iterable[str]) -> None:
         )
 
 
-def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
+def with_labels(table: Any, label_column: str, target: Target | None) -> Any:
+    """A table of pyarrow with a column of truth values for each label of the run, where one column
+    holds lists of those that are present. The type of that column decides this, and no record.
+
+    Args:
+        table: with the columns of a file.
+        label_column: may hold lists; a label that is not in a list is absent, and where a record has
+            no list it is not annotated.
+        target: of the run; lists are labels, where it has its columns nowhere else.
+    """
+    with needed_for("a table"):
+        import pyarrow as pa
+
+    names = list(map(normal, table.column_names))
+    if target is None or not target.gaps or label_column not in names:
+        return table
+    column = table.column(names.index(label_column))
+    lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if not lists or {*names} & {*target.columns}:
+        return table
+    cells = values_of(column, LeftOut())
+    found = [own if own is None else {normal(str(each)) for each in own} for own in cells]
+    for name in target.columns:
+        present = pa.array([own if own is None else name in own for own in found], pa.bool_())
+        table = table.append_column(name, present)
+    return table
+
+
+def read_table(
+    file: Path, texts: Iterable[str], left: LeftOut, label_column: str = ""
+) -> dict[str, list[Any]]:
     """The columns of a CSV or parquet table.
 
     An error does not contain the content of a row, because that may identify a patient.
@@ -145,14 +179,16 @@ def read_table(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, lis
         file: the table.
         texts: columns that stay as written: 07 is not 7.
         left: collects unusable records.
+        label_column: as for `with_labels`.
 
     Raises:
         DataError: for a file that is not a table, and for a line with too many or too few columns
             unless records are left out one by one.
     """
+    left.place = LeftOut().place
     if left.one_by_one and not is_parquet(file):
         return _line_by_line(file, left)
-    return _whole(file, texts, left)
+    return _whole(file, texts, left, label_column)
 
 
 def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
@@ -165,21 +201,42 @@ def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
     names, delimiter = csv_header(file)
     lines = file.read_bytes().removeprefix(BOM).split(b"\n")
     rows: list[list[str]] = []
-    unread = 0
-    for line in lines[1:]:
+    numbers: list[int] = []
+    unread: list[int] = []
+    for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
         values = _values(line, delimiter)
         if values is None or len(values) != len(names):
-            unread += 1
+            unread.append(number)
         else:
             rows.append(values)
+            numbers.append(number)
     left.note_unread(
-        unread,
-        f"{unread} lines of '{file}' cannot be read on their own, or have another number of "
-        "columns",
+        len(unread),
+        f"{len(unread)} lines of '{file}' cannot be read on their own, or have another number of "
+        f"columns, such as line {min(unread, default=0)}",
     )
+    left.place = _places(lambda: numbers)
     return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+
+
+def _places(lines: Callable[[], Sequence[int]]) -> Callable[[int], str]:
+    """Where the rows of a CSV file are: lines as an editor counts them, of which the names are the
+    first.
+    """
+    return lambda row: f"line {lines()[row]}" if row < len(lines()) else f"row {row + 1}"
+
+
+def _lines(content: bytes, delimiter: str) -> list[int]:
+    """The line in which each row begins: a value in quotes may have several, and some are empty."""
+    read = csv.reader(io.StringIO(content.decode(), newline=""), delimiter=delimiter)
+    starts, last = [], 0
+    with suppress(csv.Error):
+        for row in read:
+            starts += [last + 1] if row else []
+            last = read.line_num
+    return starts[1:]
 
 
 def _values(line: bytes, delimiter: str) -> list[str] | None:
@@ -193,7 +250,9 @@ def _values(line: bytes, delimiter: str) -> list[str] | None:
         return None
 
 
-def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[Any]]:
+def _whole(
+    file: Path, texts: Iterable[str], left: LeftOut, label_column: str
+) -> dict[str, list[Any]]:
     with needed_for(f"the table '{file}'"):
         import pyarrow as pa
         import pyarrow.csv
@@ -208,6 +267,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
     whole = is_parquet(file)
     content, (header, delimiter) = (b"", ([], ",")) if whole else (_text(file), _header(file))
     chosen = {normal(name) for name in texts if name}
+    if not whole:
+        left.place = _places(cache(lambda: _lines(content, delimiter)))
     try:
         table = (
             pq.read_table(file)
@@ -225,7 +286,8 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         )
     except pa.ArrowException as error:
         why = (
-            "line {} has {} columns, but the first has {}".format(*uneven[0])
+            f"{left.place((uneven[0][0] or 2) - 2)} has {uneven[0][1]} columns, but the first has "
+            f"{uneven[0][2]}"
             if uneven
             else str(error)
         )
@@ -234,6 +296,7 @@ def _whole(file: Path, texts: Iterable[str], left: LeftOut) -> dict[str, list[An
         len(uneven),
         f"{len(uneven)} lines of '{file}' have another number of columns than the first",
     )
+    table = with_labels(table, label_column, left.target)
     check_cells(file, table.schema, chosen)
     names = column_names(file, table.column_names)
     return {name: values_of(table.column(at), left) for at, name in enumerate(names)}

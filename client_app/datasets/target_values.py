@@ -130,7 +130,7 @@ def values_in(
     for name, rows in strange.items():
         left.note(
             rows,
-            f"{len(rows)} rows of '{file}' hold no number in {name!r}, such as row {rows[0] + 1}; "
+            f"{len(rows)} rows of '{file}' hold no number in {name!r}, such as {left.where(rows)}; "
             "numbers, True and False are read, and empty cells are missing; correct it",
         )
     values = torch.tensor(read, dtype=torch.float64).T.contiguous()
@@ -176,7 +176,7 @@ def checked(values: Tensor, target: Target, where: str, left: LeftOut) -> Tensor
         left.note(
             rows,
             f"{len(rows)} of {len(values)} records have {what} in {_named(target)} of '{where}', "
-            f"such as row {min(rows, default=0) + 1}; correct it, or leave the record out",
+            f"such as {left.where(rows)}; correct it, or leave the record out",
         )
     return values
 

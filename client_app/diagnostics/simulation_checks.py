@@ -57,13 +57,16 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     }
     if len(there) < 2 and run.target is None:
         names = ", ".join(map(repr, sorted(there))) or "none"
+        data = run.settings
+        column = "y" if data.data == "safetensors" else f"label-column = {data.label_column!r}"
         raise DataError(
             f"the training records have one class only ({names}), and a classifier needs two; "
-            f"check data-dir = {run.settings.data_dir!r}, label-column and classes"
+            f"check data-dir = {data.data_dir!r}, {column} and classes"
         )
     remarks: list[str] = []
     if run.settings.data != "digits":
-        remarks += merged([_report(dataset) for dataset, _ in shares]).lines()
+        unopened = any(dataset.features is None for dataset, _ in shares)
+        remarks += merged([_report(dataset) for dataset, _ in shares]).lines(unopened)
     parts = [(dataset, part) for dataset, each in shares for part in each]
     fewest = min((len(part) for _, part in parts), default=0)
     remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
@@ -154,7 +157,7 @@ def _test_records(
     from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.client_app.node_config import NodeConfig
 
-    source = DataSource.of_run(settings, target, settings.features.bag)
+    source = DataSource.of_run(settings, target)
     datasets, parts = load_all(source, settings.seed), []
     for dataset in datasets:
         rows = (~dataset.is_train).nonzero().flatten()

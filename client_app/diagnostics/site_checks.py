@@ -41,6 +41,7 @@ from fedsurrogate.common.extras.needed import check_packages
 from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.machine.memory import available_memory
 from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
 
@@ -77,7 +78,7 @@ def check_site(
     dimension = 0
     yield _guarded(
         "data",
-        "see data, data-dir and label-column in the node-config; in a kit DATA, DATA_KIND and "
+        "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and "
         "LABEL_COLUMN in .env",
         lambda: _data(run, node, part),
     )
@@ -404,4 +405,6 @@ def _run(run: Run, node: NodeConfig, part: SiteShare, dimension: int) -> Finding
             facts,
             "some or all of its rounds would be refused: ask for a smaller epsilon",
         )
+    if odd := budget_remarks(run.settings.epsilon, run.settings.delta, len(part.train)):
+        return Finding("a run", "WARN", facts, "; ".join(odd))
     return Finding("a run", "PASS", facts)

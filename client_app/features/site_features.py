@@ -33,6 +33,7 @@ from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.wire.records import INFO
@@ -202,6 +203,10 @@ def load_site(
     ranged = bool(run.settings.features.ranges)
     if not (run.frames or ranged) and (odd := warning_of(train.features)):
         # It stays here: on the site's own log, or the terminal of a simulation.
+        _warn_once(odd)
+    # A simulation has remarked on it before it began.
+    own = run.settings
+    for odd in [] if part.simulated else budget_remarks(own.epsilon, own.delta, len(train.labels)):
         _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
     what = "images" if part.dataset.members is None else "bags"

@@ -134,7 +134,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
         wanted = (
             DataSource.of_node(node, run)
             if source.simulated is None
-            else DataSource.of_run(run.settings, run.target, run.settings.features.bag)
+            else DataSource.of_run(run.settings, run.target)
         )
         site_share = share(run, node, source.simulated is not None)
         dataset, rows = site_share.dataset, site_share.test if part == "test" else site_share.train

@@ -142,11 +142,14 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
     _, table = find_table(root, "")
     if table is None:
         return None
-    given = [name for name in (patient_column, bag_column) if name]
-    columns = read_table(table, ("path", *given), LeftOut())
+    options = {patient_column: "--patient-column", bag_column or "": "--bag-column"}
+    named = {name: f"correct {option}" for name, option in options.items() if name}
+    given = list(named)
+    left = LeftOut()
+    columns = read_table(table, ("path", *given), left)
     if "path" not in columns and not given:
         return None
-    require_columns(table, ["path", *given], list(columns))
+    require_columns(table, {"path": ""} | named, list(columns))
     for row, path in enumerate(columns["path"]):
         if (
             not isinstance(path, str)
@@ -155,19 +158,19 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
             or ".." in Path(path).parts
         ):
             raise DataError(
-                f"row {row + 1} of '{table}' has no path inside '{root}'; correct it or remove it"
+                f"{left.place(row)} of '{table}' has no path inside '{root}'; correct it or remove it"
             )
     cells = (map(name_or_blank, columns[name]) for name in given)
     rows: dict[str, tuple[str, ...]] = {}
     for row, (path, *own) in enumerate(zip(columns["path"], *cells, strict=True)):
         if rows.setdefault(path, tuple(own)) != tuple(own):
             raise DataError(
-                f"row {row + 1} of '{table}' names {path!r} again, with another "
+                f"{left.place(row)} of '{table}' names {path!r} again, with another "
                 f"{' or '.join(given)}; correct it"
             )
         if bag_column and not own[-1]:
             raise DataError(
-                f"row {row + 1} of '{table}' has no {bag_column}; fill it in or remove it"
+                f"{left.place(row)} of '{table}' has no {bag_column}; fill it in or remove it"
             )
     names = list(rows)
     found = {name: [own[at] for own in rows.values()] for at, name in enumerate(given)}

@@ -11,6 +11,7 @@ from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.release import SurrogateRequest, prepare
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
+from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.common.run import Run
 
 DRY = "dry-run"
@@ -51,6 +52,7 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
     request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})
     prepared = prepare(request, gate, affordable=False)
     release, classes = prepared.release, prepared.found.classes
+    own, records = run.settings, len(prepared.found.train.labels)
     facts: dict[str, Any] = {
         "mechanism": release.mechanism,
         "unit": gate.unit_of(release) if release.events else None,
@@ -61,12 +63,12 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
         # that leaves.
         "sha256": None if release.events else release.sha256,
         "classes": list(classes),
-        "records": len(prepared.found.train.labels),
+        "records": records,
         "sigmas": release.sigmas,
         "sensitivities": release.sensitivities,
         "facts": release.facts,
         "left_out": [each.why for each in prepared.found.report.left_out],
-        "odd": list(prepared.found.report.odd),
+        "odd": [*prepared.found.report.odd, *budget_remarks(own.epsilon, own.delta, records)],
         "failure": prepared.failure or None,
         "epsilon_before": gate.spent(),
         "epsilon_total": gate.policy.epsilon_total,

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.server_app.monitoring.following import await_run, follow, look
+from fedsurrogate.server_app.monitoring.progress import Progress
 from fedsurrogate.server_app.monitoring.watch_view import elapsed, site_lines, summary
 from fedsurrogate.server_app.runs.json_values import Json
 from fedsurrogate.server_app.runs.reader import LiveRun, find_run
-from fedsurrogate.server_app.runs.state import RunState, event_line
+from fedsurrogate.server_app.runs.state import RunState
 
 
 def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
@@ -33,10 +34,10 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
     Raises:
         RunError: there is no run.
     """
-    run = LiveRun(await_run(path, known, timeout))
+    run, progress = LiveRun(await_run(path, known, timeout)), Progress()
     for events in follow(run, timeout):
         for event in events:
-            _print(console, event_line(event))
+            _print(console, progress.line(event))
         sys.stdout.flush()
     _print(console, *summary(run), str(run.folder))
     return run.state.status == "ok"

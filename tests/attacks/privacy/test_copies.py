@@ -263,7 +263,7 @@ def test_a_path_that_is_listed_twice_counts_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("second", ["0.png,b,train", "0.png,a,test"])
 def test_a_path_that_is_listed_twice_and_differs_is_refused(tmp_path: Path, second: str) -> None:
-    with pytest.raises(DataError, match=r"rows 1 and 3 of .* name the same image but differ"):
+    with pytest.raises(DataError, match=r"line 2 and line 4 of .* name the same image but differ"):
         load(table(tmp_path / "t", "0.png,a,train", "1.png,b,train", second), seed=0)
 
 

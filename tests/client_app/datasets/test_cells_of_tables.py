@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
-from fedsurrogate.client_app.datasets.schema import read_schema
+from fedsurrogate.client_app.datasets.schema import Schema, read_schema
 from fedsurrogate.client_app.datasets.tables import csv_header
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
@@ -92,6 +95,38 @@ def test_a_column_of_another_type_is_refused_with_its_type(
     assert "2020" not in str(error.value)
 
 
+LABELS = ["edema", "mass", "nodule"]
+cells = st.none() | st.lists(st.sampled_from([*LABELS, " edema", "normal"]), max_size=4)
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=10)
+@given(rows=st.lists(cells, min_size=N, max_size=N), large=st.booleans())
+def test_a_column_of_lists_holds_the_labels_that_are_present(
+    kind: str, private: bool, rows: list[list[str] | None], large: bool
+) -> None:
+    """As scikit-learn's MultiLabelBinarizer; without a list, a record is not annotated."""
+    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    texts = pa.large_list(pa.string()) if large else pa.list_(pa.string())
+    known = [[text.strip() for text in row if text != "normal"] for row in rows if row is not None]
+    wanted = np.full((N, len(LABELS)), np.nan)
+    wanted[[row is not None for row in rows]] = MultiLabelBinarizer(classes=LABELS).fit_transform(
+        known
+    )
+    with TemporaryDirectory() as place:
+        write(Path(place), kind, pa.array(rows, texts))
+        own = DataSource(kind, place, target=run.target, one_by_one=private)
+        found = load(own, 0)
+        assert read_schema(own) == Schema()
+        # Of a run of classes, and under another name, lists stay what they are: refused.
+        for other in (replace(own, target=None), replace(own, label_column="other")):
+            with pytest.raises(DataError, match=r"cells of type|lacks the columns 'edema'"):
+                load(other, 0)
+    assert found.values is not None
+    assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
 def test_a_column_that_is_not_read_may_have_any_type(kind: str, tmp_path: Path) -> None:
     write(tmp_path, kind, [1, 0] * 4)
@@ -162,8 +197,6 @@ column = st.text(st.sampled_from("ab ,;\t"), min_size=1, max_size=5).filter(
 def test_what_lies_between_names_is_found_beside_other_signs_in_them(
     names: list[str], separator: str, quoted: bool
 ) -> None:
-    from tempfile import TemporaryDirectory
-
     others = {each: sum(name.count(each) for name in names) for each in ",;\t" if each != separator}
     if not quoted and (
         any(separator in name for name in names) or max(others.values()) >= len(names) - 1

@@ -122,7 +122,7 @@ def test_table_names_paths_labels_split_and_site(tmp_path: Path, suffix: str) ->
 @pytest.mark.parametrize("path", ["../secret.png", "/etc/secret.png", "a/../../secret.png"])
 def test_table_paths_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
     (tmp_path / "list.csv").write_text(f"path,label\n{path},1\n")
-    with pytest.raises(DataError, match=r"row 1 .* leaves"):
+    with pytest.raises(DataError, match=r"line 2 .* leaves"):
         load(DataSource("imagefolder", str(tmp_path)), seed=0)
 
 

@@ -124,7 +124,7 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     stated = str(dataset.report)
     assert "1 of 3 DICOM images are left out" in stated
     assert "1 rows of" in stated
-    assert "such as row 2" in stated
+    assert "such as line 3" in stated
     assert "99secret" not in stated + caplog.text
 
 
@@ -133,10 +133,10 @@ def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     [
         (
             "PatientID,label\n1,a\n1,b\n",
-            "rows 1 and 2 of .* name the same PatientID but differ in 'label'",
+            "line 2 and line 3 of .* name the same PatientID but differ in 'label'",
         ),
-        ("PatientID,label\n1,a\n,b\n", "row 2 of .* has no PatientID or no label"),
-        ("PatientID,label\n1,\n", "row 1 of .* has no PatientID or no label"),
+        ("PatientID,label\n1,a\n,b\n", "line 3 of .* has no PatientID or no label"),
+        ("PatientID,label\n1,\n", "line 2 of .* has no PatientID or no label"),
         (
             "PatientID,label\n77secret,a\n",
             "none of the 2 DICOM images in .* is named by the column 'PatientID'",

@@ -245,24 +245,24 @@ def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -
     [
         (
             ["1.png,a,v,8,train", ",b,v,8,train"],
-            "1 rows of 'T' have no path, such as row 2; fill",
+            "1 rows of 'T' have no path, such as line 3; fill",
             1,
         ),
-        (["../1.png,a,v,8,train", "1.png,a,v,8,train"], "row 1 of 'T': path '../1.png' leaves", 1),
-        (["/1.png,a,v,8,train", "1.png,a,v,8,train"], "row 1 of 'T': path '/1.png' leaves", 1),
+        (["../1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '../1.png' leaves", 1),
+        (["/1.png,a,v,8,train", "1.png,a,v,8,train"], "line 2 of 'T': path '/1.png' leaves", 1),
         (
             ["1.png,a,v,8,train", "1.png,a,v,9,train"],
-            "rows 1 and 2 of 'T' name the same image but",
+            "line 2 and line 3 of 'T' name the same image but",
             2,
         ),
         (
             ["1.png,a,v,8,train", "1.png,a,v,8,test"],
-            "rows 1 and 2 of 'T' name the same image but",
+            "line 2 and line 3 of 'T' name the same image but",
             2,
         ),
         (["2.png,a,v,8,train"], "none of the 1 files in 'T' exists, such as 'ROOT/2.png'", 1),
-        (["1.png,,v,8,train"], "1 of 1 records have no label ('label' of 'T'), such as row 1", 0),
-        (["1.png,a,,8,train"], "1 of 1 records have no site ('ward' of 'T'), such as row 1", 0),
+        (["1.png,,v,8,train"], "1 of 1 records have no label ('label' of 'T'), such as line 2", 0),
+        (["1.png,a,,8,train"], "1 of 1 records have no site ('ward' of 'T'), such as line 2", 0),
         (["1.png,a,v,,train"], "1 of 1 records have no patient ID", 0),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_row_that_stands_twice_counts_once(tmp_path: Path) -> None:
     root = table(make(tmp_path, "1.png", "2.png"), row, "2.png,a,v,8,train", row, row)
     found = read(root, patient="person")
     assert shown(found, root) == [("1.png", "a"), ("2.png", "a")]
-    why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as row 3"
+    why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as line 4"
     assert found.left_out == (Loss(why, 2),)
     assert len(read(root, left=LeftOut(one_by_one=True), patient="person").labels) == 4
 

@@ -221,19 +221,22 @@ def test_a_data_set_is_one_file_or_two_halves(there: set[str], name: str) -> Non
 
 
 @given(
-    wanted=st.lists(st.sampled_from("abc"), max_size=3),
+    wanted=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "correct x", "correct y"])),
     present=st.lists(st.sampled_from("abc"), max_size=3, unique=True),
 )
-def test_missing_columns_are_named(wanted: list[str], present: list[str]) -> None:
+def test_missing_columns_are_named_with_the_settings_that_name_them(
+    wanted: dict[str, str], present: list[str]
+) -> None:
     missing = [name for name in wanted if name not in present]
     if not missing:
         require_columns(Path("t"), wanted, present)
         return
     with pytest.raises(DataError) as error:
         require_columns(Path("t"), wanted, present)
-    assert str(error.value).startswith(
-        f"'t' lacks the columns {some(missing)}; it has {some(present)}"
-    )
+    lacks, _, todo = str(error.value).partition("; rename them")
+    assert lacks == f"'t' lacks the columns {some(missing)}; it has {some(present)}"
+    helpful = {wanted[name] for name in missing} - {""}
+    assert set(todo.split(", or ")[1:]) == helpful
 
 
 @pytest.mark.parametrize("values", itertools.product(["", "s"], ["", "p"], [None, "", "b"]))

@@ -49,6 +49,37 @@ def test_a_table_is_read_line_by_line_as_by_csv(
     assert left.reasons == []
 
 
+@few
+@given(
+    st.lists(st.sampled_from(["", "plain", "two\nlines", "two\r\nlines", '"'])),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_a_row_is_named_by_the_line_in_which_an_editor_finds_it(
+    tmp_path: Path, texts: list[str], end: str, one_by_one: bool
+) -> None:
+    """Empty texts stand for empty lines; of the reader line by line, each row is one line."""
+    content, wanted = f"path,note{end}", []
+    for number, text in enumerate(texts):
+        text = text.replace("\n", "").replace("\r", "") if one_by_one else text
+        if text:
+            wanted.append(content.count("\n") + 1)
+            content += f'{number},"{text.replace(chr(34), 2 * chr(34))}"'
+        content += end
+    (tmp_path / "t.csv").write_bytes(content.encode())
+    left = LeftOut(one_by_one)
+    rows = read_table(tmp_path / "t.csv", (), left)["path"]
+    assert [left.place(row) for row in range(len(rows))] == [f"line {each}" for each in wanted]
+    (tmp_path / "t.csv").write_bytes(content.encode() + b"x,y,z")
+    last = f"line {content.count(chr(10)) + 1}"
+    if one_by_one:
+        read_table(tmp_path / "t.csv", (), left)
+        assert left.reasons[0].why.endswith(f"such as {last}")
+    else:
+        with pytest.raises(SourceError, match=f"{last} has 3 columns, but the first has 2"):
+            read_table(tmp_path / "t.csv", (), left)
+
+
 def test_a_line_that_cannot_be_read_alone_is_counted(tmp_path: Path) -> None:
     file, left = tmp_path / "t.csv", LeftOut(one_by_one=True)
     long = "x" * (2**16 - 3)

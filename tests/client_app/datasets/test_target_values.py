@@ -118,7 +118,7 @@ def test_a_missing_number_is_refused_and_under_privacy_left_out(kind: str, tmp_p
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
 def test_a_text_is_no_number(kind: str, tmp_path: Path) -> None:
     write(tmp_path, kind, [(1, 2), ("mild", 3), (4, 5)])
-    with pytest.raises(DataError, match="no number in 'edema', such as row 2"):
+    with pytest.raises(DataError, match="no number in 'edema', such as line 3"):
         read(tmp_path, kind, NUMBER)
     assert len(read(tmp_path, kind, NUMBER, one_by_one=True)) == 2
 

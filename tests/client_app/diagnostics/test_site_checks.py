@@ -1,6 +1,7 @@
 """Findings of `site doctor` on machines and links with one fault each."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.client_app.cli.approve import approve
 from fedsurrogate.client_app.diagnostics import site_checks
 from fedsurrogate.client_app.diagnostics.connection_checks import check_link
 from fedsurrogate.client_app.diagnostics.findings import Finding, Link
@@ -32,10 +34,14 @@ from fedsurrogate.client_app.diagnostics.node_checks import (
     starts_client_apps,
 )
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
+from fedsurrogate.client_app.features import site_features
+from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release
@@ -377,6 +383,47 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(
     assert examined(strict)["ledger"].state == "FAIL"
     (tmp_path / "p.toml").write_text("epsilon-totl = 0.1")
     assert "epsilon-totl" in examined(strict)["policy"].found
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [
+        (1.0, 0.01, ["delta = 0.01 is above 1 / "]),
+        (1.0, 1e-5, []),
+        (30.0, 1e-5, ["30 is above 20"]),
+    ],
+)
+def test_a_weak_budget_is_remarked_at_the_hospital_with_its_own_records(
+    epsilon: float,
+    delta: float,
+    words: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: Captured,
+) -> None:
+    (tmp_path / "p.toml").write_text("epsilon-per-run = 99.0\nepsilon-total = 99.0\ndelta = 0.01")
+    places = f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache" policy="{tmp_path}/p.toml"'
+    node = parse_node_config(parse_overrides([f'data="digits" {places}']))
+    settings = RUN.replace("epsilon=1.0 delta=1e-5", f"{epsilon=} {delta=}").replace("a,b", "0,1")
+    run, found = parse_run(parse_overrides([settings])), examined(node, settings)["a run"]
+    site_features._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "fedsurrogate.site"):
+        records = len(load_site(run, node, 100).train.labels)
+    odd = dry_run(run, node).facts["odd"]
+    assert found.state == ("WARN" if words else "PASS")
+    for texts in ([found.remedy], caplog.messages, odd):
+        remarks = [text for text in texts if " is above " in text]
+        assert len(remarks) == len(words)
+        assert all(word in text for word, text in zip(words, remarks, strict=True))
+        assert all(f"1 / {records} records" in text for text in remarks if "delta" in text)
+    # How many records there are is not read for a decision about a run.
+    signed = SignedProposal(
+        Proposal.fresh("run", {"epsilon": epsilon, "delta": delta, "classes": "0,1"}, "a test", 3)
+    )
+    (tmp_path / "p.json").write_text(signed.text())
+    capsys.readouterr()
+    approve(tmp_path / "p.json", "Dr. N", [places])
+    assert ("30 is above 20" in capsys.readouterr().out) == (epsilon > 20)
 
 
 def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:

@@ -28,11 +28,11 @@ def folders(root: Path, readable: int, broken: bytes) -> Run:
 @pytest.mark.parametrize("broken", [b"x%d", b"\x89PNG\r\n", b"%d"])
 def test_what_cannot_be_opened_is_not_used(broken: bytes, tmp_path: Path) -> None:
     numbers, losses, *_ = check_records(folders(tmp_path, 0, broken), 2)
-    assert "12 read, 0 used, 12 left out" in numbers
+    assert "12 found, 0 used, 12 left out" in numbers
     assert "UnidentifiedImageError" in losses
 
 
 @pytest.mark.parametrize("readable", [1, 5, SIZE])
 def test_one_image_is_enough_to_begin(readable: int, tmp_path: Path) -> None:
     run = folders(tmp_path, readable, b"x%d")
-    assert "12 read, 12 used" in check_records(run, 2)[0]
+    assert "12 found, 12 to open" in check_records(run, 2)[0]

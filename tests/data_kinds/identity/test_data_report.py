@@ -8,6 +8,7 @@ import json
 import logging
 import tempfile
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from fedsurrogate.common.data_report import (
     report_from,
     reports_from,
 )
+from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.report.warnings import warnings_of
 from fedsurrogate.server_app.runs.card import missing_line
 from fedsurrogate.server_app.runs.reader import read_run
-from tests.data_kinds.identity.sources import csv_source, folders, picture
+from tests.data_kinds.identity.sources import WRITERS, csv_source, folders, picture
 
 BACKBONE: dict[str, Any] = {"backbone": "pixels", "image-size": 4, "device": "cpu"}
 PRIVATE = BACKBONE | {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b,absent"}
@@ -68,7 +70,7 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
     )
     written_lines = [each["reason"] for each in events if each["event"] == "remark"]
     assert [line for line in written_lines if line.startswith("data ")] == [
-        "data imagefolder: 35 read, 32 used, 3 left out"
+        "data imagefolder: 35 found, 32 to open, 3 left out"
     ]
     assert sum(line.startswith(("left out: ", "odd: ")) for line in written_lines) == 2
     (facts,) = json.loads((run / "metrics.json").read_text())["data"]
@@ -138,6 +140,52 @@ def test_what_is_odd_is_read_before_the_result(tmp_path: Path) -> None:
     assert "6 patients have records in both" in write_report(run).read_text()
 
 
+@pytest.mark.parametrize("sound", range(3))
+def test_no_image_is_called_used_before_it_is_opened(sound: int, tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    folders(root, {"a": sound, "b": sound})
+    for number in range(4):
+        for name in "ab":
+            (root / name).mkdir(exist_ok=True)
+            (root / name / f"broken {number}.png").write_bytes(f"{name} {number}".encode())
+    where = {"data": "imagefolder", "data-dir": str(root), "output-dir": str(tmp_path / "runs")}
+    events: list[dict[str, Any]] = []
+    with suppress(RunError):
+        simulate_here(2, BACKBONE | where, events.append, report=False)
+    (first,) = [
+        each["reason"]
+        for each in events
+        if str(each.get("reason")).startswith("data imagefolder: ")
+    ]
+    if sound:
+        assert first.startswith(f"data imagefolder: {8 + 2 * sound} found, {8 + 2 * sound} to open")
+    else:
+        assert first == "data imagefolder: 8 found, 0 used, 8 left out"
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_record_without_a_label_ends_no_private_simulation(writer: str, tmp_path: Path) -> None:
+    """As at a hospital, it is left out alone and counted; without privacy it is corrected."""
+    kind, write = WRITERS[writer]
+    write(tmp_path / "d", {"label": ["a", "b", None, *"ab" * 30]})
+    own = BACKBONE | {"data": kind, "data-dir": str(tmp_path / "d"), "classes": "a,b"}
+    own |= {"output-dir": str(tmp_path / "runs"), "partition": "iid"}
+    run = simulate_here(2, own | {"epsilon": 100.0, "delta": 1e-5}, lambda _: None, report=False)
+    (facts,) = json.loads((run / "metrics.json").read_text())["data"]
+    assert (facts["used"], facts["lost"]) == (62, 1)
+    with pytest.raises(DataError, match=r"no label.* (line 4|row 3);|line 4 .*no label"):
+        simulate_here(2, own, lambda _: None, report=False)
+
+
+@pytest.mark.parametrize("private", [{}, {"epsilon": 100.0, "delta": 1e-5}])
+def test_a_simulation_without_a_label_says_why(private: dict[str, Any], tmp_path: Path) -> None:
+    csv_source(tmp_path / "d", {"label": [None] * 8})
+    own = BACKBONE | {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "classes": "a,b"}
+    own |= {"output-dir": str(tmp_path / "runs")} | private
+    with pytest.raises(DataError, match=r"8 of 8 records have no label .* such as line 2"):
+        simulate_here(2, own, lambda _: None, report=False)
+
+
 def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> None:
     csv_source(tmp_path / "d", {"label": ["a", "b"] * 10})
     events: list[dict[str, Any]] = []
@@ -145,7 +193,7 @@ def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> Non
     simulate_here(2, BACKBONE | where | {"partition": "iid"}, events.append, report=False)
     written_lines = [each["reason"] for each in events if each["event"] == "remark"]
     assert [line for line in written_lines if "data" in line.split(" ")[0]] == [
-        "data imagefolder: 20 read, 20 used, none left out"
+        "data imagefolder: 20 found, 20 to open, none left out"
     ]
     assert not [line for line in written_lines if line.startswith(("left out", "odd"))]
 

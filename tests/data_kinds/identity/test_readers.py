@@ -167,7 +167,7 @@ def test_a_gap_is_refused_with_its_row_and_in_a_private_run_left_out_alone(
         columns[what][3] = gap
         folder = tmp_path / str(number)
         write(folder, columns)
-        with pytest.raises(DataError, match=r"\b(row 4|no patient ID)\b"):
+        with pytest.raises(DataError, match=r"\b(row 4|line 5|no patient ID)\b"):
             read(kind, folder, patient_column="who")
         found = read(kind, folder, patient_column="who", classes=("a", "b"), **PRIVATE)
         assert len(found) == 5

@@ -161,7 +161,7 @@ def test_records_are_checked_before_a_process_starts(
     for data_dir, number, more, words in (
         (str(tmp_path / "empty"), 3, {}, "has no images in class folders"),
         (one, 3, {}, "have one class only ('a')"),
-        (str(tmp_path / "t"), 3, {}, "lacks the columns 'label'"),
+        (str(tmp_path / "t"), 3, {}, "'diagnosis'; rename them, or correct label-column"),
         (two, 60, {}, "use at most 32 sites"),
         (two, 3, {"partition": "classes", "classes-per-site": 3}, "classes-per-site = 3"),
         (two, 3, {"classes": "x,y"}, "no record of the classes x, y"),

@@ -86,3 +86,24 @@ def test_sizes_times_and_shares_of_events_have_units() -> None:
     assert event_line(event(1, "replied", bytes="many", seconds=None)).endswith(
         "bytes=many seconds=None"
     )
+
+
+def test_one_cause_of_many_sites_is_written_once_and_counted_at_the_end() -> None:
+    """Sites of another cause keep their own, and a site's name may look like one."""
+    cause, other = "none of the 60 images of 'imagefolder' can be read", "no reply" + " at all" * 9
+    causes = {"0": cause, "as site 0": cause, "2": other, "3": cause, "4": "gone"}
+    progress = Progress()
+    lines = [
+        progress.line(event(1, "rejected", site=name, reason=why)) for name, why in causes.items()
+    ]
+    failed = event(2, "failed", reason=f"quorum missed: 0 of 5; 3 of them: {cause}")
+    lines.append(progress.line(failed))
+    assert [line.partition("reason=")[2] for line in lines] == [
+        cause,
+        "as site 0",
+        other,
+        "as site 0",
+        "gone",
+        "quorum missed: 0 of 5; 3 of them: as site 0",
+    ]
+    assert failed["reason"].endswith(cause)
