@@ -42,7 +42,7 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
 def _names(run_config: Mapping[str, Scalar]) -> tuple[str, ...]:
     """In the order in which sites are numbered."""
     run = parse_run(run_config)
-    source = DataSource.of_run(run.settings, run.target, run.settings.features.bag)
+    source = DataSource.of_run(run.settings, run.target)
     names = source.names
     if len(names) < 2:
         (dataset,) = load_all(source, run.settings.seed)
