@@ -96,7 +96,7 @@ def test_metrics_keep_their_schema(compared: tuple[InProcessGrid, Path]) -> None
     metrics = metrics_of(compared[1])
     assert set(metrics) == {
         "schema", "method", "status", "sites", "card", "accuracy", "bytes", "data", "learning", "privacy", "quality",
-        "rounds", "seconds", "versions",
+        "rounds", "seconds", "tested", "versions",
     }  # fmt: skip
     assert metrics["learning"]["solver"] == "lda"
     assert (metrics["schema"], metrics["method"], metrics["status"]) == (1, "fedpft", "ok")
