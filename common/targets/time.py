@@ -138,13 +138,6 @@ class Time(Target):
             (values[:, 1] == 1) & (events < self.bins), events, last_seen.clamp_max(outlived)
         )
 
-    def last_bins(self, cells: Tensor) -> Tensor:
-        """The last bin in which a record of each cell is at risk, (n,), int64: B for those that
-        outlived the horizon; -1 for those that were last seen before any.
-        """
-        seen = torch.where(cells == 2 * self.bins, cells + 1, cells) - self.bins - 1
-        return torch.where(cells < self.bins, cells, seen)
-
     def code(self, values: Tensor) -> Tensor:
         """One-hot, (n, 2 B + 1)."""
         return torch.nn.functional.one_hot(self.cells(values), 2 * self.bins + 1).double()
