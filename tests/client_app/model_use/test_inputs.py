@@ -37,14 +37,14 @@ def test_a_table_names_each_image_once_with_its_patient_and_bag(
     given_columns = [1] * bool(patients) + [2] * bool(bag)
     facts: dict[str, tuple[str, ...]] = {}
     torn = None
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, 2):
         own = tuple(row[at] for at in given_columns)
         if facts.setdefault(row[0], own) != own and torn is None:
             torn = number
     with TemporaryDirectory() as name:
         written(Path(name), ["path", "who", "study"], rows)
         if torn:
-            with pytest.raises(DataError, match=rf"row {torn} of .* again"):
+            with pytest.raises(DataError, match=rf"line {torn} of .* again"):
                 find_inputs(name, patient_column=patients, bag_column=bag)
             return
         found = find_inputs(name, patient_column=patients, bag_column=bag)
@@ -61,13 +61,13 @@ def test_a_table_names_each_image_once_with_its_patient_and_bag(
     bad=st.sampled_from(["/a.png", "../a.png", "a/../../b.png", ""]),
     gap=st.booleans(),
 )
-def test_a_row_that_cannot_be_used_is_named_by_its_number(good: int, bad: str, gap: bool) -> None:
+def test_a_row_that_cannot_be_used_is_named_by_its_line(good: int, bad: str, gap: bool) -> None:
     """Also after rows that name an image again."""
     rows = [["1.png", "s"]] * good + ([["2.png", " "]] if gap else [[bad, "s"]])
     with TemporaryDirectory() as name:
         written(Path(name), ["path", "study"], rows)
         message = "has no study" if gap else "has no path inside"
-        with pytest.raises(DataError, match=rf"row {good + 1} of .* {message}"):
+        with pytest.raises(DataError, match=rf"line {good + 2} of .* {message}"):
             find_inputs(name, bag_column="study")
         if gap:
             assert len(find_inputs(name)) == 1 + bool(good)
