@@ -1,4 +1,4 @@
-"""Names of simulated sites that the run's data name: hospitals in a column, or data sets."""
+"""Names of simulated sites that the run's data name: hospitals in a column."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
         run_config: the run's settings, flat.
         flower_run: id of the run.
     """
-    by_data = run_config.get("partition") == "column" or "," in str(run_config.get("dataset", ""))
-    if node.site or node.data or node.num_partitions < 2 or not by_data:
+    by_column = run_config.get("partition") == "column"
+    if node.site or node.data or node.num_partitions < 2 or not by_column:
         return ""
     if flower_run not in _NAMES:
         if len(_NAMES) >= MOST_KEPT:
@@ -42,10 +42,9 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
 def _names(run_config: Mapping[str, Scalar]) -> tuple[str, ...]:
     """In the order in which sites are numbered."""
     run = parse_run(run_config)
-    source = DataSource.of_run(run.settings, run.target)
-    names = source.names
-    if len(names) < 2:
-        (dataset,) = load_all(source, run.settings.seed)
-        pairs = zip(dataset.origin or (), dataset.is_train.tolist(), strict=True)
-        names = tuple(sorted({name for name, trains in pairs if trains}))
-    return names if len(set(names)) == len(names) and all(map(is_name, names)) else ()
+    dataset, *others = load_all(DataSource.of_run(run.settings, run.target), run.settings.seed)
+    if others or dataset.origin is None:
+        return ()
+    pairs = zip(dataset.origin, dataset.is_train.tolist(), strict=True)
+    names = tuple(sorted({name for name, trains in pairs if trains}))
+    return names if all(map(is_name, names)) else ()

@@ -128,8 +128,8 @@ def test_an_own_module_gives_features(tmp_path: Path) -> None:
         (lambda: fs.learn([made()[0], made()[0]]), SurrogateError, "second surrogate"),
         (lambda: fs.simulate([(X, Y), (X[:, :5], Y)]), DataError, "5 and 64 dimensions"),
         (lambda: fs.features([3]), DataError, "int is no image"),
-        (lambda: fs.load("/nowhere.pb"), SurrogateError, "cannot be read"),
-        (lambda: fs.load("/nowhere.safetensors"), SurrogateError, "not a readable model"),
+        (lambda: fs.load("/nowhere.pb"), SurrogateError, "does not exist; name a run folder"),
+        (lambda: fs.load("/nowhere.safetensors"), SurrogateError, "does not exist"),
     ],
 )
 def test_wrong_input_is_named(

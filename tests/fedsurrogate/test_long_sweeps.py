@@ -107,7 +107,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
     assert 1 <= len(kept) < 3
     printed = capsys.readouterr().out
     assert f"resume='{file}'" in printed
-    assert re.search(r"shrinkage=0.1: \d\d\.\d\d%, 1 run\b", printed)
+    assert re.search(r"shrinkage=0.1: accuracy 0\.\d{4}, .*, 1 run\b", printed)
     monkeypatch.setattr(sweeps, "_finished", real)
     table = fs.sweep(SITES, seeds=1, resume=file, **call)
     assert [row["shrinkage"] for row in table.rows] == [0.1, 0.5, 0.9]

@@ -77,7 +77,7 @@ def test_ten_times_its_records_do_not_turn_one_class_into_another(tmp_path: Path
     (event,) = (event for event in events_of(folder) if event["event"] == "suspect")
     assert event["site"] == "2"
     assert event["score"] >= 1
-    assert "fewer of their records right" in event["reason"]
+    assert "points of records that are placed right" in event["reason"]
 
 
 @pytest.mark.parametrize(
