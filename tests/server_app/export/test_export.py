@@ -316,7 +316,7 @@ def test_a_graph_of_classes_names_them_in_the_order_of_its_answers(
 ) -> None:
     model = signed(kind, size=8)
     graph = graph_of(model)
-    write_graph(graph, "onnx", tmp_path / "model.onnx")
+    write_graph(graph, tmp_path / "model.onnx")
     onnx = importlib.import_module("onnx")
     facts = {
         each.key: json.loads(each.value)
