@@ -55,27 +55,27 @@ REFUSED: dict[str, Case] = {
     "every target: another range": (
         lambda: both(y, NUMBER, NUMBER | {"target_range": (0, 5)}),
         SurrogateError,
-        r"run '\w+' is not this run's",
+        "target-range = '0,5', but here target-range = '0,4'",
     ),
     "every target: other bins": (
         lambda: both(seen, TIME, TIME | {"bins": 2}),
         SurrogateError,
-        r"run '\w+' is not this run's",
+        "bins = 2, but here bins = 1",
     ),
     "every target: another horizon": (
         lambda: both(seen, TIME, TIME | {"horizon": 2.0}),
         SurrogateError,
-        r"run '\w+' is not this run's",
+        "horizon = 2.0, but here horizon = 3.0",
     ),
     "every target: another label list": (
         lambda: both(found, LABELS, LABELS | {"label_columns": "edema,nodule"}),
         SurrogateError,
-        r"run '\w+' is not this run's",
+        "label-columns = 'edema,nodule', but here label-columns = 'edema,mass'",
     ),
     "every target: another target": (
         lambda: fs.learn([fs.fit(x, y, **NUMBER), fs.fit(x, found, **LABELS)]),
         SurrogateError,
-        r"run '\w+' is not this run's",
+        "label-columns = 'edema,mass', but here label-columns = ''",
     ),
     "every target: missing": (
         lambda: fs.fit(x, put(y, 3, np.nan), **NUMBER),
