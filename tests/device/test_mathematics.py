@@ -77,8 +77,6 @@ SOLVERS = {
     "naive Bayes": solvers.naive_bayes,
     "ridge": solvers.ridge,
     "balanced ridge": solvers.balanced_ridge,
-    "gaussian": solvers.gaussian,
-    "gaussian, given shrinkage": partial(solvers.gaussian, shrinkage=0.1),
     "between": Statistics.between,
     "whole": Statistics.whole,
 }

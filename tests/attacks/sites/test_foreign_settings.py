@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -158,8 +160,12 @@ def test_another_account_finds_no_way_to_a_site_that_has_joined(
         assert used(running, tmp_path) == 0
         seen = json.loads(thief.communicate("\n", timeout=60)[0])
         below = [psutil.Process(joined.pid), *psutil.Process(joined.pid).children(recursive=True)]
-        seen += [word for each in below for word in each.cmdline()]
-        opened = [each for process in below for each in process.net_connections("all")]
+        opened: list[Any] = []
+        for process in below:
+            # The process of a task that has ended is gone, or has nothing any more.
+            with suppress(psutil.NoSuchProcess):
+                seen += process.cmdline()
+                opened += process.net_connections("all")
         sockets = {each.laddr for each in opened if each.family == socket.AF_UNIX and each.laddr}
         assert not [each for each in opened if each.status == psutil.CONN_LISTEN]
         assert sockets
