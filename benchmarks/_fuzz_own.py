@@ -11,6 +11,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/datasets/feature_files.py:read_safetensors",
         "client_app/datasets/feature_files.py:stored_fingerprint",
         "client_app/datasets/schema.py:_features",
+        "client_app/datasets/tables.py:_lines",
         "client_app/datasets/tables.py:_values",
         "client_app/datasets/tables.py:_whole",
     ),
