@@ -230,7 +230,9 @@ def _places(lines: Callable[[], Sequence[int]]) -> Callable[[int], str]:
 
 def _lines(content: bytes, delimiter: str) -> list[int]:
     """The line in which each row begins: a value in quotes may have several, and some are empty."""
-    read = csv.reader(io.StringIO(content.decode("utf-8", KEPT_BYTES), newline=""), delimiter=delimiter)
+    read = csv.reader(
+        io.StringIO(content.decode("utf-8", KEPT_BYTES), newline=""), delimiter=delimiter
+    )
     starts, last = [], 0
     with suppress(csv.Error):
         for row in read:
