@@ -21,6 +21,7 @@ from fedsurrogate.client_app.datasets.site_names import named_site
 from fedsurrogate.client_app.features.site_features import (
     SiteFeatures,
     check_addressee,
+    in_simulation,
     load_site,
     site_name,
 )
@@ -130,7 +131,9 @@ def identify_site(
         _open_log(node)
         check_stated(node, stated)
         return node, site_name(node, node_id)
-    return node, named_site(node, *run) or site_name(node, node_id)
+    # Elsewhere the run's settings, which a coordinator writes, decide nothing about files.
+    named = named_site(node, *run) if in_simulation() else ""
+    return node, named or site_name(node, node_id)
 
 
 def answer(

@@ -15,6 +15,7 @@ from PIL import Image
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.datasets.site_names import named_site
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.requests import identify_site
 from fedsurrogate.common.run import parse_run
 
 RUNS = itertools.count()
@@ -73,3 +74,10 @@ def test_other_sites_keep_the_name_that_they_have(
     flat = written(tmp_path, [("a", "no"), ("b", "yes"), ("a", "yes"), ("b", "no")] * 3)
     own = NodeConfig(**{"partition_id": 1, "num_partitions": 2} | node)
     assert named_site(own, flat | changed, str(next(RUNS))) == ""
+
+
+def test_no_coordinator_reads_a_folder_by_the_name_of_a_site(tmp_path: Path) -> None:
+    """Of a site that is not simulated, also where its app was started without settings of its own."""
+    flat = written(tmp_path, [("a", "no"), ("b", "yes")] * 3)
+    stated = {"partition-id": 1, "num-partitions": 2}
+    assert identify_site(stated, 7, (flat, str(next(RUNS))))[1] == "1"
