@@ -19,7 +19,7 @@ from fedsurrogate.common.surrogates.synthetic import Synthetic
 from fedsurrogate.strategies.base.defended import Defended, Effect, Suspect
 from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
 from fedsurrogate.strategies.robustness.evidence import of_surrogates
-from fedsurrogate.strategies.robustness.harm import OUT, Decided, judged
+from fedsurrogate.strategies.robustness.harm import Decided, judged
 from fedsurrogate.strategies.robustness.influence import (
     bounded_heads,
     bounded_images,
@@ -53,7 +53,7 @@ def defend_surrogates(
     if rule != "harm":
         return Defended(kept, capped)
     sites = [each.header.site for each in kept]
-    found = by_harm(sites, judged(of_surrogates(kept, classes)), capped, power=power)
+    found = by_harm(sites, judged(of_surrogates(kept, classes)), capped, power)
     kept = [
         scaled(each, found.effects[each.header.site].kept) for each in without(kept, found.suspects)
     ]
@@ -64,7 +64,6 @@ def by_harm(
     names: Sequence[str],
     found: Decided,
     capped: Mapping[str, float],
-    measure: str = "records that are placed right",
     power: float = 1.0,
 ) -> Defended[Any]:
     """What is done with sites by the harm that they do.
@@ -72,7 +71,6 @@ def by_harm(
     Args:
         names: of the sites.
         found: what is decided about them.
-        measure: what they cost the others, in words.
         capped: the share of its weight that each site has already, by its name; one for others.
         power: n records have the weight n ** power.
 
@@ -82,19 +80,19 @@ def by_harm(
     shares = found.weights.pow(1 / power).tolist()
     values = zip(names, found.harm.tolist(), found.gain.tolist(), shares, strict=True)
     effects = {name: Effect(harm, gain, kept) for name, harm, gain, kept in values}
-    suspects = [_harmful(names[at], effects[names[at]].harm, measure) for at in found.out]
+    suspects = [_harmful(names[at], effects[names[at]].harm, found) for at in found.out]
     left_out = {each.site for each in suspects}
     all_ = {name: capped.get(name, 1.0) * effects[name].kept for name in names}
     lowered = {name: share for name, share in all_.items() if share < 1 and name not in left_out}
     return Defended([], lowered, suspects, effects=effects, alike=found.alike)
 
 
-def _harmful(site: str, harm: float, measure: str) -> Suspect:
+def _harmful(site: str, harm: float, found: Decided) -> Suspect:
     why = (
-        f"it costs the others {100 * harm:.1f} points of {measure}; "
+        f"it costs the others {100 * harm:.1f} points of {found.measure}; "
         "`coordinator relearn RUN --defence none` puts it back"
     )
-    return Suspect(site, "harm", harm / OUT, why)
+    return Suspect(site, "harm", harm / found.limit, why)
 
 
 def _with_caps(

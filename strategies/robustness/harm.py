@@ -144,6 +144,8 @@ class Decided:
         gain: what each site's own records gain by its being there, a share of them, (S,).
         alike: whether class means agree without the few sites that differ most.
         out: sites that are left out, in this order.
+        limit: the harm above which a site is left out.
+        measure: what harm is a share of, in words.
     """
 
     weights: Tensor
@@ -151,6 +153,8 @@ class Decided:
     gain: Tensor
     alike: bool = False
     out: tuple[int, ...] = ()
+    limit: float = OUT
+    measure: str = "records that are placed right"
 
 
 def judged(sites: Sites) -> Decided:

@@ -274,4 +274,6 @@ def judged_outputs(outputs: Outputs) -> Decided:
     clear = first > ordering.clear + chance
     cleared = torch.where(clear, CLEARED * limits, limits)
     weights, out = lowered(outputs, first > limits, cleared, chance + ordering.out)
-    return Decided(weights, first, outputs.gains(), out=out)
+    return Decided(
+        weights, first, outputs.gains(), out=out, limit=ordering.out, measure=ordering.name
+    )

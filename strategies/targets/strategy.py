@@ -133,7 +133,7 @@ class FromCodedSums(FromStatistics):
             self._target,
         )
         names = [each.header.site for each in sent]
-        found = by_harm(names, judged_outputs(evidence), capped, evidence.ordering.name)
+        found = by_harm(names, judged_outputs(evidence), capped)
         return replace(found, kept=without(sent, found.suspects))
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.robustness.defence import by_harm
 from fedsurrogate.strategies.robustness.harm import RIDGE, largest
 from fedsurrogate.strategies.robustness.target_harm import (
     AREA,
@@ -218,3 +219,17 @@ def test_of_two_sites_none_is_judged(count: int) -> None:
     decided = judged_outputs(evidence(sites))
     assert (decided.weights == 1).all()
     assert decided.harm.tolist() == [0.0] * count
+
+
+@pytest.mark.parametrize("ordering", [CONCORDANCE, AREA])
+def test_the_score_of_a_site_that_is_left_out_is_one_at_the_limit_of_its_measure(
+    ordering: Ordering,
+) -> None:
+    binary = ordering.binary
+    sites = [records(at, 150, binary=binary) for at in range(4)]
+    sites.append(records(9, 900, True, binary=binary))
+    found = judged_outputs(evidence(sites, ordering))
+    (suspect,) = by_harm(list("abcde"), found, {}).suspects
+    assert suspect.site == "e"
+    assert suspect.score == pytest.approx(float(found.harm[-1]) / ordering.out)
+    assert f"points of {ordering.name}" in suspect.reason
