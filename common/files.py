@@ -9,11 +9,14 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 OWNER_ONLY = 0o600
 """Mode of files that only the account that runs the program may read."""
 READABLE = 0o666
 """Mode of files that others may read, as far as the process's umask lets them."""
+
+_lock, _umasks = Lock(), list[int]()
 
 
 def replace_file(
@@ -79,12 +82,16 @@ def stage_file(
 def owner_only() -> Iterator[None]:
     """Files and folders that this process makes meanwhile are for its own account alone, whatever
     its umask was, and also those of a library that gives no mode. For programs of a site.
+
+    Threads may enter and leave in any order: the last one restores the umask.
     """
-    before = os.umask(0o077)
+    with _lock:
+        _umasks.append(os.umask(0o077))
     try:
         yield
     finally:
-        os.umask(before)
+        with _lock:
+            os.umask(_umasks.pop())
 
 
 def put_in_place(temporary: Path, file: Path, *, durable: bool = True) -> None:

@@ -183,11 +183,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     loggers = [logging.getLogger(name) for name in LOGS]
     logs = [log for logger in loggers for log in (logger, *logger.handlers)]
     filters = [(log, log.filters[:]) for log in logs]
+    os.umask(umask := os.umask(0o022))
     try:
         return (yield)
     finally:
         for log, before in filters:
             log.filters[:] = before
+        assert os.umask(umask) == umask, "the test leaves another umask"
 
 
 @pytest.hookimpl(wrapper=True)

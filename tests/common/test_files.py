@@ -240,6 +240,20 @@ def test_what_a_site_makes_is_for_its_own_account(tmp_path: Path, umask: int) ->
     }  # fmt: skip
 
 
+@given(st.permutations(range(3)))
+def test_the_last_thread_that_leaves_restores_the_umask(order: list[int]) -> None:
+    before, blocks = os.umask(0o022), [files.owner_only() for _ in order]
+    try:
+        for block in blocks:
+            block.__enter__()
+        for left, at in enumerate(order, 1):
+            blocks[at].__exit__(None, None, None)
+            wanted = 0o022 if left == len(order) else 0o077
+            assert os.umask(wanted) == wanted
+    finally:
+        os.umask(before)
+
+
 def test_a_file_under_work_is_its_owners_and_a_library_finds_it_empty(tmp_path: Path) -> None:
     with files.replacing(tmp_path / "x", mode=0o644, durable=False) as temporary:
         assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
