@@ -142,7 +142,6 @@ gpu:
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	@$(RUN) deploy/links.py
 	$(RUN) -m mypy
 
 # The documentation, into site/; strict: a dead link fails.

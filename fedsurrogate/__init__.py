@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-# In a checkout, and in the bundle that Flower sends, the rooms lie next to this folder; in an
-# installation, in it.
+# The other packages are in this folder: as links in a checkout. Where an archive has no links, as in
+# the bundle that Flower makes, they are next to it.
 if not Path(__file__).with_name("common").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 

@@ -17,8 +17,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import reference  # noqa: E402  (the two folders above must be on the path first)
 
-from deploy.links import link  # noqa: E402
-
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -39,11 +37,6 @@ FIGURES = "figures"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(```.*?```)", re.DOTALL)
 MERMAID = re.compile(r"```mermaid\n.*?```", re.DOTALL)
-
-
-def on_startup(command: str, dirty: bool) -> None:
-    """Lay out the code as it is installed: mkdocstrings reads it without running it."""
-    link()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -16,7 +16,7 @@ from fedsurrogate.server_app.deployment.request_key import PUBLIC
 from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
 
 # The folder deploy/ is next to this package, in a checkout and in the image.
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 # Of a site's folder: what each kit has, what one has whose key the coordinator made, and what one has
 # whose hospital made its own.
 PAPERS = ("ca.crt", "site.pub")

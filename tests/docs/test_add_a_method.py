@@ -76,7 +76,7 @@ def test_the_page_shows_what_its_commands_print(
 ) -> None:
     """In a copy of the repository with the four files of the page, as a reader has them."""
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "linked"))
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
     for path, text in blocks().items():
         (copy / path).write_text(text)
     registry = copy / "common" / "methods" / "__init__.py"

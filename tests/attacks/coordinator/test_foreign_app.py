@@ -279,9 +279,8 @@ class Theft:
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(APP_FOLDER / file, theft.app)
         for room in (*PACKED, "fedsurrogate"):
-            shutil.copytree(
-                APP_FOLDER / room, theft.app / room, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(APP_FOLDER / room, theft.app / room, symlinks=True, ignore=ignored)
         (theft.app / "client_app" / "app.py").write_text(theft.site_half(home))
         return theft
 

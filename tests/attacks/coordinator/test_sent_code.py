@@ -95,7 +95,7 @@ def changed_app(folder: Path, change: Callable[[Path], object]) -> Path:
         shutil.copy(APP_FOLDER / file, folder)
     for room in (*PACKED, "fedsurrogate"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(APP_FOLDER / room, folder / room, ignore=ignored)
+        shutil.copytree(APP_FOLDER / room, folder / room, symlinks=True, ignore=ignored)
     change(folder)
     return folder
 
