@@ -57,6 +57,7 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.own_files import close_to_others
 from fedsurrogate.client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
 from fedsurrogate.common.errors import (
+    ConfigError,
     DataError,
     DisputeError,
     LedgerError,
@@ -66,6 +67,7 @@ from fedsurrogate.common.errors import (
 from fedsurrogate.common.extras.needed import check_packages
 from fedsurrogate.common.files import stage_file
 from fedsurrogate.common.logs.output import TextLines
+from fedsurrogate.common.privacy.secret_numbers import repeatable
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.flat import Scalar, parse_overrides
@@ -175,7 +177,8 @@ def answer(
         # Before any work, and before records are looked at: settings and installed software alone
         # decide this.
         check_packages(packages_of(run, node))
-    with _one_by_one(node, site) if run.settings.secure_sum else nullcontext():
+    once = _one_by_one(node, site) if run.settings.secure_sum else nullcontext()
+    with once, _noise(run, site, f"{work} {request.get('round', 1)}"):
         try:
             payload, reported = WORK[work](SiteRequest(content, run, node, site, flower_run))
         except DisputeError as error:
@@ -193,6 +196,18 @@ def answer(
         | {"site": site, "version": own_version()}
     )
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+
+
+def _noise(run: Run, site: str, task: str) -> AbstractContextManager[object]:
+    """Noise that can be repeated, where a simulation asks for it; a hospital refuses."""
+    if not (seed := run.settings.noise_seed):
+        return nullcontext()
+    if not in_simulation():
+        raise ConfigError(
+            f"noise-seed = {seed} makes privacy noise that anybody can repeat, and this site is no "
+            "simulated one; the run must have noise-seed = 0"
+        )
+    return repeatable(f"{seed} {run.settings.seed} {site} {task}")
 
 
 def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:

@@ -260,7 +260,8 @@ class Run:
         used = section in ("", "features", *self.method.reads)
         used = used or (section == "fedpft" and name in self.plan.allows)
         of_sum = key in SECURE_SUM_KEYS and not self.settings.secure_sum
-        return used and not of_sum and key not in UNSIGNED
+        unset = key == "noise-seed" and not self.settings.noise_seed
+        return used and not (of_sum or unset) and key not in UNSIGNED
 
     def _check(self) -> None:
         """Raise ConfigError for settings that do not agree."""

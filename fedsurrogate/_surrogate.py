@@ -161,6 +161,10 @@ def fit(
     config = config_of(method, sent_at_once(named))
     if not config.plan.answers_files:
         raise ConfigError(f"method = {method!r} does not send everything at once; use simulate")
+    if config.settings.noise_seed:
+        raise ConfigError(
+            "noise_seed repeats the noise of a simulation; use simulate, or leave it out"
+        )
     check_budget(config.settings.epsilon, classes or config.settings.classes or None)
     values: Mapping[str, Any] = {}
     if config.target is None:

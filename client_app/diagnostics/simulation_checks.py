@@ -70,6 +70,11 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
     parts = [(dataset, part) for dataset, each in shares for part in each]
     fewest = min((len(part) for _, part in parts), default=0)
     remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
+    if run.settings.noise_seed:
+        remarks.append(
+            f"noise-seed = {run.settings.noise_seed}: the privacy noise can be repeated, so this run is "
+            "not private"
+        )
     for site, (dataset, part) in enumerate(parts):
         classes = [dataset.classes[i] for i in set(dataset.labels[part].tolist())]
         if not classes:

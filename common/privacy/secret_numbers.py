@@ -1,15 +1,38 @@
 """Random numbers that cannot be repeated: from a cryptographic generator with a new key from the
-operating system.
+operating system. A simulation may ask for numbers that can (`repeatable`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
 
 import torch
 from torch import Tensor
+
+# Draws a key of 32 bytes; None draws from the operating system.
+_keys: ContextVar[Callable[[], bytes] | None] = ContextVar("keys", default=None)
+
+
+@contextmanager
+def repeatable(seed: str) -> Iterator[None]:
+    """Numbers that this thread draws meanwhile follow from a seed. They protect nobody: for simulations
+    that are to be repeated.
+
+    Args:
+        seed: what tells these numbers from those of other sites and rounds.
+    """
+    draws = count()
+    before = _keys.set(lambda: hashlib.sha256(f"{next(draws)} {seed}".encode()).digest())
+    try:
+        yield
+    finally:
+        _keys.reset(before)
 
 
 def system_normals(shape: Sequence[int]) -> Tensor:
@@ -39,10 +62,11 @@ def secret_bytes(count: int) -> bytearray:
     """ChaCha20 keystream under a key that is used once: several times as fast as random bytes from
     the operating system.
     """
+    key = draw() if (draw := _keys.get()) else os.urandom(32)
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     stream = bytearray(count)
-    Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor().update_into(
+    Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(
         bytes(count), stream
     )
     return stream

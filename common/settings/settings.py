@@ -228,6 +228,13 @@ class PrivacyBudget(Section):
         description="Delta of the privacy budget, far below one over a site's records; 0 for no "
         "privacy.",
     )
+    noise_seed: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="Seed of the privacy noise in a simulation, so that a private run can be repeated; "
+        "such a run protects nobody. 0 for noise from the operating system.",
+    )
 
 
 class SumSettings(Section):

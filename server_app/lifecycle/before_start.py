@@ -45,6 +45,11 @@ def check_start(config: Run, simulated: bool) -> None:
         RunError: the folder of `resume` cannot be continued with these settings.
     """
     check_data_named(config.settings)
+    if config.settings.noise_seed and not simulated:
+        raise ConfigError(
+            f"noise-seed = {config.settings.noise_seed} is for simulations: it makes privacy noise that "
+            "anybody can repeat, and sites refuse it; leave it out"
+        )
     # Every site computes the same noise, and would refuse a budget that it cannot keep.
     config.mechanism_for("record")
     if config.settings.device.startswith("cuda"):

@@ -38,6 +38,7 @@ def privacy_view(run: RunFolder) -> Json:
     return {
         "private": epsilon is not None or bool(rows),
         "epsilon": epsilon,
+        "seed": config.get("noise-seed") or 0,
         "delta": delta,
         "one_in": round(1 / delta) if delta else None,
         "factor": math.exp(min(epsilon, 700.0)) if epsilon is not None else None,

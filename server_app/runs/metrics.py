@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsurrogate.common.methods.method import Plan
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.measures import added, metrics_of
 from fedsurrogate.server_app.runs.card import UNKNOWN, run_card
 from fedsurrogate.server_app.runs.json_values import as_numbers, as_table
@@ -69,9 +70,7 @@ def make_metrics(
                 "seconds": seconds,
             }
         ]
-    privacy = _privacy(
-        config.plan, config.settings.delta, config.settings.classes, outcome, simulated
-    )
+    privacy = _privacy(config.plan, config.settings, outcome, simulated)
     # Of a run that has not come to its end, the sites that have not replied may have these classes.
     missing = UNKNOWN
     if end.status == "ok" and config.target is None:
@@ -130,16 +129,14 @@ def make_projection(outcome: Outcome) -> Json:
     }
 
 
-def _privacy(
-    plan: Plan, delta: float, classes: Sequence[str], outcome: Outcome, simulated: bool
-) -> Json | None:
+def _privacy(plan: Plan, own: Settings, outcome: Outcome, simulated: bool) -> Json | None:
     """The privacy card. For a run that stopped early it shows the epsilon spent, which is less than
     the budget. Where no site of this run took part in a round, it is that of the run it continues.
     """
     trained = {site.name: site.claim for site in outcome.sites.values() if site.claim is not None}
     if not trained and outcome.earlier is not None:
         trained = {EARLIER: outcome.earlier}
-    card = privacy_card(plan, delta, classes, outcome.surrogates, outcome.model, simulated, trained)
+    card = privacy_card(plan, own, outcome.surrogates, outcome.model, simulated, trained)
     if card and outcome.stopped and outcome.rounds and (spent := outcome.rounds[-1].get("epsilon")):
         card["epsilon"] = spent
     return card

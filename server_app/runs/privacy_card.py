@@ -13,6 +13,7 @@ from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
 from fedsurrogate.common.privacy.gaussian_mechanism import Noisy
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
+from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.targets.answers import facts_of
 
@@ -69,8 +70,7 @@ SIMULATED = (
 
 def privacy_card(
     plan: Plan,
-    delta: float,
-    classes: Sequence[str],
+    own: Settings,
     surrogates: Sequence[AnySurrogate],
     model: Classifier | None,
     simulated: bool = False,
@@ -82,8 +82,7 @@ def privacy_card(
 
     Args:
         plan: of the run.
-        delta: of the run's budget.
-        classes: that the settings of the run name.
+        own: settings of the run.
         surrogates: those that were used.
         model: the learned model; None without one.
         simulated: whether the run was a simulation, which measures values that a deployment does
@@ -110,16 +109,18 @@ def privacy_card(
         open_ends[:0] = IN_CLEAR
     if simulated:
         open_ends.append(SIMULATED)
+    if own.noise_seed:
+        open_ends.insert(0, f"anything: noise-seed = {own.noise_seed} makes the noise repeatable")
     return {
         "mechanism": plan.mechanism_name,
         # If the settings fix the noise, this is less than the epsilon that the run may spend.
         "epsilon": max(claim.epsilon for _, claim in claims.values()),
-        "delta": delta,
+        "delta": own.delta,
         "relation": relation_of(plan.mechanism_name, units),
         "covers": COVERS[_covered(plan.mechanism_name, plan)] + DERIVED,
         "not_covered": open_ends,
         "per_site": {site: _site(surrogate, claim) for site, (surrogate, claim) in claims.items()},
-        "dropped_classes": _dropped(surrogates, plan.mechanism_name, classes, model),
+        "dropped_classes": _dropped(surrogates, plan.mechanism_name, own.classes, model),
     }
 
 

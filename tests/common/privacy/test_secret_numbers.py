@@ -1,10 +1,12 @@
 """Secret random numbers have their distribution and come from the operating system only."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from scipy import stats
 
-from fedsurrogate.common.privacy.secret_numbers import system_normals
+from fedsurrogate.common.privacy.secret_numbers import repeatable, system_normals
 
 
 def test_noise_is_standard_normal() -> None:
@@ -37,3 +39,16 @@ def test_each_draw_has_a_new_key_of_the_operating_system(monkeypatch: pytest.Mon
     first, second, again = (system_normals((50,)) for _ in range(3))
     assert torch.equal(first, again)
     assert not (first == second).any()
+
+
+@pytest.mark.usefixtures("system_noise")
+def test_numbers_repeat_within_a_seed_alone() -> None:
+    def drawn(seed: str) -> list[float]:
+        with repeatable(seed):
+            return [*system_normals((3,)).tolist(), *system_normals((3,)).tolist()]
+
+    first, again, other, outside = drawn("a"), drawn("a"), drawn("b"), system_normals((3,)).tolist()
+    assert first == again
+    assert len({*first, *other, *outside}) == 15
+    with repeatable("a"), ThreadPoolExecutor() as pool:
+        assert pool.submit(system_normals, (3,)).result().tolist() != first[:3]

@@ -53,7 +53,7 @@ def card_of(
     simulated: bool = False,
 ) -> Json | None:
     own = config.settings
-    return privacy_card(config.plan, own.delta, own.classes, surrogates, head, simulated)
+    return privacy_card(config.plan, own, surrogates, head, simulated)
 
 
 def card(
