@@ -26,6 +26,7 @@ SHA = "5e" * 32
 # refusals.
 VALUES: dict[str, tuple[Scalar, ...]] = {
     "seed": (7,),
+    "noise-seed": (7,),
     "output-dir": ("elsewhere",),
     "resume": ("runs/before",),
     "approval": ("{}",),
