@@ -170,7 +170,7 @@ def check(one: Used, other: Used) -> None:
 
 
 @pytest.mark.parametrize(
-    "examples", [12, pytest.param(600, marks=pytest.mark.slow)], ids=["some", "many"]
+    "examples", [12, pytest.param(150, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 @pytest.mark.parametrize("unit", ["record", "patient"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,7 +189,7 @@ def test_one_odd_record_changes_what_is_used_by_itself_alone(
 
 
 @pytest.mark.parametrize(
-    "examples", [6, pytest.param(150, marks=pytest.mark.slow)], ids=["some", "many"]
+    "examples", [6, pytest.param(40, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 @pytest.mark.parametrize("unit", ["record", "patient"])
 @pytest.mark.parametrize("kind", KINDS)
