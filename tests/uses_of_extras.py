@@ -53,9 +53,7 @@ def _serve(folder: Path) -> None:
 
 
 def _table(folder: Path) -> object:
-    file = folder / "labels.csv"
-    file.write_text("path,label\na.png,0\n")
-    return read_table(file, (), LeftOut())
+    return read_table(folder / "labels.parquet", (), LeftOut())
 
 
 # The package, what the error names as its user, and the use.

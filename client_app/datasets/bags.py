@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import names_in
 from fedsurrogate.client_app.datasets.records import Images, Records, select
 
 # A column that is none: images in one folder are a bag, where no table is.
@@ -131,16 +130,6 @@ def same_bags(group: Tensor, members: Sequence[Tensor]) -> Tensor:
         for at, own in enumerate(members)
     ]
     return torch.tensor(found, dtype=torch.int64)
-
-
-def bag_names(values: Sequence[object], left: LeftOut) -> tuple[str, ...]:
-    """Names of bags in a column; an image without one is left out or refused.
-
-    Args:
-        values: of the column.
-        left: collects unusable images.
-    """
-    return names_in(values, f"bag (bag-column = {left.bags!r})", left)
 
 
 def bags_by_folder(paths: Sequence[Path], tops: Sequence[Path]) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -20,113 +20,21 @@ from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
 from fedsurrogate.client_app.datasets.one_record import printable
-from fedsurrogate.client_app.datasets.readers import (
-    read_digits,
-    read_parquet,
-    refuse_columns,
-)
+from fedsurrogate.client_app.datasets.readers import read_digits, read_parquet
 from fedsurrogate.client_app.datasets.records import Opener, Records, only, select
-from fedsurrogate.client_app.datasets.target_values import check_columns
+from fedsurrogate.client_app.datasets.source import DataSource as DataSource
+from fedsurrogate.client_app.datasets.source import folder_of as folder_of
 from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.settings import DataKind, Settings
-from fedsurrogate.common.targets.target import Target
 
-
-@dataclass(frozen=True)
-class DataSource:
-    """Location and format of data.
-
-    Attributes:
-        kind: of the files.
-        folder: of the data.
-        names: of data sets; empty: the one data set in the folder.
-        label_column: column of labels.
-        site_column: column of sites; empty for none.
-        patient_column: column of patients; empty for none.
-        test_fraction: share of the records that is held out if the files have no split.
-        classes: names of the run's classes; empty: those of the data.
-        frames: which frame of a DICOM file with several.
-        one_by_one: leave out single unusable records, and accept data without any record.
-        patients_protected: whether the unit of privacy is the patient.
-        noisy: whether noise hides single records, which must then not move others: copies count
-            once, and no record leaves the split because of another one.
-        target: of the run; None for classes.
-        bags: column of the bag of an image, empty for none; None where images are records.
-    """
-
-    kind: DataKind
-    folder: str = ""
-    names: tuple[str, ...] = ()
-    label_column: str = "label"
-    site_column: str = ""
-    patient_column: str = ""
-    test_fraction: float = 0.2
-    classes: tuple[str, ...] = ()
-    frames: Frames = "refuse"
-    one_by_one: bool = False
-    patients_protected: bool = False
-    noisy: bool = False
-    target: Target | None = None
-    bags: str | None = None
-
-    @classmethod
-    def of_run(cls, data: Settings, target: Target | None = None) -> DataSource:
-        """Return the run's own data, for simulation; of a private run as a hospital reads them."""
-        return cls(
-            data.data,
-            data.data_dir,
-            data.dataset,
-            data.label_column,
-            data.site_column if data.splits_by_column else "",
-            data.patient_column,
-            data.test_fraction,
-            data.classes,
-            one_by_one=bool(data.epsilon),
-            target=target,
-            bags=None if data.features.bag == "none" else data.bag_column,
-        )
-
-    @classmethod
-    def of_node(cls, node: NodeConfig, run: Run) -> DataSource:
-        """Return the site's own data. The run sets only the classes and the test fraction, nothing
-        about files.
-        """
-        if not node.data:
-            raise DataError(
-                "data is not set in this site's node-config; set data and data-dir there"
-            )
-        check_columns(run.target, node.target_columns)
-        protected = is_protected(run.private, node)
-        judged = run.settings.counting.kind == "evaluation" and bool(node.held_out_dir)
-        apart = judged and node.held_out_apart
-        names = node.dataset[node.partition_id :][:1] if protected or judged else node.dataset
-        column = (
-            run.settings.site_column
-            if run.settings.partition == "column" and node.num_partitions > 1 and not protected
-            else ""
-        )
-        return cls(
-            node.data,
-            node.held_out_dir if apart else node.data_dir,
-            # In a private run, another site's data set must not affect the reply.
-            () if apart else names,
-            node.label_column,
-            column,
-            node.patient_column,
-            run.settings.test_fraction,
-            run.settings.classes,
-            node.dicom_frames,
-            one_by_one=is_protected(run.hides_sites, node),
-            patients_protected=node.protects == "patient",
-            noisy=protected,
-            target=run.target,
-            bags=None if run.settings.features.bag == "none" else node.bag_column,
-        )
+READERS = {
+    "safetensors": read_safetensors,
+    "dicom": read_dicom,
+    "parquet": read_parquet,
+    "imagefolder": read_imagefolder,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,52 +255,15 @@ def _read(source: DataSource, name: str) -> Records:
             raise SourceError(
                 f"the digits have classes, no {source.target.name}; set data and data-dir"
             )
-        why = "the digits have no columns; leave it out"
-        refuse_columns(why, source.site_column, source.patient_column, source.bags)
+        source.refuse_columns("the digits have no columns; leave it out")
         return read_digits()
-    folder = folder_of(source, name)
-    left = LeftOut(source.one_by_one, source.noisy, source.classes, source.target, source.bags)
     try:
-        if source.kind == "safetensors":
-            if source.site_column:
-                raise DataError(
-                    f"site-column = {source.site_column!r}: safetensors files have no columns; use "
-                    "another partition"
-                )
-            return read_safetensors(folder, name, source.patient_column, left)
-        columns = (source.label_column, source.site_column, source.patient_column)
-        if source.kind == "dicom":
-            return read_dicom(folder, name, *columns, source.frames, left)
-        if source.kind == "parquet":
-            return read_parquet(folder, name, *columns, left)
-        return read_imagefolder(folder, name, *columns, left, source.classes)
+        return READERS[source.kind](source, name, LeftOut(source.one_by_one))
     except OSError as error:
         raise SourceError(
-            f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
+            f"data in '{source.folder}' cannot be read ({error}); check the files and who may read "
+            "them"
         ) from error
-
-
-def folder_of(source: DataSource, name: str) -> Path:
-    """The folder that holds the data.
-
-    Args:
-        source: of the data.
-        name: of a data set.
-
-    Raises:
-        DataError: when there is none, or when `name` lies outside.
-    """
-    folder = Path(source.folder).expanduser()
-    if not source.folder or not folder.is_dir():
-        raise SourceError(
-            f"data-dir = {source.folder!r}: no such folder; give the folder that holds the "
-            f"{source.kind} data"
-        )
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise SourceError(
-            f"dataset = {name!r} leaves data-dir; give names of files or folders inside '{folder}'"
-        )
-    return folder
 
 
 def _common_classes(all_records: list[Records]) -> tuple[str, ...]:
@@ -429,14 +300,12 @@ def _assemble(
             f"has {len(labels)} records of the classes {present}; correct classes, or the data"
         )
     whole = _all_images(name, records if records.images is None else records.images.records)
-    if source.classes and source.target is None:
-        others = Counter(records.labels[row] for row in (labels < 0).nonzero().flatten().tolist())
-        records = replace(
-            select(records, kept.tolist()),
-            left_out=(*records.left_out, *loss_of_other_classes(others)),
-        )
-        labels = labels[kept]
-    is_train, groups = records.is_train, None
+    others = Counter(label for label in records.labels if label not in index)
+    records = replace(
+        select(records, kept.tolist()),
+        left_out=(*records.left_out, *loss_of_other_classes(others)),
+    )
+    labels, is_train, groups = labels[kept], records.is_train, None
     if source.target is not None and records.values is not None:
         groups = source.target.groups(records.values)
     if is_train is None:
@@ -445,34 +314,21 @@ def _assemble(
     drawn = records.is_train is None
     rows, records = (None, records) if source.noisy else without_leaks(records, is_train)
     if rows is not None:
-        records, labels, is_train, kept = (
-            only(records, rows),
-            labels[rows],
-            is_train[rows],
-            kept[rows],
-        )
+        records = only(records, rows)
+        labels, is_train, kept = labels[rows], is_train[rows], kept[rows]
         groups = None if groups is None else groups[rows]
     shown, images = classes if source.target is None else classes[:1], records.images
     odd = oddities(labels, shown, is_train, records.patients, names)
-    return Dataset(
+    return _dataset(
         name,
-        labels,
-        classes,
-        is_train,
-        records.key,
-        records.origin,
-        records.features,
-        records.fingerprint,
-        records.opener,
-        records.patients,
+        records,
+        labels=labels,
+        classes=classes,
+        is_train=is_train,
         drawn=drawn,
-        burned_in=records.burned_in,
-        left_out=records.left_out,
         odd=(*records.odd, *odd),
         whole=whole,
         rows=kept if images is None else images.firsts,
-        place=records.place,
-        values=records.values,
         groups=groups,
         members=None if images is None else images.members,
     )
@@ -482,17 +338,18 @@ def _all_images(name: str, records: Records) -> Dataset:
     """All records of a source, among all images found, without labels; for their features only."""
     found = records.found
     labels = torch.full((len(records.labels),), -1)
-    return Dataset(
+    return _dataset(
         name,
-        labels,
-        (),
-        labels >= 0,
-        records.key,
-        None,
-        records.features,
-        records.fingerprint,
-        opener=records.opener,
+        records,
+        labels=labels,
+        classes=(),
+        is_train=labels >= 0,
         whole=None if found is None else _all_images(name, found.records),
         rows=None if found is None else found.rows,
-        place=records.place,
     )
+
+
+def _dataset(name: str, records: Records, **own: Any) -> Dataset:
+    """A data set with the fields of records that have the same names, and its own."""
+    shared = {each.name for each in fields(Records)} & {each.name for each in fields(Dataset)}
+    return Dataset(name, **{each: getattr(records, each) for each in shared} | own)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bag_names
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER
 from fedsurrogate.client_app.datasets.dicom_files import (
     DICOM,
     encoding_of,
@@ -28,15 +28,14 @@ from fedsurrogate.client_app.datasets.dicom_records import (
 )
 from fedsurrogate.client_app.datasets.image_folders import (
     files_below,
-    find_table,
     folder_bags,
     in_class_folders,
     note_depth,
-    split_of,
+    table_of,
 )
 from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import name_or_blank, names_in, patient_names
+from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
 from fedsurrogate.client_app.datasets.one_record import (
     attempt,
     described,
@@ -44,23 +43,11 @@ from fedsurrogate.client_app.datasets.one_record import (
     open_regular,
     printable,
 )
-from fedsurrogate.client_app.datasets.readers import (
-    listing,
-    named_columns,
-    refuse_columns,
-    require_columns,
-    some,
-)
 from fedsurrogate.client_app.datasets.records import Records, only, without
+from fedsurrogate.client_app.datasets.source import DataSource, listing, require_columns, some
+from fedsurrogate.client_app.datasets.table_records import SourceTable
 from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.datasets.target_values import (
-    check_table,
-    columns_of,
-    texts_of,
-    values_in,
-)
 from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.client_app.node_config import Frames
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras.packages import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
@@ -82,52 +69,29 @@ TAGS = (
 )
 
 
-def read_dicom(
-    folder: Path,
-    name: str,
-    label_column: str,
-    site_column: str,
-    patient_column: str = "",
-    frames: Frames = "refuse",
-    left: LeftOut | None = None,
-) -> Records:
+def read_dicom(source: DataSource, name: str, left: LeftOut) -> Records:
     """Read a folder of DICOM files, at any depth and of any name.
 
     It has a table of labels or one folder per class. The table has one or several of the columns
     KEYS; the most specific counts. Files without a row and rows without a file are left out and
-    counted in the log. The privacy unit is the patient in the headers, or in `patient_column`.
+    counted in the log. The privacy unit is the patient in the headers, or in the patient column.
 
     Args:
-        folder: of the data.
+        source: of the data.
         name: of a sub-folder or table; empty for none.
-        label_column: of the table.
-        site_column: of the table; empty for none.
-        patient_column: of the table; empty for none.
-        frames: which frame of a file with several.
-        left: collects unusable records; None refuses them.
+        left: collects unusable records.
 
     Raises:
         DataError: for unusable data.
     """
-    left = left or LeftOut()
-    root, table = find_table(folder, name)
-    if table is None:
-        check_table(root, left.target)
+    root, table = table_of(source, name, OF_HEADERS)
     if table:
-        found, rows, records = _by_table(
-            root, table, label_column, site_column, patient_column, left
-        )
+        found, rows, records = _by_table(root, table, source, left)
     else:
-        refuse_columns(
-            f"'{root}' has no table with columns; put one next to the images",
-            site_column,
-            patient_column,
-            None if left.bags in (OF_FOLDER, *OF_HEADERS) else left.bags,
-        )
-        found, records = _by_folder(root, label_column, left)
+        found, records = _by_folder(root, source, left)
         rows = list(range(len(found)))
     images = [found[row] for row in rows]
-    _refuse_frames(images, frames, left)
+    _refuse_frames(images, source, left)
     _decoders(images, left)
     if burned_in := sum(image.burned_in for image in images):
         LOG.warning(
@@ -139,39 +103,45 @@ def read_dicom(
     if not (table or left.one_by_one):
         _refuse_folders_of_patients(root, records.labels, patients)
     # Which labels a run reads decides which rows of a table count; features are those of all.
-    every = opened(root, found, frames, _decoders(found, LeftOut(one_by_one=True)))
+    every = opened(root, found, source.frames, _decoders(found, LeftOut(one_by_one=True)))
+    own = every if len(rows) == len(found) else only(every, rows)
     readable = replace(
-        every if len(rows) == len(found) else only(every, rows),
-        labels=records.labels,
-        is_train=records.is_train,
-        origin=records.origin,
-        values=records.values,
-        bags=records.bags,
+        records,
+        key=own.key,
+        opener=own.opener,
+        same=own.same,
+        place=own.place,
+        found=own.found,
         patients=patients,
         burned_in=burned_in,
     )
-    bags = _bags(images, readable, left) if left.bags or frames == "all" else None
-    kept = without(replace(readable, bags=bags), left)
-    return each_frame(kept, found) if frames == "all" and left.bags is not None else kept
+    several = source.frames == "all"
+    if source.bags or several:
+        readable = replace(readable, bags=_bags(images, readable, source, left))
+    kept = without(readable, left)
+    return each_frame(kept, found) if several and source.bags is not None else kept
 
 
-def _bags(images: Sequence[DicomImage], records: Records, left: LeftOut) -> tuple[str, ...] | None:
+def _bags(
+    images: Sequence[DicomImage], records: Records, source: DataSource, left: LeftOut
+) -> tuple[str, ...] | None:
     """The bag of each file: by a value of its header, by folder or table, or itself."""
-    if left.bags is None or records.bags is not None:
+    if source.bags is None or records.bags is not None:
         return records.bags
-    if left.bags == "patient":
+    if source.bags == "patient":
         return records.patients
-    if tag := OF_HEADERS.get(left.bags):
-        return bag_names([image.keys[tag] for image in images], left)
+    if tag := OF_HEADERS.get(source.bags):
+        what = f"bag (bag-column = {source.bags!r})"
+        return names_in([image.keys[tag] for image in images], what, left)
     return tuple(image.keys["path"] for image in images)
 
 
-def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[DicomImage], Records]:
-    files, is_train = in_class_folders(root, is_file, left)
+def _by_folder(root: Path, source: DataSource, left: LeftOut) -> tuple[list[DicomImage], Records]:
+    files, is_train = in_class_folders(root, is_file, left, source)
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no files in class folders; it has {listing(root)}; put a table with the "
-            f"column {label_column!r} and one of {', '.join(KEYS)} next to them, or make one "
+            f"column {source.label_column!r} and one of {', '.join(KEYS)} next to them, or make one "
             "folder per class"
         )
     note_depth(root, files, left, None)
@@ -182,79 +152,51 @@ def _by_folder(root: Path, label_column: str, left: LeftOut) -> tuple[list[Dicom
         [files[i][1] for i in kept],
         "",
         None if is_train is None else is_train[kept],
-        bags=folder_bags(root, [files[i] for i in kept]) if left.bags == OF_FOLDER else None,
+        bags=folder_bags(root, [files[i] for i in kept]) if source.bags == OF_FOLDER else None,
     )
 
 
 def _by_table(
-    root: Path, table: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
+    root: Path, file: Path, source: DataSource, left: LeftOut
 ) -> tuple[list[DicomImage], list[int], Records]:
     """The images that a table names, the places of those that it labels, and their records."""
-    of_target = columns_of(label_column, left.target)
-    bag_column = "" if left.bags in OF_HEADERS else left.bags or ""
-    texts = (*of_target, patient_column, bag_column, *KEYS)
-    columns = read_table(table, texts, left, label_column)
-    others = [column for column in (site_column, patient_column, bag_column) if column]
-    wanted = named_columns(label_column, left.target, site_column, patient_column, bag_column)
-    require_columns(table, wanted, list(columns))
-    key = key_of(table, list(columns))
+    if source.bags in OF_HEADERS:
+        source = replace(source, bags="")
+    wanted, label = source.named, source.label_column
+    columns = read_table(file, (*wanted, *KEYS), left, label, source.target)
+    require_columns(file, wanted, columns)
+    key = key_of(file, list(columns))
     # Two ways to write one name do not differ.
     columns |= {
-        name: [name_or_blank(value, left.classes) for value in columns[name]]
-        for name in (*of_target, *others)
+        name: [name_or_blank(cell, source.classes) for cell in columns[name]] for name in wanted
     }
-    if left.target is not None:
-        label_column = "the target"
-        columns[label_column] = [f"= {text}" for text in texts_of(columns, left.target)]
-    given = [label_column, *others]
-    named = {_named(value, key) for value in columns[key]} - {""}
-    rows = _rows(table, columns, key, given + ["split"] * ("split" in columns), left)
-    scanned = scan_images(
-        root, [path for path in files_below(root, is_file, left) if path != table], left
-    )
-    found = [image for image in scanned if image.keys[key] in named]
+    names = [_named(cell, key) for cell in columns[key]]
+    compared = {name: columns[name] for name in (*wanted, "split") if name in columns}
+    rows = _rows(file, names, key, compared, "" if source.target else label, left)
+    files = [path for path in files_below(root, is_file, left) if path != file]
+    scanned = scan_images(root, files, left)
+    known = {*names} - {""}
+    found = [image for image in scanned if image.keys[key] in known]
     places = [at for at, image in enumerate(found) if image.keys[key] in rows]
-    images = [found[at] for at in places]
-    if not images and not left.one_by_one:
+    matched = [rows[found[at].keys[key]] for at in places]
+    if not matched and not left.one_by_one:
         raise DataError(
             f"none of the {len(scanned)} DICOM images in '{root}' is named by the column {key!r} "
-            f"of '{table}'; correct it"
+            f"of '{file}'; correct it"
         )
-    matched = [rows[image.keys[key]] for image in images]
-    if missing := len(scanned) - len(images):
-        left.skip(
-            missing,
-            f"{missing} of {len(scanned)} DICOM images are left out, '{table}' has no label for "
-            "them",
-        )
+    missing = len(scanned) - len(matched)
+    left.skip(
+        missing,
+        f"{missing} of {len(scanned)} DICOM images are left out, '{file}' has no label for them",
+    )
     if unmatched := sorted(set(rows.values()) - set(matched)):
         left.odd.append(
-            f"{len(unmatched)} rows of '{table}' name no DICOM image, such as "
-            f"{left.where(unmatched)}"
+            f"{len(unmatched)} rows of '{file}' name no DICOM image, such as {left.where(unmatched)}"
         )
     # From here on, each row belongs to an image.
-    columns = {name: [values[row] for row in matched] for name, values in columns.items()}
     place = left.place
     left.place = lambda at: place(matched[at])
-    return (
-        found,
-        places,
-        Records(
-            names_in(columns[label_column], f"label ({label_column!r})", left, left.classes),
-            "",
-            split_of(columns, table, left),
-            names_in(columns[site_column], f"site ({site_column!r})", left)
-            if site_column
-            else None,
-            patients=patient_names(columns[patient_column], patient_column, left)
-            if patient_column
-            else None,
-            values=None
-            if left.target is None
-            else values_in(columns, left.target, table, left).reshape(len(images), -1),
-            bags=bag_names(columns[bag_column], left) if bag_column else None,
-        ),
-    )
+    return found, places, SourceTable(file, columns).rows(matched).records(source, left)
 
 
 def key_of(table: Path, columns: Sequence[str]) -> str:
@@ -277,23 +219,27 @@ def key_of(table: Path, columns: Sequence[str]) -> str:
 
 
 def _rows(
-    table: Path, columns: dict[str, list[Any]], key: str, given: Sequence[str], left: LeftOut
+    table: Path,
+    names: Sequence[str],
+    key: str,
+    compared: Mapping[str, Sequence[Any]],
+    label: str,
+    left: LeftOut,
 ) -> dict[str, int]:
     """Index of the row for every value of the key. Errors give the number of a row, never its
     content.
     """
     rows: dict[str, int] = {}
     torn: set[str] = set()
-    for row, (value, label) in enumerate(zip(columns[key], columns[given[0]], strict=True)):
-        name = _named(value, key)
-        if not name or not label:
+    for row, name in enumerate(names):
+        if not name or (label and not compared[label][row]):
             left.remark(
-                f"{left.place(row)} of '{table}' has no {key} or no {given[0]}; fill it in or remove "
-                "it",
+                f"{left.place(row)} of '{table}' has no {key} or no {label or 'name'}; fill it in or "
+                "remove it",
             )
             continue
         first = rows.setdefault(name, row)
-        if differing := [name for name in given if columns[name][first] != columns[name][row]]:
+        if differing := [each for each, own in compared.items() if own[first] != own[row]]:
             left.remark(
                 f"{left.place(first)} and {left.place(row)} of '{table}' name the same {key} but differ in "
                 f"{differing[0]!r}; keep one, or name images by a more specific column",
@@ -429,11 +375,10 @@ def _refuse_folders_of_patients(root: Path, labels: Sequence[str], patients: Seq
         )
 
 
-def _refuse_frames(images: Sequence[DicomImage], frames: Frames, left: LeftOut) -> None:
+def _refuse_frames(images: Sequence[DicomImage], source: DataSource, left: LeftOut) -> None:
     """Leave out or refuse files of several images, unless one of each is taken, or all into a bag."""
-    most = {"first": None, "middle": None, "all": 1 if left.bags is None else MOST_FRAMES}.get(
-        frames, 1
-    )
+    all_ = 1 if source.bags is None else MOST_FRAMES
+    most = {"first": None, "middle": None, "all": all_}.get(source.frames, 1)
     several = [row for row, image in enumerate(images) if most and not image.frames <= most]
     first = images[several[0]] if several else None
     remedy = 'set dicom-frames in the node-config to "first" or "middle", to take one image of each'

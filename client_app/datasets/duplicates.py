@@ -34,7 +34,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +44,6 @@ from fedsurrogate.client_app.datasets.records import Records, only
 # Bytes from the middle of a file that are compared before the whole file is: headers are often
 # equal, and the last rows of a radiograph black.
 SAMPLE = 4096
-# Bytes of rows whose sums are computed at a time.
-SUMMED = 2**22
 # Results for the latest data sets: one process answers several requests on the same records.
 MOST_KNOWN = 8
 _known: dict[str, Tensor] = {}
@@ -105,28 +102,7 @@ def same_rows(x: Tensor) -> Tensor:
     if not x.numel():
         return torch.arange(len(x))
     rows = x.contiguous().view(torch.uint8).reshape(len(x), -1).numpy()
-    # First a sum of bytes with fixed weights, in chunks; then whole rows where sums are equal.
-    weights = np.random.default_rng(0).integers(
-        1, 2**63, rows.shape[1], dtype=np.uint64
-    ) | np.uint64(1)
-    step = max(1, SUMMED // rows.shape[1])
-    sums = np.concatenate(
-        [rows[at : at + step].astype(np.uint64) @ weights for at in range(0, len(rows), step)]
-    )
-    _, first, sizes = np.unique(sums, return_inverse=True, return_counts=True)
-    suspects = (sizes[first] > 1).nonzero()[0].tolist()
-    group = torch.arange(len(rows))
-    if suspects:
-        own = torch.tensor(suspects)
-        numbers = _groups(
-            len(suspects),
-            (
-                lambda i: sums[suspects[i]],
-                lambda i: hashlib.sha256(rows[suspects[i]].data).digest(),
-            ),
-        )
-        group[own] = own[numbers]
-    return group
+    return same_bytes(lambda row: rows[row].tobytes(), len(rows))
 
 
 def once(records: Records, patients_protected: bool) -> Records:

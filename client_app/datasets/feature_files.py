@@ -3,126 +3,171 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsurrogate.client_app.datasets.duplicates import same_rows
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.readers import (
-    content_key,
-    declared_classes,
-    names_by_file,
-    some,
-    split_by_size,
-    split_files,
-)
+from fedsurrogate.client_app.datasets.readers import content_key, split_files
 from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.target_values import checked, columns_of
+from fedsurrogate.client_app.datasets.source import DataSource, folder_of, some
+from fedsurrogate.client_app.datasets.table_records import SourceTable, with_declared
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.backbones.column_names import in_column_order, shown, with_columns
 from fedsurrogate.common.errors import DataError
 
 # Rows that are checked at a time, and bytes of a file that is not copied to memory.
 CHECKED, LARGE = 8192, 2**26
+# Types of tensors: of features; of numbers that are learned; and of classes, patients and bags.
+FLOATING = frozenset({"F64", "F32", "F16", "BF16"})
+WHOLE = frozenset({"I64", "I32", "I16", "I8", "U8", "U16", "U32", "U64"})
+REAL = FLOATING | WHOLE | {"BOOL"}
 
 
-def read_safetensors(
-    folder: Path, name: str, patient_column: str = "", left: LeftOut | None = None
-) -> Records:
+@dataclass(frozen=True)
+class FeatureHeader:
+    """What the header of a file of features says.
+
+    Attributes:
+        dimension: of the features.
+        fingerprint: of their backbone, with the names of their columns.
+        order: in which columns are read.
+        classes: that the file declares, with commas.
+    """
+
+    dimension: int
+    fingerprint: str
+    order: list[int]
+    classes: str
+
+
+def read_safetensors(source: DataSource, name: str, left: LeftOut) -> Records:
     """Read features.
 
     A file has `x` (n, d) floating point, `y` (n,) integer; optional: metadata `fingerprint`,
-    `classes` and `columns` (a JSON list of d names), and tensors (n,) of integers named
-    `patient_column`, and as the bags of `left`. The metadata of a file are about this file alone.
+    `classes` and `columns` (a JSON list of d names), and tensors (n,) of integers named as the
+    patient and the bag column of the source. The metadata of a file are about this file alone.
 
     Args:
-        folder: of the data.
+        source: of the data.
         name: of the data set; may be empty.
-        patient_column: name of the tensor of patients; empty for none.
-        left: collects unusable records; None refuses them.
+        left: collects unusable records.
 
     Raises:
         DataError: for unusable data.
     """
-    left = left or LeftOut()
-    from safetensors import SafetensorError, safe_open
-
+    folder = folder_of(source, name)
+    replace(source, patient_column="", bags=None).refuse_columns(
+        "safetensors files have no columns; use another partition"
+    )
+    source = replace(source, label_column="y")
     files = split_files(folder, name, ".safetensors")
-    tensors: list[tuple[Tensor, Tensor]] = []
-    metadata: list[dict[str, str]] = []
-    prints: list[str] = []
-    given = [name for name in (patient_column, left.bags) if name]
-    owners: dict[str, list[int]] = {name: [] for name in given}
-    for file in files:
-        try:
-            with safe_open(file, "pt") as content:
-                of_target = columns_of("y", left.target)
-                wanted_names = {"x", *of_target, *given}
-                if missing := sorted(wanted_names - set(content.keys())):
-                    wanted = f"x (n, d) and {' (n,), '.join((*of_target, *given))} (n,)"
-                    raise SourceError(
-                        f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; "
-                        f"store {wanted}"
-                    )
-                metadata.append(content.metadata() or {})
-                tensors.append((content.get_tensor("x"), _of_target(content, file, left)))
-                for name in owners:
-                    numbers = content.get_tensor(name)
-                    _check_features(file, tensors[-1][0], numbers, name)
-                    owners[name] += numbers.tolist()
-        # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
-        except (SafetensorError, RuntimeError, TypeError) as error:
-            raise SourceError(
-                f"'{file}' is not a readable safetensors file ({error}); write it again"
-            ) from error
-        _check_features(file, *tensors[-1], valued=left.target is not None)
-        x, y = tensors[-1]
-        fingerprint, order = stored_fingerprint(file, metadata[-1], x.shape[1])
-        prints.append(fingerprint)
-        if order != sorted(order):
-            tensors[-1] = x[:, order], y
-    check_one_backbone(files, prints, [x.shape[1] for x, _ in tensors])
+    headers = feature_headers(files, source)
+    tensors: dict[str, list[torch.Tensor]] = {each: [] for each in ("x", *source.named)}
+    for file, header in zip(files, headers, strict=True):
+        with _opened(file) as content:
+            read = {each: content.get_tensor(each) for each in tensors}
+        for each, tensor in read.items():
+            if len(tensor) != len(read["x"]):
+                raise SourceError(
+                    f"'{file}' has {len(read['x'])} rows of x but {len(tensor)} of {each}; the "
+                    "numbers must be equal"
+                )
+            tensors[each].append(tensor)
+        if header.order != sorted(header.order):
+            tensors["x"][-1] = read["x"][:, header.order]
+    parts = tensors.pop("x")
     # A large file stays mapped: a copy would fill the memory of the site.
-    x = tensors[0][0]
-    if len(tensors) > 1 or x.nbytes < LARGE:
-        x = torch.cat([x for x, _ in tensors])
-    y = torch.cat([y if left.target is not None else y.long() for _, y in tensors])
-    finite = [torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)]
+    x = parts[0] if len(parts) == 1 and parts[0].nbytes >= LARGE else torch.cat(parts)
+    finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x, CHECKED)])
     # Of a bag, only the images that can be used are in its mean.
-    broken = [] if left.bags is not None else (~torch.cat(finite)).nonzero().flatten().tolist()
+    broken = [] if source.bags is not None else (~finite).nonzero().flatten().tolist()
     left.note(
         broken,
         f"x in '{files[0]}' has NaN or infinity in {len(broken)} of {len(x)} rows, first in row "
         f"{min(broken, default=0)}; remove those rows or compute them again",
     )
-    values = None
-    if left.target is None:
-        lists = [each.get("classes", "").split(",") for each in metadata]
-        declared = [declared_classes(file, own) for file, own in zip(files, lists, strict=True)]
-        labels, classes = names_by_file(files, declared, [own.tolist() for _, own in tensors], left)
-    else:
-        values, classes = checked(y, left.target, str(files[0]), left), ()
-        labels = [str(row) for row in values.tolist()]
-    records = Records(
-        labels,
-        content_key(folder, files),
-        split_by_size([len(y) for _, y in tensors]),
-        classes=classes or None,
+    columns = {
+        each: [cell for own in all_ for cell in own.tolist()] for each, all_ in tensors.items()
+    }
+    records = SourceTable(files[0], columns).records(source, left)
+    declared = [header.classes.split(",") for header in headers]
+    sizes = list(map(len, parts))
+    records = with_declared(records, columns.get("y", ()), files, sizes, declared, left)
+    records = replace(
+        records,
+        key=content_key(folder, files),
         features=x,
-        fingerprint=prints[0],
-        patients=_texts(owners.get(patient_column)),
+        fingerprint=headers[0].fingerprint,
         same=lambda: same_rows(x),
-        values=values,
-        bags=_texts(owners.get(left.bags or "")),
     )
     return without(records, left)
 
 
-def stored_fingerprint(
+def feature_headers(files: Sequence[Path], source: DataSource) -> list[FeatureHeader]:
+    """The headers of files of features, whose tensors are there and of their types; no record is
+    read.
+
+    Args:
+        files: of one data set.
+        source: of the data, with the label column "y".
+
+    Raises:
+        DataError: for a file that is none, a tensor that is missing or of another type, or two files
+            of different backbones.
+    """
+    headers = []
+    for file in files:
+        with _opened(file) as content:
+            if missing := sorted({"x", *source.named} - {*content.keys()}):
+                raise SourceError(
+                    f"'{file}' lacks the tensors {missing}; it has {some(content.keys())}; store x "
+                    f"(n, d) and {' (n,), '.join(source.named)} (n,)"
+                )
+            for each in ("x", *source.named):
+                own = content.get_slice(each)
+                shape, kind = own.get_shape(), own.get_dtype()
+                kinds, what = WHOLE, "integers of shape (n,)"
+                if each == "x":
+                    kinds, what = FLOATING, "floating point of shape (n, d)"
+                elif source.target is not None and each in source.target_columns:
+                    kinds, what = REAL, "real numbers of shape (n,)"
+                if kind not in kinds or len(shape) != 1 + (each == "x") or 0 in shape[1:]:
+                    raise SourceError(
+                        f"{each} in '{file}' is {kind} of shape {tuple(shape)}; it must be {what}"
+                    )
+            metadata, dimension = content.metadata() or {}, content.get_slice("x").get_shape()[1]
+        fingerprint, order = _stored_fingerprint(file, metadata, dimension)
+        headers.append(FeatureHeader(dimension, fingerprint, order, metadata.get("classes", "")))
+    if len({(each.dimension, each.fingerprint) for each in headers}) > 1:
+        first, second = (shown(each.fingerprint) for each in headers)
+        raise SourceError(
+            f"'{files[0]}' and '{files[1]}' hold features of different backbones or columns, "
+            f"{first} and {second}; compute both with one"
+        )
+    return headers
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as content:
+            yield content
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (SafetensorError, RuntimeError, TypeError) as error:
+        raise SourceError(
+            f"'{file}' is not a readable safetensors file ({error}); write it again"
+        ) from error
+
+
+def _stored_fingerprint(
     file: Path, metadata: Mapping[str, str], dimension: int
 ) -> tuple[str, list[int]]:
     """The fingerprint of the features of a safetensors file, with the names of its columns.
@@ -159,59 +204,3 @@ def stored_fingerprint(
         return with_columns(fingerprint, found), order
     except DataError as error:
         raise SourceError(f"'{file}': {error}") from None
-
-
-def check_one_backbone(
-    files: Sequence[Path], fingerprints: Sequence[str], dimensions: Sequence[int]
-) -> None:
-    """Refuse two files with features of different backbones, dimensions or columns.
-
-    Raises:
-        DataError: with both.
-    """
-    if len({*zip(fingerprints, dimensions, strict=True)}) > 1:
-        first, second = map(shown, fingerprints)
-        raise SourceError(
-            f"'{files[0]}' and '{files[1]}' hold features of different backbones or columns, "
-            f"{first} and {second}; compute both with one"
-        )
-
-
-def _texts(numbers: Sequence[int] | None) -> tuple[str, ...] | None:
-    return None if numbers is None else tuple(map(str, numbers))
-
-
-def _of_target(content: Any, file: Path, left: LeftOut) -> Tensor:
-    """The tensor y (n,); or (n, k), float64, one column for each of the target's tensors."""
-    names = columns_of("y", left.target)
-    found = [content.get_tensor(name) for name in names]
-    if left.target is None:
-        own: Tensor = found[0]
-        return own
-    for name, each in zip(names, found, strict=True):
-        if each.ndim != 1 or each.is_complex() or len(each) != len(found[0]):
-            raise SourceError(
-                f"{name} in '{file}' is {each.dtype} of shape {tuple(each.shape)}; it must be real "
-                "numbers of shape (n,)"
-            )
-    return torch.stack([each.double() for each in found], 1)
-
-
-def _check_features(
-    file: Path, x: Tensor, y: Tensor, name: str = "y", valued: bool = False
-) -> None:
-    if x.ndim != 2 or not x.is_floating_point():
-        raise SourceError(
-            f"x in '{file}' is {x.dtype} of shape {tuple(x.shape)}; it must be floating point of "
-            "shape (n, d)"
-        )
-    wrong = y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool
-    if wrong and not valued:
-        raise SourceError(
-            f"{name} in '{file}' is {y.dtype} of shape {tuple(y.shape)}; it must be integers of "
-            "shape (n,)"
-        )
-    if len(x) != len(y):
-        raise SourceError(
-            f"'{file}' has {len(x)} rows of x but {len(y)} of {name}; the numbers must be equal"
-        )

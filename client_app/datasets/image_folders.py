@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,30 +12,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bag_names, bags_by_folder
+from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bags_by_folder
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
 from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
 from fedsurrogate.client_app.datasets.images import open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import names_in, patient_names
 from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_folder
-from fedsurrogate.client_app.datasets.readers import (
-    content_key,
+from fedsurrogate.client_app.datasets.readers import content_key
+from fedsurrogate.client_app.datasets.records import Records, without
+from fedsurrogate.client_app.datasets.source import (
+    DataSource,
+    folder_of,
     listing,
-    named_columns,
-    refuse_columns,
     require_columns,
     some,
-    split_by_size,
 )
-from fedsurrogate.client_app.datasets.records import Records, without
 from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
+from fedsurrogate.client_app.datasets.table_records import SourceTable, split_by_size
 from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.datasets.target_values import (
-    check_table,
-    texts_of,
-    values_in,
-)
+from fedsurrogate.client_app.datasets.target_values import check_table
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import is_text, name_of, normal
@@ -53,43 +48,22 @@ IMAGE_SUFFIXES = frozenset(
 )
 
 
-def read_imagefolder(
-    folder: Path,
-    name: str,
-    label_column: str,
-    site_column: str,
-    patient_column: str = "",
-    left: LeftOut | None = None,
-    classes: Sequence[str] = (),
-) -> Records:
+def read_imagefolder(source: DataSource, name: str, left: LeftOut) -> Records:
     """Read a folder with one sub-folder per class, or with a CSV, TSV or parquet table of paths and
     labels in it.
 
     Args:
-        folder: of the data.
+        source: of the data; a folder with the name of one of its classes is a class.
         name: of a sub-folder or table; empty for none.
-        label_column: of the table.
-        site_column: of the table; empty for none.
-        patient_column: of the table; empty for none.
-        left: collects unusable records; None refuses them.
-        classes: of the run, if it names them; a folder with such a name is a class.
+        left: collects unusable records.
 
     Raises:
         DataError: for unusable data.
     """
-    left = left or LeftOut()
-    root, table = find_table(folder, name)
-    if table is None:
-        check_table(root, left.target)
+    root, table = table_of(source, name)
     if table:
-        return _read_path_table(root, table, label_column, site_column, patient_column, left)
-    refuse_columns(
-        f"'{root}' has no table with columns; put one next to the images",
-        site_column,
-        patient_column,
-        None if left.bags == OF_FOLDER else left.bags,
-    )
-    files, is_train = in_class_folders(root, _is_image_or_dicom, left)
+        return _by_table(root, table, source, left)
+    files, is_train = in_class_folders(root, _is_image_or_dicom, left, source)
     images = [row for row, (path, _) in enumerate(files) if _is_image(path)]
     if len(images) < len(files):
         # Read as images, they would lose their patients.
@@ -104,16 +78,38 @@ def read_imagefolder(
     if not files and not left.one_by_one:
         raise DataError(
             f"'{root}' has no images in class folders; it has {listing(root)}; make one folder per "
-            f"class with images in it, or put a table with the columns 'path' and {label_column!r} "
-            "next to them"
+            f"class with images in it, or put a table with the columns 'path' and "
+            f"{source.label_column!r} next to them"
         )
-    note_depth(root, files, left, None if left.bags == OF_FOLDER else classes)
-    records = _files(
-        [path for path, _ in files], [label for _, label in files], root, is_train, None
-    )
-    if left.bags == OF_FOLDER:
-        records = replace(records, bags=folder_bags(root, files))
-    return without(records, left)
+    in_bags = source.bags == OF_FOLDER
+    note_depth(root, files, left, None if in_bags else source.classes)
+    bags = folder_bags(root, files) if in_bags else None
+    records = Records([label for _, label in files], "", is_train, bags=bags)
+    return _opened(records, root, [path for path, _ in files], left)
+
+
+def table_of(
+    source: DataSource, name: str, of_headers: Collection[str] = ()
+) -> tuple[Path, Path | None]:
+    """The folder of the files, and its table if there is one; without one, no setting may name a
+    column.
+
+    Args:
+        source: of the data.
+        name: of a sub-folder or table; empty for none.
+        of_headers: bags that the files themselves name.
+
+    Raises:
+        DataError: for a setting of a column without a table, and as `find_table` and `check_table`.
+    """
+    root, table = find_table(folder_of(source, name), name)
+    if table is None:
+        check_table(root, source.target)
+        named = None if source.bags in (OF_FOLDER, *of_headers) else source.bags
+        replace(source, bags=named).refuse_columns(
+            f"'{root}' has no table with columns; put one next to the images"
+        )
+    return root, table
 
 
 def folder_bags(root: Path, files: Sequence[tuple[Path, str]]) -> tuple[str, ...]:
@@ -182,25 +178,27 @@ def _is_table(path: Path) -> bool:
 
 
 def in_class_folders(
-    root: Path, wanted: Callable[[Path], bool], left: LeftOut
+    root: Path, wanted: Callable[[Path], bool], left: LeftOut, source: DataSource | None = None
 ) -> tuple[list[tuple[Path, str]], Tensor | None]:
     """Files below class folders.
 
     Args:
         root: folder of the class folders, or of folders `train` and `test` with these.
         wanted: which files.
-        left: whether no record may decide about another. A file's own path then decides its class
-            and whether it trains: whether there is another folder, which one record may bring, must
-            not. So a folder `train` or `test` is a part of the split unless a class of the run has
-            its name, also where the other does not exist.
+        left: counts the others.
+        source: says whether no record may decide about another. A file's own path then decides its
+            class and whether it trains: whether there is another folder, which one record may bring,
+            must not. So a folder `train` or `test` is a part of the split unless a class of the run
+            has its name, also where the other does not exist.
 
     Returns:
         The wanted files below each class folder, with its name; and a mask of training files if
         folders `train` and `test` exist, or if no record may decide about another.
     """
+    noisy = source is not None and source.noisy
     splits = [root / "train", root / "test"]
-    if left.noisy:
-        splits = [each for each in splits if each.name not in left.classes]
+    if source is not None and noisy:
+        splits = [each for each in splits if each.name not in source.classes]
         tops = [*splits, root]
     else:
         tops = splits if all(map(is_folder, splits)) else [root]
@@ -208,20 +206,29 @@ def in_class_folders(
     sizes: list[int] = []
     walk = FolderWalk(wanted, IMAGE_SUFFIXES)
     for top in tops:
-        before = len(files)
-        for class_folder in _folders(top, walk, left):
-            if class_folder not in tops:
-                files += [(path, _class_of(class_folder)) for path in walk.files(class_folder)]
-        sizes.append(len(files) - before)
+        folders = attempt(partial(walk.folders, top))
+        if isinstance(folders, BaseException):
+            # It is missing, or cannot be read.
+            if not (left.one_by_one and isinstance(folders, OSError)):
+                raise folders
+            folders = []
+        own = [
+            (path, _class_of(folder))
+            for folder in folders
+            if folder not in tops
+            for path in walk.files(folder)
+        ]
+        files += own
+        sizes.append(len(own))
     walk.report(left)
-    nameless = [path for path, name in files if not (name and (left.noisy or is_text(name)))]
+    nameless = [path for path, name in files if not (name and (noisy or is_text(name)))]
     if nameless:
         left.note_unread(
             len(nameless),
             f"{len(nameless)} files are in a folder whose name is blank or not UTF-8, such as "
             f"'{nameless[0].parent}'; rename it",
         )
-    if not left.noisy:
+    if not noisy:
         return files, split_by_size(sizes)
     trains = [top.name != "test" or top == root for top in tops]
     return files, torch.tensor(trains).repeat_interleave(torch.tensor(sizes))
@@ -239,18 +246,6 @@ def files_below(folder: Path, wanted: Callable[[Path], bool], left: LeftOut) -> 
     files = walk.files(folder)
     walk.report(left)
     return files
-
-
-def _folders(top: Path, walk: FolderWalk, left: LeftOut) -> list[Path]:
-    """The folders in a folder, sorted; none of one that is missing or cannot be read, where records
-    are left out one by one.
-    """
-    try:
-        return walk.folders(top)
-    except OSError:
-        if not left.one_by_one:
-            raise
-        return []
 
 
 def _class_of(folder: Path) -> str:
@@ -304,98 +299,47 @@ def note_depth(
             )
 
 
-def split_of(columns: Mapping[str, list[Any]], file: Path, left: LeftOut) -> Tensor | None:
-    """The split of a table's rows, from the column 'split' if there is one.
-
-    Args:
-        columns: of the table, by name.
-        file: the table.
-        left: collects unusable records.
-
-    Returns:
-        (n,) bool, True for training; None without the column.
-
-    Raises:
-        DataError: for other values than 'train' and 'test'.
-    """
-    if "split" not in columns:
-        return None
-    given = [normal(value) if isinstance(value, str) else value for value in columns["split"]]
-    unknown = [row for row, value in enumerate(given) if value not in ("train", "test")]
-    values = sorted({str(given[row]) for row in unknown})
-    left.note(
-        unknown, f"column 'split' of '{file}' holds {some(values)}; allowed are 'train' and 'test'"
-    )
-    return torch.tensor([value == "train" for value in given], dtype=torch.bool)
-
-
-def _read_path_table(
-    root: Path, file: Path, label_column: str, site_column: str, patient_column: str, left: LeftOut
-) -> Records:
-    named = named_columns(label_column, left.target, site_column, patient_column, left.bags)
-    given = list(named)
-    columns = read_table(file, ("path", *given), left, label_column)
-    require_columns(file, {"path": ""} | named, list(columns))
-    names: Sequence[str]
-    if left.target is None:
-        what = f"label ({label_column!r} of '{file}')"
-        names, values = names_in(columns[label_column], what, left, left.classes), None
-    else:
-        names = texts_of(columns, left.target)
-        values = values_in(columns, left.target, file, left)
-    given_paths = columns["path"]
-    absent = [row for row, path in enumerate(given_paths) if not (isinstance(path, str) and path)]
+def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Records:
+    wanted = source.named
+    columns = read_table(file, ("path", *wanted), left, source.label_column, source.target)
+    require_columns(file, {"path": ""} | wanted, columns)
+    records = SourceTable(file, columns).records(source, left)
+    given = columns["path"]
+    absent = [row for row, path in enumerate(given) if not (isinstance(path, str) and path)]
     left.note(
         absent,
         f"{len(absent)} rows of '{file}' have no path, such as {left.where(absent)}; "
         "fill it in or remove them",
     )
-    outside = [row for row, path in enumerate(given_paths) if row not in absent and _leaves(path)]
+    outside = [row for row, path in enumerate(given) if row not in absent and _leaves(path)]
     if outside:
         left.note(
             outside,
-            f"{left.where(outside)} of '{file}': path {given_paths[outside[0]]!r} leaves '{root}', "
+            f"{left.where(outside)} of '{file}': path {given[outside[0]]!r} leaves '{root}', "
             f"as in {len(outside)} rows; paths must lie inside that folder",
         )
     gone = {*absent, *outside}
-    paths = [root if row in gone else root / path for row, path in enumerate(given_paths)]
+    paths = [root if row in gone else root / path for row, path in enumerate(given)]
     if paths and not left.one_by_one and not any(path.is_file() for path in paths):
         raise DataError(
             f"none of the {len(paths)} files in '{file}' exists, such as '{paths[0]}'; paths start "
             f"at '{root}'"
         )
-    given += ["split"] * ("split" in columns)
     if find_tables(root) == [file]:
         # Another table may name the others.
-        _count_unnamed(root, file, paths, left)
-    _note_repeated(file, paths, list(zip(*(columns[name] for name in given), strict=True)), left)
-    is_train = split_of(columns, file, left)
-    origin = (
-        names_in(columns[site_column], f"site ({site_column!r} of '{file}')", left)
-        if site_column
-        else None
-    )
-    patients = (
-        patient_names(columns[patient_column], patient_column, left) if patient_column else None
-    )
-    bags = bag_names(columns[left.bags], left) if left.bags else None
-    records = _files(paths, list(names), root, is_train, origin, patients)
-    return without(replace(records, values=values, bags=bags), left)
+        unnamed = sorted(set(FolderWalk(_is_image, IMAGE_SUFFIXES).files(root)) - set(paths))
+        left.skip(
+            len(unnamed),
+            f"{len(unnamed)} images are not in the table '{file}', such as "
+            f"{some(map(str, unnamed))}",
+        )
+    cells = [columns[name] for name in (*wanted, "split") if name in columns]
+    _note_repeated(file, paths, list(zip(*cells, strict=True)), left)
+    return _opened(records, root, paths, left)
 
 
 def _leaves(path: str) -> bool:
     return Path(path).is_absolute() or ".." in Path(path).parts
-
-
-def _count_unnamed(root: Path, file: Path, paths: Sequence[Path], left: LeftOut) -> None:
-    """Count the images in the folder that its table does not name."""
-    named = set(paths)
-    walk = FolderWalk(_is_image, IMAGE_SUFFIXES)
-    unnamed = [path for path in walk.files(root) if path not in named]
-    left.skip(
-        len(unnamed),
-        f"{len(unnamed)} images are not in the table '{file}', such as {some(map(str, unnamed))}",
-    )
 
 
 def _note_repeated(
@@ -430,22 +374,14 @@ def _open_file(paths: Sequence[Path], index: int, shortest: int) -> Image.Image:
     return open_rgb(paths[index], shortest)
 
 
-def _files(
-    paths: Sequence[Path],
-    labels: list[str],
-    root: Path,
-    is_train: Tensor | None,
-    origin: tuple[str, ...] | None,
-    patients: tuple[str, ...] | None = None,
-) -> Records:
+def _opened(records: Records, root: Path, paths: Sequence[Path], left: LeftOut) -> Records:
+    """Records with their image files, without those that are left out."""
     key = content_key(root, paths)
-    return Records(
-        labels,
-        key,
-        is_train,
-        origin,
+    own = replace(
+        records,
+        key=key,
         opener=partial(_open_file, paths),
-        patients=patients,
         same=lambda: remembered(key, lambda: same_files(paths)),
         place=lambda i: str(paths[i]),
     )
+    return without(own, left)

@@ -4,12 +4,11 @@ one. Either way they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from fedsurrogate.client_app.datasets.one_record import printable
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.targets.target import Target
 
 
 def _numbered(row: int) -> str:
@@ -23,13 +22,6 @@ class LeftOut:
         one_by_one: leave such records out. Otherwise the first one raises DataError, so that a
             person corrects it. In a private run the reply must not show that a record is broken,
             and the other records still count.
-        noisy: whether no record may decide anything about another one, as in a private run.
-        classes: of such a run, which a reader may need: whether another record has a class must
-            not decide anything.
-        target: of the run, whose columns readers read in place of that of the class; None for
-            classes.
-        bags: the column that names the bag of an image, which readers read as well; empty for
-            none; None where no bags are pooled.
 
     Attributes:
         rows: the reader's own indices of records that are left out.
@@ -44,16 +36,8 @@ class LeftOut:
         ([0, 2], 1)
     """
 
-    def __init__(
-        self,
-        one_by_one: bool = False,
-        noisy: bool = False,
-        classes: Sequence[str] = (),
-        target: Target | None = None,
-        bags: str | None = None,
-    ) -> None:
-        self.one_by_one, self.noisy, self.classes = one_by_one, noisy, classes
-        self.target, self.bags = target, bags
+    def __init__(self, one_by_one: bool = False) -> None:
+        self.one_by_one = one_by_one
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
         self.odd: list[str] = []

@@ -69,19 +69,6 @@ def name_or_blank(value: object, known: Iterable[str] = ()) -> str:
         return ""
 
 
-def patient_names(values: Sequence[object], column: str, left: LeftOut) -> tuple[str, ...]:
-    """Patient IDs in their normal form.
-
-    Gaps are left out or refused: a record without a patient ID may belong to any patient.
-
-    Args:
-        values: of the column.
-        column: its name.
-        left: collects unusable records.
-    """
-    return names_in(values, f"patient ID (patient-column = {column!r})", left)
-
-
 def column_names(file: Path, given: Iterable[str]) -> list[str]:
     """Names of a table's columns in their normal form.
 

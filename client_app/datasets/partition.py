@@ -266,19 +266,13 @@ def partition(
     Raises:
         DataError, ConfigError: if the settings do not fit the data.
     """
-    kept = (
-        settings.partition,
-        settings.seed,
-        settings.alpha,
-        settings.classes_per_site,
-        num_sites,
-    )
-    key = (labels.numpy().tobytes(), None if origin is None else tuple(origin), *kept)
+    kept = (settings.seed, settings.alpha, settings.classes_per_site, num_sites)
+    sites = None if origin is None else tuple(origin)
+    key = (labels.numpy().tobytes(), sites, settings.partition, *kept)
     if key not in _PARTS:
-        parts = _partition(labels, origin, settings, num_sites)
-        if len(_PARTS) >= MOST_KEPT:
-            _PARTS.clear()
-        _PARTS[key] = parts
+        while len(_PARTS) >= MOST_KEPT:
+            _PARTS.pop(next(iter(_PARTS)))
+        _PARTS[key] = _partition(labels, origin, settings, num_sites)
     return list(_PARTS[key])
 
 

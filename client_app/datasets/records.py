@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from PIL import Image
@@ -97,41 +98,37 @@ class Records:
     found: Found | None = None
 
 
+# What a reader says of each row, one by one.
+BY_ROW = ("labels", "is_train", "origin", "patients", "features", "values", "bags")
+
+
 def select(records: Records, positions: Sequence[int]) -> Records:
     """The records at these positions, in this order."""
-    if len(positions) == len(records.labels) and all(at == row for at, row in enumerate(positions)):
+    rows = list(positions)
+    if rows == list(range(len(records.labels))):
         return records
-    opener, origin, patients, rows = (
-        records.opener,
-        records.origin,
-        records.patients,
-        list(positions),
-    )
-    same, place, images = records.same, records.place, records.images
+    opener, same, place, images = records.opener, records.same, records.place, records.images
     found = records.found or Found(records, torch.arange(len(records.labels)))
     # Bags have no features of their own.
-    features = records.features if images is not None else _rows(records.features, rows)
+    whole = () if images is None else ("features",)
+    own = {name: _rows(getattr(records, name), rows) for name in BY_ROW if name not in whole}
+    if images is not None:
+        images = replace(images, members=_rows(images.members, rows))
     return replace(
         records,
-        labels=[records.labels[i] for i in rows],
-        is_train=_rows(records.is_train, rows),
-        origin=None if origin is None else tuple(origin[i] for i in rows),
-        patients=None if patients is None else tuple(patients[i] for i in rows),
-        features=features,
+        **own,
         opener=None if opener is None else partial(_open_row, opener, rows),
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
-        values=_rows(records.values, rows),
-        bags=None if records.bags is None else tuple(records.bags[i] for i in rows),
-        images=None
-        if images is None
-        else replace(images, members=tuple(images.members[i] for i in rows)),
+        images=images,
         found=replace(found, rows=found.rows[rows]),
     )
 
 
-def _rows(tensor: Tensor | None, rows: list[int]) -> Tensor | None:
-    return None if tensor is None else tensor[rows]
+def _rows(values: Any, rows: list[int]) -> Any:
+    if values is None or isinstance(values, Tensor):
+        return None if values is None else values[rows]
+    return type(values)(values[row] for row in rows)
 
 
 def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) -> Image.Image:

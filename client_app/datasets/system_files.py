@@ -69,12 +69,8 @@ class FolderWalk:
             if is_folder(path):
                 if self._is_data(path):
                     folders.append(path)
-            elif of_system(path.name):
-                self._skip("files of systems", path)
-            elif self._wanted(path):
+            elif self._is_wanted(path):
                 self._skip("images next to the folders of classes", path)
-            else:
-                self._skip("files without the name of an image", path)
         return folders
 
     def files(self, folder: Path) -> list[Path]:
@@ -103,12 +99,17 @@ class FolderWalk:
             if is_folder(path):
                 if self._is_data(path):
                     yield from self._below(path, (*above, own))
-            elif of_system(path.name):
-                self._skip("files of systems", path)
-            elif self._wanted(path):
+            elif self._is_wanted(path):
                 yield path
-            else:
-                self._skip("files without the name of an image", path)
+
+    def _is_wanted(self, file: Path) -> bool:
+        if of_system(file.name):
+            self._skip("files of systems", file)
+        elif self._wanted(file):
+            return True
+        else:
+            self._skip("files without the name of an image", file)
+        return False
 
     def _is_data(self, folder: Path) -> bool:
         if of_system(folder.name):

@@ -9,9 +9,7 @@ import io
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,8 @@ from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.targets.target import Target
 
-# Longest line in bytes that is read when lines are left out one by one.
-LONGEST_LINE = 2**16
+# Longest line in bytes that is read when lines are left out one by one; and longest line of names.
+LONGEST_LINE, LONGEST_HEADER = 2**16, 2**20
 BOM = b"\xef\xbb\xbf"
 # First bytes of what is given a name of a table.
 MARKS = (
@@ -103,25 +101,59 @@ def is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def check_cells(file: Path, schema: Any, wanted: Iterable[str]) -> None:
-    """Refuse columns whose cells are neither texts, numbers nor truth values: their type decides this,
-    and no record.
+def parquet_table(
+    file: Path,
+    wanted: Collection[str],
+    label_column: str,
+    target: Target | None,
+    read: Collection[str] | None = None,
+) -> tuple[Any, list[str], Any]:
+    """A table of parquet whose wanted columns can be read: their types decide this, and no record.
 
     Args:
-        file: a parquet file.
-        schema: of it.
-        wanted: names of the columns that are read.
+        file: the table.
+        wanted: columns whose cells are used.
+        label_column: may hold lists of labels, see `_with_labels`.
+        target: of the run; None for classes.
+        read: columns that are read, if the file has them; all if left out.
+
+    Returns:
+        The schema of the file, the normal names of all columns, and a table of pyarrow with those that
+        were read.
 
     Raises:
-        DataError: with the column, its type, and what to do.
+        DataError: for a file that is none, a name that stands twice, or a column of another type.
     """
     with needed_for(f"the table '{file}'"):
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    names = set(wanted)
+    try:
+        schema = pq.read_schema(file)
+        names = column_names(file, schema.names)
+        pairs = zip(schema.names, names, strict=True)
+        chosen = None if read is None else [own for own, name in pairs if name in read]
+        table = (
+            schema.empty_table().select([]) if chosen == [] else pq.read_table(file, columns=chosen)
+        )
+    except pa.ArrowException as error:
+        raise SourceError(
+            f"'{file}' is not a readable parquet file ({error}); write it again"
+        ) from error
+    whole = _with_labels(schema.empty_table().rename_columns(names), label_column, target)
+    _check_cells(file, whole.schema, wanted)
+    table = table.rename_columns(list(map(normal, table.column_names)))
+    return schema, whole.column_names, _with_labels(table, label_column, target)
+
+
+def _check_cells(file: Path, schema: Any, wanted: Collection[str]) -> None:
+    """Refuse columns whose cells are neither texts, numbers nor truth values."""
+    with needed_for(f"the table '{file}'"):
+        import pyarrow as pa
+
     for field in schema:
         kind = field.type
-        if normal(field.name) not in names:
+        if field.name not in wanted:
             continue
         if pa.types.is_duration(kind):
             todo = "write durations as numbers of one unit, such as column.dt.days of pandas"
@@ -140,23 +172,19 @@ def check_cells(file: Path, schema: Any, wanted: Iterable[str]) -> None:
         )
 
 
-def with_labels(table: Any, label_column: str, target: Target | None) -> Any:
+def _with_labels(table: Any, label_column: str, target: Target | None) -> Any:
     """A table of pyarrow with a column of truth values for each label of the run, where one column
     holds lists of those that are present. The type of that column decides this, and no record.
 
-    Args:
-        table: with the columns of a file.
-        label_column: may hold lists; a label that is not in a list is absent, and where a record has
-            no list it is not annotated.
-        target: of the run; lists are labels, where it has its columns nowhere else.
+    A label that is not in a list is absent; where a record has no list it is not annotated.
     """
     with needed_for("a table"):
         import pyarrow as pa
 
-    names = list(map(normal, table.column_names))
+    names = table.column_names
     if target is None or not target.gaps or label_column not in names:
         return table
-    column = table.column(names.index(label_column))
+    column = table.column(label_column)
     lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     if not lists or {*names} & {*target.columns}:
         return table
@@ -169,163 +197,109 @@ def with_labels(table: Any, label_column: str, target: Target | None) -> Any:
 
 
 def read_table(
-    file: Path, texts: Iterable[str], left: LeftOut, label_column: str = ""
-) -> dict[str, list[Any]]:
-    """The columns of a CSV or parquet table.
+    file: Path,
+    wanted: Collection[str],
+    left: LeftOut,
+    label_column: str = "",
+    target: Target | None = None,
+) -> dict[str, Sequence[Any]]:
+    """The columns of a CSV or parquet table: texts of the first, cells of any type of the other.
 
     An error does not contain the content of a row, because that may identify a patient.
 
     Args:
         file: the table.
-        texts: columns that stay as written: 07 is not 7.
-        left: collects unusable records.
-        label_column: as for `with_labels`.
+        wanted: columns whose cells are used; none of another type may be among them.
+        left: collects unusable records, and learns where a row is.
+        label_column: may hold lists of labels in a parquet table.
+        target: of the run; None for classes.
 
     Raises:
         DataError: for a file that is not a table, and for a line with too many or too few columns
             unless records are left out one by one.
     """
     left.place = LeftOut().place
-    if left.one_by_one and not is_parquet(file):
-        return _line_by_line(file, left)
-    return _whole(file, texts, left, label_column)
+    if not is_parquet(file):
+        return _read_csv(file, left)
+    _, _, table = parquet_table(file, {normal(name) for name in wanted}, label_column, target)
+    return {name: values_of(table.column(name), left) for name in table.column_names}
 
 
-def _line_by_line(file: Path, left: LeftOut) -> dict[str, list[Any]]:
-    """Columns of a CSV file as texts; each line is read on its own.
+def _read_csv(file: Path, left: LeftOut) -> dict[str, Sequence[Any]]:
+    """Columns of a CSV file; where records are left out one by one, each line is read on its own.
 
-    Nothing in one line, such as an open quote or invalid bytes, changes how another line is read: a
-    new record must not remove others. So a quoted value that continues on the next line is left out
-    as well. Invalid bytes stay what they are: two patient IDs must not become one.
+    Nothing in one line, such as an open quote or invalid bytes, then changes how another line is
+    read: a new record must not remove others. So a quoted value that continues on the next line is
+    left out as well. Invalid bytes stay what they are: two patient IDs must not become one.
     """
     names, delimiter = csv_header(file)
-    lines = file.read_bytes().removeprefix(BOM).split(b"\n")
+    content = file.read_bytes().removeprefix(BOM)
     rows: list[list[str]] = []
-    numbers: list[int] = []
-    unread: list[int] = []
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        values = _values(line, delimiter)
-        if values is None or len(values) != len(names):
-            unread.append(number)
+    lines: list[int] = []
+    unread: list[tuple[int, int]] = []
+    found = _lines if left.one_by_one else _rows
+    for line, cells in found(file, content, delimiter):
+        if cells is None or len(cells) != len(names):
+            unread.append((line, len(cells or ())))
         else:
-            rows.append(values)
-            numbers.append(number)
+            rows.append(cells)
+            lines.append(line)
+    if unread and not left.one_by_one:
+        line, width = unread[0]
+        raise SourceError(
+            f"table '{file}' cannot be read (line {line} has {width} columns, but the first has "
+            f"{len(names)}); write it again"
+        )
     left.note_unread(
         len(unread),
         f"{len(unread)} lines of '{file}' cannot be read on their own, or have another number of "
-        f"columns, such as line {min(unread, default=0)}",
+        f"columns, such as line {min(unread, default=(0, 0))[0]}",
     )
-    left.place = _places(lambda: numbers)
-    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+    left.place = lambda row: f"line {lines[row]}" if row < len(lines) else f"row {row + 1}"
+    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return dict(zip(names, map(list, columns), strict=True))
 
 
-def _places(lines: Callable[[], Sequence[int]]) -> Callable[[int], str]:
-    """Where the rows of a CSV file are: lines as an editor counts them, of which the names are the
-    first.
+def _lines(_: Path, content: bytes, delimiter: str) -> Iterator[tuple[int, list[str] | None]]:
+    """Each line after the first: its number, and its cells if it can be read alone."""
+    lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    for number, line in enumerate(lines[1:], 2):
+        if line.strip():
+            yield number, _cells(line, delimiter) if len(line) <= LONGEST_LINE else None
+
+
+def _rows(file: Path, content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row after the first: the line in which it begins, as an editor counts them, and its cells.
+    A cell in quotes may have several lines.
     """
-    return lambda row: f"line {lines()[row]}" if row < len(lines()) else f"row {row + 1}"
-
-
-def _lines(content: bytes, delimiter: str) -> list[int]:
-    """The line in which each row begins: a value in quotes may have several, and some are empty."""
-    read = csv.reader(
-        io.StringIO(content.decode("utf-8", KEPT_BYTES), newline=""), delimiter=delimiter
-    )
-    starts, last = [], 0
-    with suppress(csv.Error):
-        for row in read:
-            starts += [last + 1] if row else []
-            last = read.line_num
-    return starts[1:]
-
-
-def _values(line: bytes, delimiter: str) -> list[str] | None:
-    """The values of one line; None if it cannot be read."""
-    if len(line) > LONGEST_LINE:
-        return None
     try:
-        text = line.decode("utf-8", KEPT_BYTES).rstrip("\r")
-        return next(csv.reader([text], delimiter=delimiter, strict=True), [])
-    except csv.Error:
-        return None
-
-
-def _whole(
-    file: Path, texts: Iterable[str], left: LeftOut, label_column: str
-) -> dict[str, list[Any]]:
-    with needed_for(f"the table '{file}'"):
-        import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet as pq
-
-    uneven: list[tuple[int | None, int, int]] = []
-
-    def note(row: Any) -> str:
-        uneven.append((row.number, row.actual_columns, row.expected_columns))
-        return "skip" if left.one_by_one else "error"
-
-    whole = is_parquet(file)
-    content, (header, delimiter) = (b"", ([], ",")) if whole else (_text(file), _header(file))
-    chosen = {normal(name) for name in texts if name}
-    if not whole:
-        left.place = _places(cache(lambda: _lines(content, delimiter)))
-    try:
-        table = (
-            pq.read_table(file)
-            if whole
-            else pyarrow.csv.read_csv(
-                pa.BufferReader(content),
-                read_options=pyarrow.csv.ReadOptions(use_threads=False),
-                parse_options=pyarrow.csv.ParseOptions(
-                    delimiter=delimiter, invalid_row_handler=note
-                ),
-                convert_options=pyarrow.csv.ConvertOptions(
-                    column_types={name: pa.string() for name in header if normal(name) in chosen}
-                ),
-            )
-        )
-    except pa.ArrowException as error:
-        why = (
-            f"{left.place((uneven[0][0] or 2) - 2)} has {uneven[0][1]} columns, but the first has "
-            f"{uneven[0][2]}"
-            if uneven
-            else str(error)
-        )
-        raise SourceError(f"table '{file}' cannot be read ({why}); write it again") from None
-    left.note_unread(
-        len(uneven),
-        f"{len(uneven)} lines of '{file}' have another number of columns than the first",
-    )
-    table = with_labels(table, label_column, left.target)
-    check_cells(file, table.schema, chosen)
-    names = column_names(file, table.column_names)
-    return {name: values_of(table.column(at), left) for at, name in enumerate(names)}
-
-
-def _no_text(content: bytes) -> str:
-    """What a file is that is no CSV table, by its first bytes; empty for text."""
-    for mark, what in MARKS:
-        if content.startswith(mark):
-            return what
-    return "UTF-16, or no text" if b"\0" in content.partition(b"\n")[0] else ""
-
-
-def _text(file: Path) -> bytes:
-    """The content of a CSV file. Raises DataError unless it is UTF-8."""
-    content = file.read_bytes()
-    try:
-        content.decode()
+        text = content.decode()
     except UnicodeDecodeError as error:
-        if found := _no_text(content):
-            raise SourceError(f"'{file}' is {found}; {SAVE}") from None
         line = content.count(b"\n", 0, error.start) + 1
         raise SourceError(
             f"'{file}' is not UTF-8: line {line} holds the byte 0x{content[error.start]:02x}, as "
             f"Latin-1 or Windows-1252 write a letter; {SAVE}"
         ) from None
-    return content
+    read = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    end = 0
+    try:
+        for cells in read:
+            if cells and end:
+                yield end + 1, cells
+            end = read.line_num
+    except csv.Error as error:
+        raise SourceError(
+            f"table '{file}' cannot be read (line {end + 1}: {error}); write it again"
+        ) from None
+
+
+def _cells(line: bytes, delimiter: str, strict: bool = True) -> list[str] | None:
+    """The cells of one line; None if it cannot be read."""
+    try:
+        text = line.decode("utf-8", KEPT_BYTES)
+        return next(csv.reader([text], delimiter=delimiter, strict=strict), [])
+    except csv.Error:
+        return None
 
 
 def csv_header(file: Path) -> tuple[list[str], str]:
@@ -337,19 +311,16 @@ def csv_header(file: Path) -> tuple[list[str], str]:
             has most of; commas where it does not decide.
 
     Raises:
-        DataError: for a first line that is not UTF-8, or names a column twice.
+        DataError: for a first line that is not UTF-8, names nothing, or names a column twice.
     """
-    names, delimiter = _header(file)
-    return column_names(file, names), delimiter
-
-
-def _header(file: Path) -> tuple[list[str], str]:
-    """As `csv_header`, with the names as they are written."""
     with file.open("rb") as lines:
-        first = lines.readline(LONGEST_LINE + 4)
-    line = first.removeprefix(BOM).rstrip(b"\n")
-    if found := _no_text(first):
-        raise SourceError(f"'{file}' is {found}; {SAVE}")
+        first = lines.readline(LONGEST_HEADER)
+    line = re.split(rb"[\r\n]", first.removeprefix(BOM))[0]
+    marks = [what for mark, what in MARKS if first.startswith(mark)]
+    if b"\0" in line:
+        marks.append("UTF-16, or no text")
+    if marks:
+        raise SourceError(f"'{file}' is {marks[0]}; {SAVE}")
     try:
         line.decode()
     except UnicodeDecodeError as error:
@@ -362,7 +333,12 @@ def _header(file: Path) -> tuple[list[str], str]:
     counts = {each: bare.count(each.encode()) for each in (",", ";", "\t")}
     most = [each for each, count in counts.items() if count == max(counts.values())]
     delimiter = most[0] if len(most) == 1 else ","
-    return _values(line, delimiter) or [], delimiter
+    names = column_names(file, _cells(line, delimiter, strict=False) or [])
+    if not names:
+        raise SourceError(
+            f"table '{file}' is empty, or its first line names no columns; write their names there"
+        )
+    return names, delimiter
 
 
 def values_of(column: Any, left: LeftOut) -> list[Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import SAVE, name_or_blank
+from fedsurrogate.client_app.datasets.names import SAVE
 from fedsurrogate.client_app.datasets.one_record import is_file
 from fedsurrogate.client_app.datasets.system_files import of_system
 from fedsurrogate.client_app.datasets.whole_site import SourceError
@@ -35,11 +35,6 @@ OTHER_TABLES = (
 )
 # How truth values are written in a text, by every writer of tables.
 TRUTHS = {"true": 1.0, "false": 0.0}
-
-
-def columns_of(label_column: str, target: Target | None) -> tuple[str, ...]:
-    """The columns that say what is learned of a record: of its class, or of another target."""
-    return (label_column,) if target is None else target.columns
 
 
 def check_columns(target: Target | None, allowed: Sequence[str]) -> None:
@@ -87,20 +82,6 @@ def check_table(root: Path, target: Target | None) -> None:
             f"'{root}' has no table, and target = {target.name!r} needs one, with the columns "
             f"{_named(target)}"
         )
-
-
-def texts_of(columns: Mapping[str, Sequence[Any]], target: Target) -> list[str]:
-    """What each row says of its target, as one text that is equal for equal rows.
-
-    It stands where other records have the name of a class: two copies of an image with different
-    targets are found by it.
-
-    Args:
-        columns: of a table, by name.
-        target: of the run.
-    """
-    cells = zip(*(columns[name] for name in target.columns), strict=True)
-    return ["; ".join(map(name_or_blank, row)) for row in cells]
 
 
 def values_in(

@@ -31,7 +31,7 @@ from fedsurrogate.client_app.features.parts import (
     in_parts,
 )
 from fedsurrogate.client_app.features.progress import progress
-from fedsurrogate.client_app.features.shards import SHARDS, ShardWriter
+from fedsurrogate.client_app.features.shards import ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
@@ -236,16 +236,14 @@ def _write(
         digests = {name: digest_of(folder / name) for name in ("x.npy", "ok.npy")}
         (folder / "digests.json").write_text(json.dumps(digests))
         for name in ("ok.npy", "digests.json"):
-            # x.npy is on disk. After a power failure an entry without these would be computed again
-            # from the first shard.
+            # x.npy is on disk. After a power failure an entry without these would be computed again.
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
         if entry.exists():
             shutil.rmtree(entry)
         folder.rename(entry)
         # Only now: a process that ends before the rename loses nothing.
-        for name in (SHARDS, "ok"):
-            (entry / name).unlink()
+        writer.remove(entry)
     except (BackboneError, DataError):
         # These images, or this backbone, cannot be used: another attempt would end in the same way.
         shutil.rmtree(folder, ignore_errors=True)
@@ -291,7 +289,7 @@ def _compute(
             f"none of the {len(dataset)} images of {dataset.name!r} can be read; reason for the "
             f"first: {reason}"
         )
-    ok = writer.ok()
+    ok = writer.finish()
     if not ok.any():
         raise BackboneError(
             f"backbone {backbone.name!r}: {NOT_FINITE} for every image; check weights-path, or use "

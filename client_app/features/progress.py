@@ -31,31 +31,19 @@ def progress(
     start = reported = time.perf_counter()
     before = done
     if sys.stderr.isatty():
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import Progress
 
         from fedsurrogate.common.command_line import stderr_console
 
-        columns = (
-            TextColumn(name),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:.0f} " + what + "/s"),
-        )
-        with Progress(*columns, TimeRemainingColumn(), console=stderr_console()) as bar:
+        columns = *Progress.get_default_columns(), "{task.fields[rate]:.0f} " + what + "/s"
+        with Progress(*columns, console=stderr_console()) as bar:
             task = bar.add_task(name, total=total, completed=done, rate=0.0)
 
             def draw(count: int) -> None:
                 nonlocal done
                 done += count
-                bar.update(
-                    task, completed=done, rate=(done - before) / (time.perf_counter() - start)
-                )
+                rate = (done - before) / (time.perf_counter() - start)
+                bar.update(task, completed=done, rate=rate)
 
             yield draw
         return
@@ -68,8 +56,7 @@ def progress(
             reported = now
             rate = (done - before) / (now - start)
             left = (total - done) / max(rate, 1e-9)
-            LOG.info(
-                "%s: %d of %d %s, %.0f %s/s, %.0f s left", name, done, total, what, rate, what, left
-            )
+            shown = (name, done, total, what, rate, what, left)
+            LOG.info("%s: %d of %d %s, %.0f %s/s, %.0f s left", *shown)
 
     yield log

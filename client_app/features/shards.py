@@ -1,32 +1,31 @@
 """Features that are being computed: complete shards of rows stay on disk, so that an ended process
 loses open ones only.
 
-A folder `*.partial` holds `x` and `ok` as files of all rows, and `shards.jsonl`: one line a shard,
-in any order, with its first row, the row after its last, and its digest. A line is written when its
-rows are on disk. The next process checks the digests and computes the other shards. Lines of
-earlier versions have no first row: each began where the line before ended.
+A folder `*.partial` holds a file for each complete shard, named by its first row. It is put in its
+place whole, and numpy's archives have a checksum of each array; the next process computes the shards
+without such a file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import io
 import logging
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.parts import Part
+from fedsurrogate.common.files import replace_file
 
 # Records of a shard: half a minute to some minutes of work, depending on the backbone.
 SHARD = 2048
-SHARDS = "shards.jsonl"
 LOG = logging.getLogger("fedsurrogate.site")
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass
@@ -48,10 +47,9 @@ class ShardWriter:
     _complete: set[int] = field(default_factory=set)
     # By the first row of a shard: how many records were added, and the readable rows among them.
     _added: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    _rows: defaultdict[int, list[tuple[list[int], Tensor, Tensor]]] = field(
+    _parts: defaultdict[int, list[tuple[Part, Tensor]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    _start: int = 0
 
     @classmethod
     def resumed(cls, folder: Path, count: int) -> ShardWriter:
@@ -60,39 +58,29 @@ class ShardWriter:
         Args:
             folder: of an earlier writer, perhaps.
             count: number of records.
-
-        Raises:
-            OSError: if it cannot write.
         """
         writer = cls(folder, count)
-        try:
-            text = (folder / SHARDS).read_text(errors="replace")
-            first, *lines = text.splitlines()
-            head = json.loads(first)
-            if head["count"] != count:
-                return writer
-            writer.dimension, writer.size = int(head["dimension"]), tuple(head["size"])
-            writer._start = writer._x_start()
-            writer._check(lines)
-        except FileNotFoundError:
-            return cls(folder, count)
-        # numpy raises almost anything for a damaged file, such as EOFError and TokenError.
-        except Exception as error:
-            LOG.warning(
-                "computed features in %s are damaged (%s: %s)", folder, type(error).__name__, error
+        for first in range(0, count, SHARD):
+            try:
+                x, _, size = writer._read(first)
+                shown = x.shape[1], tuple(size.tolist())
+                if writer._complete and shown != (writer.dimension, writer.size):
+                    raise ValueError(f"features and images of {shown}")
+                writer.dimension, writer.size = shown
+                writer._complete.add(first)
+            except FileNotFoundError:
+                continue
+            # numpy raises almost anything for a damaged file, such as EOFError and BadZipFile.
+            except Exception as error:
+                LOG.warning(
+                    "computed features in %s are damaged (%s: %s), and are computed again",
+                    *(writer._file(first), type(error).__name__, error),
+                )
+        if writer.done:
+            LOG.info(
+                "%d of %d records are done already; the work continues with the others",
+                *(writer.done, count),
             )
-            return cls(folder, count)
-        if not writer._complete:
-            return cls(folder, count)
-        if not text.endswith("\n"):
-            # It may fail on a full disk, which is no damage: the shards stay.
-            with (folder / SHARDS).open("a") as notes:
-                notes.write("\n")
-        LOG.info(
-            "%d of %d records are done already; the work continues with the others",
-            writer.done,
-            count,
-        )
         return writer
 
     @property
@@ -102,11 +90,8 @@ class ShardWriter:
 
     def missing(self) -> list[range]:
         """Rows of the shards that are not complete."""
-        return [
-            self._shard(first)
-            for first in range(0, self.count, SHARD)
-            if first not in self._complete
-        ]
+        firsts = range(0, self.count, SHARD)
+        return [self._shard(first) for first in firsts if first not in self._complete]
 
     def add(self, part: Part, good: Tensor | None) -> None:
         """Add records of one shard.
@@ -117,122 +102,76 @@ class ShardWriter:
             part: the records, with features (n, dimension) float16 of its rows.
             good: rows of features that are valid, (n,); the others stay zero. None without
                 features.
+
+        Raises:
+            OSError: if it cannot write.
         """
         first = min([*part.rows[:1], *(row for row, _ in part.broken[:1])]) // SHARD * SHARD
         self._added[first] += len(part)
         if part.features is not None and good is not None:
-            if not self.dimension:
-                self._create(part.features.shape[1], part.size)
-            self._rows[first].append(
-                (part.rows, torch.where(good[:, None], part.features, 0), good)
-            )
+            self.dimension, self.size = part.features.shape[1], part.size
+            self._parts[first].append((part, good))
         if self.dimension:
-            for full in [
-                each for each, added in self._added.items() if added == len(self._shard(each))
-            ]:
-                self._write(full)
+            for each in [at for at, added in self._added.items() if added == len(self._shard(at))]:
+                self._write(each)
 
-    def ok(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which rows are valid, (count,) bool, after the last shard."""
-        valid: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.fromfile(
-            self.folder / "ok", np.bool_, self.count
-        )
-        return valid
+    def finish(self) -> Array:
+        """Write x.npy, the features of all records, after the last shard.
+
+        Returns:
+            Which rows are valid, (count,) bool.
+
+        Raises:
+            OSError: if it cannot write.
+        """
+        valid = []
+        with (self.folder / "x.npy").open("wb") as file:
+            shape = self.count, self.dimension
+            header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for first in range(0, self.count, SHARD):
+                x, ok, _ = self._read(first)
+                file.write(x.tobytes())
+                valid.append(ok)
+            file.flush()
+            os.fsync(file.fileno())
+        return np.concatenate(valid)
+
+    def remove(self, folder: Path) -> None:
+        """Remove the files of shards, once their features are elsewhere.
+
+        Args:
+            folder: where they are now.
+        """
+        for first in range(0, self.count, SHARD):
+            (folder / self._file(first).name).unlink()
+
+    def _file(self, first: int) -> Path:
+        return self.folder / f"{first}.npz"
 
     def _shard(self, first: int) -> range:
         return range(first, min(first + SHARD, self.count))
 
-    def _create(self, dimension: int, size: tuple[int, ...]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.dimension, self.size = dimension, size
-        np.lib.format.open_memmap(
-            self.folder / "x.npy", mode="w+", dtype=np.float16, shape=(self.count, dimension)
-        )
-        np.zeros(self.count, dtype=np.bool_).tofile(self.folder / "ok")
-        self._start = self._x_start()
-        (self.folder / SHARDS).write_text(
-            json.dumps({"count": self.count, "dimension": dimension, "size": list(size)}) + "\n"
-        )
-
-    def _x_start(self) -> int:
-        """Bytes before the first row of x.npy. Raises ValueError, and others of numpy, if its own
-        header does not fit.
-        """
-        x = np.load(self.folder / "x.npy", mmap_mode="r")
-        if (
-            x.shape != (self.count, self.dimension)
-            or x.dtype != np.float16
-            or not x.flags.c_contiguous
-        ):
-            raise ValueError(f"x.npy holds {x.dtype.str} of shape {x.shape}")
-        return int(x.offset)
-
     def _write(self, first: int) -> None:
-        shard = self._shard(first)
-        x = np.zeros((len(shard), self.dimension), dtype=np.float16)
-        ok = np.zeros(len(shard), dtype=np.bool_)
-        for rows, features, good in self._rows.pop(first, []):
-            at = np.asarray(rows) - first
-            x[at], ok[at] = features.numpy(), good.numpy()
-        for name, start, content in (
-            ("x.npy", self._start + x[:1].nbytes * first, x),
-            ("ok", first, ok),
-        ):
-            with (self.folder / name).open("r+b") as file:
-                file.seek(start)
-                file.write(content.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-        with (self.folder / SHARDS).open("a") as notes:
-            line = {"begin": first, "end": shard.stop, "sha256": _sha256(x.tobytes(), ok.tobytes())}
-            notes.write(json.dumps(line) + "\n")
-            notes.flush()
-            os.fsync(notes.fileno())
+        x = np.zeros((len(self._shard(first)), self.dimension), "<f2")
+        ok = np.zeros(len(x), bool)
+        for part, good in self._parts.pop(first, []):
+            assert part.features is not None
+            at = np.asarray(part.rows)[good.numpy()] - first
+            x[at], ok[at] = part.features[good].numpy(), True
+        content = io.BytesIO()
+        np.savez(content, x=x, ok=ok, size=np.array(self.size, int))
+        replace_file(self._file(first), content.getvalue())
         self._complete.add(first)
         del self._added[first]
 
-    def _check(self, lines: list[str]) -> None:
-        """Take the shards whose rows have the digest in their last line."""
-        noted: dict[int, str] = {}
-        end = 0
-        for line in lines:
-            try:
-                shard = json.loads(line)
-                begin, end, digest = (
-                    int(shard.get("begin", end)),
-                    int(shard["end"]),
-                    str(shard["sha256"]),
-                )
-            except (ValueError, KeyError, TypeError, AttributeError):
-                # A line that was being written when the process ended.
-                continue
-            if begin % SHARD == 0 and 0 <= begin < self.count and end == self._shard(begin).stop:
-                noted[begin] = digest
-        self._complete = {
-            begin for begin, digest in noted.items() if self._digest(self._shard(begin)) == digest
-        }
-        if damaged := noted.keys() - self._complete:
-            LOG.warning(
-                "%d shards in %s do not have their digests and are computed again",
-                len(damaged),
-                self.folder,
-            )
-
-    def _digest(self, shard: range) -> str:
-        width = 2 * self.dimension
-        contents = []
-        for name, start, length in (
-            ("x.npy", self._start + width * shard.start, width * len(shard)),
-            ("ok", shard.start, len(shard)),
-        ):
-            with (self.folder / name).open("rb") as file:
-                file.seek(start)
-                contents.append(file.read(length))
-        return _sha256(*contents)
-
-
-def _sha256(*contents: bytes) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()
+    def _read(self, first: int) -> tuple[Array, Array, Array]:
+        """Features, which rows are valid, and the size of the images. Raises almost anything."""
+        with np.load(self._file(first)) as stored:
+            x, ok, size = stored["x"], stored["ok"], stored["size"]
+        rows = len(self._shard(first))
+        if x.dtype != np.dtype("<f2") or x.ndim != 2 or ok.dtype != bool:
+            raise ValueError(f"features of type {x.dtype}, shape {x.shape}")
+        if not (len(x) == len(ok) == rows and x.shape[1]):
+            raise ValueError(f"{len(x)} rows for {rows} records")
+        return x, ok, size

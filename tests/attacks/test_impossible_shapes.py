@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.feature_files import read_safetensors
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.signed_model import unpack_gaussians
 from fedsurrogate.common.wire import generator_files
@@ -20,7 +20,9 @@ from fedsurrogate.strategies.pooling import public_projection
 from fedsurrogate.strategies.pooling.public_mean import read_public
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "features of a site": lambda file: read_safetensors(file.parent, "some"),
+    "features of a site": lambda file: load(
+        DataSource("safetensors", str(file.parent), ("some",)), 0
+    ),
     "Gaussians in a message": lambda file: unpack_gaussians(
         base64.b64encode(file.read_bytes()).decode()
     ),

@@ -19,7 +19,6 @@ from fedsurrogate.client_app import requests
 from fedsurrogate.client_app.audit import output
 from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.features.cache import read_entry
-from fedsurrogate.client_app.features.shards import ShardWriter
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.approvals import Decision, decide, decisions
 from fedsurrogate.client_app.governance.held import check_room, hold, why_held
@@ -295,15 +294,6 @@ def test_an_entry_of_the_cache_that_is_damaged_is_computed_again(
         file.write_text(content)
     assert read_entry(tmp_path, 3) is None
     assert ("are damaged" in caplog.text) == (content != "gone")
-
-
-@pytest.mark.parametrize("damage", [b"", b"[]", b"3\n", b'{"count": 3}\n', b"\xff\xfe"])
-def test_damaged_notes_of_shards_begin_anew(tmp_path: Path, damage: bytes) -> None:
-    folder = tmp_path / "entry"
-    folder.mkdir()
-    (folder / "shards.jsonl").write_bytes(damage)
-    found = ShardWriter.resumed(folder, 3)
-    assert not found._complete
 
 
 def test_a_data_report_that_cannot_be_written_decides_nothing(

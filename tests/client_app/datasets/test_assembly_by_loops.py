@@ -25,12 +25,12 @@ from fedsurrogate.client_app.datasets.dataset import (
     load_all,
     stratified_split,
 )
-from fedsurrogate.client_app.datasets.partition import share, split_test
+from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.data_report import Loss
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 
 
@@ -219,36 +219,6 @@ def test_a_record_without_a_place_is_known_by_its_number() -> None:
     assert placed.strata is placed.groups
 
 
-@settings(max_examples=40)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 2, -1])), min_size=1, max_size=24)
-)
-def test_test_records_are_dealt_by_largest_remainders(rows: list[tuple[int, int]]) -> None:
-    """By site of training records, where -1 is a test record."""
-    labels = torch.tensor([label for label, _ in rows])
-    parts = [[at for at, (_, site) in enumerate(rows) if site == k] for k in range(3)]
-    test = [at for at, (_, site) in enumerate(rows) if site == -1]
-    found = split_test(
-        [torch.tensor(part, dtype=torch.int64) for part in parts],
-        labels,
-        torch.tensor(test, dtype=torch.int64),
-    )
-    wanted: list[list[int]] = [[], [], []]
-    for label in range(3):
-        own = [at for at in test if rows[at][0] == label]
-        counts = [sum(rows[at][0] == label for at in part) for part in parts]
-        if not sum(counts):
-            continue
-        sizes = [len(own) * count // sum(counts) for count in counts]
-        left = [len(own) * count % sum(counts) for count in counts]
-        for site in sorted(range(3), key=lambda k: -left[k])[: len(own) - sum(sizes)]:
-            sizes[site] += 1
-        for site, size in enumerate(sizes):
-            wanted[site] += own[:size]
-            own = own[size:]
-    assert [part.tolist() for part in found] == [sorted(part) for part in wanted]
-
-
 def given_dataset(
     patch: pytest.MonkeyPatch, count: int = 12, drawn: bool = False, **more: Any
 ) -> Dataset:
@@ -261,80 +231,6 @@ def given_dataset(
 
 OWN = NodeConfig(site="north", data="parquet", data_dir="x")
 TRAIN, TEST = [at for at in range(12) if at % 4], [0, 4, 8]
-PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
-
-
-@pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("private", [False, True])
-def test_a_site_has_its_parts_and_in_a_private_run_without_a_split_all_train(
-    monkeypatch: pytest.MonkeyPatch, drawn: bool, private: bool
-) -> None:
-    given_dataset(monkeypatch, drawn=drawn)
-    found = share(parse_run(PRIVATE if private else {}), OWN)
-    everything = private and drawn
-    assert found.train.tolist() == (list(range(12)) if everything else TRAIN)
-    assert found.test.tolist() == ([] if everything else TEST)
-    assert not found.simulated
-
-
-def test_a_site_without_data_takes_the_runs_only_in_simulation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given_dataset(monkeypatch)
-    run = parse_run({"data": "parquet", "data-dir": "x"})
-    with pytest.raises(
-        DataError, match=r"^data is not set in this site's node-config, .*'parquet'"
-    ):
-        share(run, NodeConfig())
-    found = share(run, NodeConfig(), in_simulation=True)
-    assert (found.train.tolist(), found.simulated) == (TRAIN, True)
-    assert share(parse_run({}), NodeConfig()).simulated
-
-
-def test_sites_of_a_simulation_share_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_dataset(monkeypatch)
-    run = parse_run({"partition": "iid"})
-    parts = [share(run, NodeConfig(partition_id=at, num_partitions=3)) for at in range(3)]
-    assert sorted(torch.cat([each.train for each in parts]).tolist()) == TRAIN
-    assert sorted(torch.cat([each.test for each in parts]).tolist()) == TEST
-    assert [len(each.train) for each in parts] == [3, 3, 3]
-    with pytest.raises(
-        DataError, match=r"^12 sites cannot share 9 training records; use at most 9"
-    ):
-        share(run, NodeConfig(partition_id=0, num_partitions=12))
-
-
-def test_each_of_several_data_sets_is_one_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = given_dataset(monkeypatch)
-    other = given_dataset(monkeypatch, 8)
-    monkeypatch.setattr(partition, "load_all", lambda source, seed: [one, other])
-    run = parse_run({"data": "parquet", "data-dir": "x", "dataset": "p,q"})
-    for at, own in enumerate((one, other)):
-        node = NodeConfig(partition_id=at, num_partitions=2)
-        found = share(run, node, in_simulation=True)
-        assert found.dataset is own
-        assert found.train.tolist() == [row for row in range(len(own)) if row % 4]
-        assert found.test.tolist() == [row for row in range(len(own)) if not row % 4]
-    wanted = r"^dataset names 2 data sets \(p, q\), one a site, but there are 3 sites"
-    with pytest.raises(DataError, match=wanted):
-        share(run, NodeConfig(partition_id=0, num_partitions=3), in_simulation=True)
-
-
-def test_a_private_run_names_its_classes_and_a_site_has_its_own_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given_dataset(monkeypatch)
-    unnamed = parse_run({"epsilon": 1.0, "delta": 1e-5})
-    with pytest.raises(
-        ConfigError, match=r"^classes is empty; a private run must name all classes"
-    ):
-        share(unnamed, OWN)
-    several = OWN.model_copy(update={"num_partitions": 2})
-    with pytest.raises(
-        ConfigError, match=r"^num-partitions = 2: the split of a folder among sites"
-    ):
-        share(parse_run(PRIVATE), several)
-    assert len(share(parse_run({}), several).train) < 9
 
 
 def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,24 +238,3 @@ def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPa
     made.is_train[:] = False
     with pytest.raises(DataError, match=r"^site 0 of 1 has no training records; use fewer sites$"):
         share(parse_run({}), OWN)
-
-
-def test_test_records_of_a_patient_follow_the_training_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Patients with records in both parts, and such with test records alone.
-    names = tuple("ppqqrrsstuvw")
-    made = given_dataset(monkeypatch, patients=names)
-    made.is_train[:] = torch.tensor([name in "qrs" or at == 1 for at, name in enumerate(names)])
-    run = parse_run({"partition": "iid"})
-    parts = [share(run, NodeConfig(partition_id=at, num_partitions=2)) for at in range(2)]
-    owned = [{names[row] for row in (*each.train.tolist(), *each.test.tolist())} for each in parts]
-    assert not owned[0] & owned[1]
-    assert owned[0] | owned[1] == set("pqrstuvw")
-    rows = [row for each in parts for row in (*each.train.tolist(), *each.test.tolist())]
-    assert sorted(rows) == list(range(12))
-    for each in parts:
-        assert each.train.tolist() == sorted(each.train.tolist())
-        assert each.test.tolist() == sorted(each.test.tolist())
-    with pytest.raises(DataError, match=r"^5 sites cannot share 4 patients with training records"):
-        share(run, NodeConfig(partition_id=0, num_partitions=5))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets.bags import (
     ALONE,
-    bag_names,
     bags_by_folder,
     described,
     pooled,
@@ -138,10 +137,7 @@ def test_bags_are_copies_where_their_images_are_in_any_order(contents: list[list
     )
 
 
-def test_images_without_a_bag_are_named_and_folders_are_bags() -> None:
-    left = LeftOut(one_by_one=True, bags="visit")
-    assert bag_names(["v1", None, 7], left) == ("v1", "", "7")
-    assert left.reasons[0].why.startswith("1 of 3 records have no bag (bag-column = 'visit')")
+def test_folders_are_bags() -> None:
     one, other = Path("a"), Path("b")
     paths = [one / "1", one / "p" / "2", other / "p" / "q" / "3", other / "4"]
     wanted = ("a/1", "a/p", "b/p/q", "b/4")

@@ -5,26 +5,19 @@ that are no pixels.
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pydicom
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.errors import InvalidDicomError
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
-    ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
-    ImplicitVRLittleEndian,
-    JPEG2000Lossless,
 )
 
-from fedsurrogate.client_app.datasets import dicom_pixels
 from fedsurrogate.client_app.datasets.dicom_files import (
     Encoding,
     encoding_of,
@@ -111,31 +104,6 @@ def written(stated: Any, implicit: bool, little: bool, meta: bool = True) -> io.
     return stream
 
 
-FORMS = {
-    ImplicitVRLittleEndian: (True, True),
-    ExplicitVRLittleEndian: (False, True),
-    ExplicitVRBigEndian: (False, False),
-}
-
-
-@pytest.mark.parametrize("found", FORMS)
-@pytest.mark.parametrize("stated", [*FORMS, JPEG2000Lossless, None])
-def test_an_encoding_is_what_a_file_states_and_what_its_data_are(stated: Any, found: Any) -> None:
-    implicit, little = FORMS[found]
-    stream = written(stated, implicit, little, stated is not None)
-    if stated is not None and little != (stated != ExplicitVRBigEndian):
-        wanted = f"states the transfer syntax {stated.name}, and its data have the other byte order"
-        with pytest.raises(DataError, match=re.escape(wanted)):
-            encoding_of(stream)
-        return
-    own = encoding_of(stream)
-    assert stream.tell() == 0
-    assert own == Encoding(stated or "", found)
-    assert own.syntax == (stated or found)
-    explicit = stated in (JPEG2000Lossless, ExplicitVRLittleEndian, ExplicitVRBigEndian)
-    assert own.follows == (stated is not None and explicit is not implicit)
-
-
 def test_a_file_without_data_is_as_it_states_and_a_deflated_one_is_refused() -> None:
     whole = written(ExplicitVRLittleEndian, False, True).getvalue()
     end = whole.index(b"\x08\x00\x16\x00UI")
@@ -156,26 +124,6 @@ def test_pixels_that_are_not_compressed_need_no_decoder_and_others_one_that_can(
     assert "pillow" not in (plugins_for(twelve, True) or ())
     with pytest.raises(NotImplementedError):
         plugins_for("1.2.3", False)
-
-
-@settings(max_examples=30)
-@given(
-    st.sampled_from(["", "Float", "DoubleFloat"]),
-    st.integers(-3, 3),
-    st.one_of(st.none(), st.integers(-3, 3)),
-)
-def test_padding_is_a_value_or_all_values_up_to_a_limit(
-    kind: str, first: int, last: int | None
-) -> None:
-    header = Dataset()
-    setattr(header, f"{kind}PixelPaddingValue", first)
-    if last is not None:
-        setattr(header, f"{kind}PixelPaddingRangeLimit", last)
-    stored = np.arange(-4, 5, dtype=np.int16 if not kind else np.float64)
-    ends = sorted((first, first if last is None else last))
-    wanted = [not ends[0] <= value <= ends[1] for value in stored.tolist()]
-    assert dicom_pixels._are_no_padding(stored, header).tolist() == wanted
-    assert dicom_pixels._are_no_padding(stored, Dataset()).all()
 
 
 LEVELS = np.arange(16, dtype=np.uint8).reshape(4, 4)

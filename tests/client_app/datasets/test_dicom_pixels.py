@@ -239,20 +239,6 @@ def test_an_even_image_is_black(tmp_path: Path) -> None:
     assert not shown(tmp_path, image(np.full((4, 4), 900, np.uint16))).any()
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    whole = save(tmp_path / "whole", image(RAMP)).read_bytes()
-    for name, content in (
-        ("short", whole[: len(whole) // 2]),
-        ("empty", b""),
-        ("text", b"x" * 500),
-    ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"/{name}' cannot be shown .*; export it again"):
-            open_dicom(tmp_path / name)
-    with pytest.raises(DataError, match="Window Width"):
-        open_dicom(save(tmp_path / "zero", image(RAMP, WindowCenter=1, WindowWidth=0)))
-
-
 @pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), RecursionError()], ids=repr)
 def test_whatever_a_decoder_raises_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException

@@ -5,7 +5,6 @@ what a person is asked to correct.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from fedsurrogate.client_app.datasets.image_folders import (
     folder_bags,
     in_class_folders,
     read_imagefolder,
-    split_of,
 )
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
+from fedsurrogate.client_app.datasets.source import DataSource
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
@@ -33,15 +32,9 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def read(
-    root: Path,
-    name: str = "",
-    left: LeftOut | None = None,
-    classes: Sequence[str] = (),
-    **more: str,
-) -> Records:
-    columns = {"site": "", "patient": ""} | more
-    return read_imagefolder(root, name, "label", columns["site"], columns["patient"], left, classes)
+def read(root: Path, name: str = "", one_by_one: bool = False, **more: Any) -> Records:
+    source = DataSource("imagefolder", str(root), **more)
+    return read_imagefolder(source, name, LeftOut(one_by_one))
 
 
 def shown(records: Records, root: Path) -> list[tuple[str, str]]:
@@ -83,8 +76,9 @@ def test_under_noise_a_files_own_path_decides(
     tmp_path: Path, classes: tuple[str, ...], expected: dict[str, bool]
 ) -> None:
     root = make(tmp_path, *expected)
-    left = LeftOut(one_by_one=True, noisy=True, classes=classes)
-    files, is_train = in_class_folders(root, lambda path: path.suffix == ".png", left)
+    source = DataSource("imagefolder", str(root), noisy=True, classes=classes)
+    png, left = lambda path: path.suffix == ".png", LeftOut(one_by_one=True)
+    files, is_train = in_class_folders(root, png, left, source)
     assert is_train is not None
     found = {
         str(path.relative_to(root)): train
@@ -98,7 +92,7 @@ def test_under_noise_a_files_own_path_decides(
     (root / "test" / "b" / "2.png").unlink()
     (root / "test" / "b").rmdir()
     (root / "test").rmdir()
-    assert len(in_class_folders(root, lambda path: path.suffix == ".png", left)[0]) == 2
+    assert len(in_class_folders(root, png, left, source)[0]) == 2
 
 
 def test_folders_inside_that_of_a_class_are_bags(tmp_path: Path) -> None:
@@ -107,7 +101,7 @@ def test_folders_inside_that_of_a_class_are_bags(tmp_path: Path) -> None:
     wanted = ["a/1.png", "a/p", "a/p", "a/p/q", "b/p"]
     pairs = [(root / name, name[0]) for name in files]
     assert folder_bags(root, pairs) == tuple(str(root / name) for name in wanted)
-    found = read(root, left=LeftOut(bags="folder"))
+    found = read(root, bags="folder")
     assert found.bags == tuple(str(root / name) for name in wanted)
 
 
@@ -142,11 +136,11 @@ def test_folders_that_are_no_classes_are_named(
     root = make(tmp_path, *names)
     if why:
         with pytest.raises(DataError, match=re.escape(why.replace("ROOT", str(root)))):
-            read(root, left=LeftOut(bags=bags), classes=classes)
-        left = LeftOut(one_by_one=True, bags=bags)
-        assert why.replace("ROOT", str(root)) in read(root, left=left, classes=classes).odd[0]
+            read(root, bags=bags, classes=classes)
+        odd = read(root, one_by_one=True, bags=bags, classes=classes).odd
+        assert why.replace("ROOT", str(root)) in odd[0]
     else:
-        assert read(root, left=LeftOut(bags=bags), classes=classes).odd == ()
+        assert read(root, bags=bags, classes=classes).odd == ()
 
 
 def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> None:
@@ -155,10 +149,9 @@ def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> No
         DataError, match=r"has no images in class folders; it has .*'path' and 'lab"
     ):
         read(root)
-    left = LeftOut(one_by_one=True)
-    assert read(root, left=left).labels == []
+    assert read(root, one_by_one=True).labels == []
     make(root, "a/1.png")
-    for more in ({"site": "ward"}, {"patient": "id"}):
+    for more in ({"site_column": "ward"}, {"patient_column": "id"}):
         with pytest.raises(
             DataError, match="has no table with columns; put one next to the images"
         ):
@@ -168,8 +161,7 @@ def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> No
     wanted = f"1 files in the class folders are DICOM, such as '{dicom}'; set data to 'dicom'"
     with pytest.raises(DataError, match=re.escape(wanted)):
         read(root)
-    left = LeftOut(one_by_one=True)
-    found = read(root, left=left)
+    found = read(root, one_by_one=True)
     assert shown(found, root) == [("a/1.png", "a")]
     assert sum(each.count for each in found.left_out) == 2
 
@@ -198,22 +190,20 @@ def test_a_table_is_found_by_its_name_or_is_the_only_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_split_is_train_and_test(one_by_one: bool) -> None:
-    left = LeftOut(one_by_one=one_by_one)
-    assert split_of({"path": []}, Path("t"), left) is None
-    good = split_of({"split": [" train", "test", "test "]}, Path("t"), left)
-    assert good is not None
-    assert good.tolist() == [True, False, False]
-    columns = {"split": ["train", "val", 1, None, "Train"]}
+def test_a_split_is_train_and_test(tmp_path: Path, one_by_one: bool) -> None:
+    parts = [" train", "test", "test ", "val", "1", "", "Train"]
+    names = [f"{at}.png" for at in range(len(parts))]
+    rows = (f"{name},a,v,8,{part}" for name, part in zip(names, parts, strict=True))
+    root = table(make(tmp_path, *names), *rows)
     if not one_by_one:
         with pytest.raises(
-            DataError, match=r"column 'split' of 't' holds .*; allowed are 'train' and"
+            DataError, match=r"column 'split' of .* holds .*; allowed are 'train' and"
         ):
-            split_of(columns, Path("t"), left)
+            read(root)
         return
-    found = split_of(columns, Path("t"), left)
-    assert found is not None
-    assert (found.tolist(), left.rows) == ([True, False, False, False, False], {1, 2, 3, 4})
+    found = read(root, one_by_one=True)
+    assert found.is_train is not None
+    assert found.is_train.tolist() == [True, False, False]
 
 
 HEADER = "path,label,ward,person,split\n"
@@ -228,7 +218,7 @@ def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -
     root = table(
         make(tmp_path, "1.png", "d/2.png", "3.png"), "d/2.png,b,w,007,test", "1.png,a,v,8,train"
     )
-    found = read(root, site="ward", patient="person")
+    found = read(root, site_column="ward", patient_column="person")
     assert shown(found, root) == [("d/2.png", "b"), ("1.png", "a")]
     assert (found.origin, found.patients) == (("w", "v"), ("007", "8"))
     assert found.is_train is not None
@@ -237,7 +227,7 @@ def test_a_table_says_label_site_patient_and_part_of_each_file(tmp_path: Path) -
     assert found.left_out == (Loss(why, 1),)
     # With another table, it may name the others.
     make(root, "u.csv")
-    assert read(root, "t", site="ward", patient="person").left_out == ()
+    assert read(root, "t", site_column="ward", patient_column="person").left_out == ()
 
 
 @pytest.mark.parametrize(
@@ -272,25 +262,25 @@ def test_a_row_that_cannot_be_right_is_named_or_left_out(
     root = table(make(tmp_path, "1.png"), *rows)
     wanted = re.escape(why.replace("'T'", f"'{root / 't.csv'}'").replace("ROOT", str(root)))
     with pytest.raises(DataError, match=f"^{wanted}"):
-        read(root, site="ward", patient="person")
-    found = read(root, left=LeftOut(one_by_one=True), site="ward", patient="person")
+        read(root, site_column="ward", patient_column="person")
+    found = read(root, one_by_one=True, site_column="ward", patient_column="person")
     assert len(found.labels) == kept
 
 
 def test_a_row_that_stands_twice_counts_once(tmp_path: Path) -> None:
     row = "1.png,a,v,8,train"
     root = table(make(tmp_path, "1.png", "2.png"), row, "2.png,a,v,8,train", row, row)
-    found = read(root, patient="person")
+    found = read(root, patient_column="person")
     assert shown(found, root) == [("1.png", "a"), ("2.png", "a")]
     why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as line 4"
     assert found.left_out == (Loss(why, 2),)
-    assert len(read(root, left=LeftOut(one_by_one=True), patient="person").labels) == 4
+    assert len(read(root, one_by_one=True, patient_column="person").labels) == 4
 
 
 def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
     root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
     more: dict[str, Any]
-    for more in ({"site": "clinic"}, {"patient": "clinic"}):
+    for more in ({"site_column": "clinic"}, {"patient_column": "clinic"}):
         with pytest.raises(DataError, match="clinic"):
             read(root, **more)
 

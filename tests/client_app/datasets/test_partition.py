@@ -105,29 +105,11 @@ def test_parts_are_the_same_in_every_process() -> None:
     )
 
 
-def test_iid_sites_are_of_one_size_and_mix_all_classes() -> None:
-    parts = partition(LABELS, None, of_kind("iid"), 4)
-    assert [len(part) for part in parts] == [100] * 4
-    assert all(len(LABELS[part].unique()) == 10 for part in parts)
-
-
-def test_dirichlet_sites_have_ten_records_where_that_can_be() -> None:
-    assert min(len(part) for part in partition(LABELS, None, resolved(alpha=0.5), 8)) >= 10
-
-
 @pytest.mark.parametrize(("alpha", "sites"), [(0.01, 50), (0.001, 20), (0.1, 400)])
 def test_dirichlet_never_fails_or_leaves_a_site_empty(alpha: float, sites: int) -> None:
     parts = partition(LABELS, None, resolved(alpha=alpha), sites)
     assert min(len(part) for part in parts) >= 1
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
-
-
-@pytest.mark.parametrize(("sites", "each"), [(5, 2), (10, 3), (3, 10), (2, 3), (20, 1)])
-def test_every_site_holds_exactly_its_number_of_classes(sites: int, each: int) -> None:
-    parts = partition(LABELS, None, of_kind("classes", classes_per_site=each), sites)
-    assert [len(LABELS[part].unique()) for part in parts] == [each] * sites
-    held = len(LABELS[torch.cat(parts)].unique())
-    assert held == min(10, sites * each)
 
 
 def test_a_site_of_a_column_holds_one_value() -> None:
@@ -149,15 +131,6 @@ def test_what_cannot_be_partitioned_says_both_numbers() -> None:
             partition(LABELS, ORIGIN, of_kind("column"), sites)
     with pytest.raises(DataError, match="no site column"):
         partition(LABELS, None, of_kind("column"), 2)
-
-
-def test_test_records_follow_the_training_shares_of_their_class() -> None:
-    labels = torch.tensor([0] * 8 + [1] * 4 + [0] * 7 + [1] * 3 + [2])
-    parts = [torch.tensor([0, 1, 2, 3, 4, 5]), torch.tensor([6, 7, 8, 9, 10, 11])]
-    first, second = split_test(parts, labels, torch.arange(12, 23))
-    assert [int((labels[part] == 0).sum()) for part in (first, second)] == [5, 2]
-    assert labels[first].tolist() == [0] * 5
-    assert torch.equal(torch.cat([first, second]).sort().values, torch.arange(12, 22))
 
 
 def test_test_records_of_a_column_stay_with_their_site() -> None:

@@ -12,27 +12,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import column_names, name_or_blank, names_in
+from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
 from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
-from fedsurrogate.client_app.datasets.readers import (
-    _class_label_names,
-    content_key,
-    image_column,
-    refuse_columns,
-    require_columns,
-    some,
-    split_by_size,
-    split_files,
-)
-from fedsurrogate.client_app.datasets.tables import is_parquet
+from fedsurrogate.client_app.datasets.readers import content_key, split_files
+from fedsurrogate.client_app.datasets.source import require_columns, some
 from fedsurrogate.client_app.datasets.target_values import number_in
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
@@ -91,8 +84,13 @@ def test_files_of_features_are_records_or_are_refused(
             save_file(cloned, folder / f"own{end}.safetensors", metadata)
 
         def read() -> Any:
-            left = LeftOut(bags="slide" if bags else None)
-            return read_safetensors(folder, "own", "who" if patients else "", left)
+            source = DataSource(
+                "safetensors",
+                place,
+                patient_column="who" if patients else "",
+                bags="slide" if bags else None,
+            )
+            return read_safetensors(source, "own", LeftOut())
 
         whole = all({"x", "y", *wanted} <= each.keys() for each in files)
         whole = whole and all(
@@ -123,39 +121,6 @@ def test_files_of_features_are_records_or_are_refused(
     sizes = [len(each["y"]) for each in files]
     split = None if len(files) == 1 else [True] * sizes[0] + [False] * sizes[1]
     assert (None if found.is_train is None else found.is_train.tolist()) == split
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=2))
-def test_the_first_of_two_files_trains(sizes: list[int]) -> None:
-    found = split_by_size(sizes)
-    if len(sizes) == 1:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.tolist() == [True] * sizes[0] + [False] * sizes[1]
-
-
-BYTES = (pa.binary(), pa.large_binary(), pa.struct([("bytes", pa.binary())]))
-KINDS = (*BYTES, pa.string(), pa.int64(), pa.list_(pa.binary()))
-
-
-@given(st.lists(st.sampled_from(KINDS), max_size=4))
-def test_the_only_column_that_can_hold_images_is_theirs(kinds: list[Any]) -> None:
-    schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
-    places = [f"c{at}" for at, kind in enumerate(kinds) if kind in BYTES]
-    assert image_column(schema) == (places[0] if len(places) == 1 else "image")
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.PARQUET", "a.Parquet"])
-def test_a_table_is_parquet_by_its_name(name: str) -> None:
-    assert is_parquet(Path(name))
-    assert not is_parquet(Path(f"{name}.csv"))
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), max_size=8))
-def test_five_names_are_shown(names: list[str]) -> None:
-    shown = ", ".join(f"'{name}'" for name in names[:5]) or "nothing"
-    assert some(names) == shown + (", ..." if len(names) > 5 else "")
 
 
 def test_a_key_changes_with_place_name_size_and_time(tmp_path: Path) -> None:
@@ -239,18 +204,6 @@ def test_missing_columns_are_named_with_the_settings_that_name_them(
     assert set(todo.split(", or ")[1:]) == helpful
 
 
-@pytest.mark.parametrize("values", itertools.product(["", "s"], ["", "p"], [None, "", "b"]))
-def test_the_first_column_that_is_set_is_refused(values: tuple[str, str, str | None]) -> None:
-    keys = ("site-column", "patient-column", "bag-column")
-    given_ = [(key, value) for key, value in zip(keys, values, strict=True) if value]
-    if not given_:
-        refuse_columns("no columns", *values)
-        return
-    with pytest.raises(DataError) as error:
-        refuse_columns("no columns", *values)
-    assert str(error.value) == "{} = {!r}: no columns".format(*given_[0])
-
-
 FEATURES = {"info": {"features": {"label": {"names": ["cat", "dog"]}, "other": 3, "none": {}}}}
 
 
@@ -258,12 +211,35 @@ FEATURES = {"info": {"features": {"label": {"names": ["cat", "dog"]}, "other": 3
 @pytest.mark.parametrize(
     "text", [None, b"", b"{", b"[]", b"3", b"null", b"{}", json.dumps(FEATURES).encode()]
 )
-def test_classes_that_hugging_face_declares(text: bytes | None, column: str) -> None:
+def test_classes_that_hugging_face_declares(
+    tmp_path: Path, text: bytes | None, column: str
+) -> None:
     """Whatever stands there: other metadata declare none."""
+    table = pa.table({"scan": [b"1", b"2"], column: [0, 1]})
+    schema = table.schema.with_metadata({"other": "{}"} if text is None else {"huggingface": text})
+    pq.write_table(table.cast(schema), tmp_path / "own.parquet")
+    found = load(DataSource("parquet", str(tmp_path), label_column=column), 0)
     whole = text is not None and len(text) > 9 and column == "label"
-    metadata = None if text is None else {b"huggingface": text}
-    assert _class_label_names(metadata, column) == (("cat", "dog") if whole else ())
-    assert _class_label_names({b"other": b"{}"}, column) == ()
+    assert found.classes == (("cat", "dog") if whole else ("0", "1"))
+
+
+@pytest.mark.parametrize("values", itertools.product(["", "s"], ["", "p"], [None, "", "b"]))
+def test_columns_that_are_set_are_refused_where_there_are_none(
+    values: tuple[str, str, str | None],
+) -> None:
+    site, patient, bags = values
+    given_ = [
+        (key, value)
+        for key, value in zip(("site-column", "patient-column", "bag-column"), values, strict=True)
+        if value
+    ]
+    source = DataSource("digits", site_column=site, patient_column=patient, bags=bags)
+    if not given_:
+        assert len(load(source, 0)) == 1797
+        return
+    with pytest.raises(DataError) as error:
+        load(source, 0)
+    assert str(error.value).startswith("{} = {!r}: the digits have no".format(*given_[0]))
 
 
 CELLS = st.sampled_from(["cat", " cat", "", "n/a", None, 1.0, True, math.nan, 1j, object(), "None"])
@@ -314,16 +290,6 @@ def test_bytes_that_are_no_text_are_a_name_only_where_records_are_left_out_one_b
     assert names_in(["a\udcff"], "class", LeftOut(one_by_one=True)) == ("a\udcff",)
     with pytest.raises(DataError, match=r"1 of 2 records have a text that is not UTF-8 as class"):
         names_in(["b", "a\udcff"], "class", LeftOut())
-
-
-@given(st.lists(st.sampled_from(["a", " a", "b", "", " "]), max_size=4))
-def test_no_column_stands_twice(given_: list[str]) -> None:
-    names = [each.strip() for each in given_]
-    if names.count("a") > 1 or names.count("b") > 1:
-        with pytest.raises(DataError, match="twice"):
-            column_names(Path("t"), given_)
-    else:
-        assert column_names(Path("t"), given_) == names
 
 
 @pytest.mark.parametrize(
@@ -403,32 +369,3 @@ def test_remarks_on_classes_and_patients(
                 "1 pairs or more of patient IDs differ only by case, blanks or zeros in front"
             )
     assert oddities(labels, names, is_train, owners, others) == expected
-
-
-@pytest.mark.parametrize("name", ["x", "y", "who", "slide"])
-@pytest.mark.parametrize("kind", [*FLOATS, torch.int64, torch.uint8, torch.bool, torch.complex64])
-def test_each_tensor_of_features_is_of_its_type(tmp_path: Path, name: str, kind: Any) -> None:
-    content = {
-        "x": torch.ones(3, 4),
-        **{each: torch.arange(3) % 2 for each in ("y", "who", "slide")},
-    }
-    content[name] = content[name].to(kind)
-    save_file(content, tmp_path / "own.safetensors")
-    left = LeftOut(bags="slide")
-    if kind in FLOATS if name == "x" else kind in (torch.int64, torch.uint8):
-        assert len(read_safetensors(tmp_path, "own", "who", left).labels) == 3
-    else:
-        with pytest.raises(DataError, match=f"^{name} in .*own.safetensors' is "):
-            read_safetensors(tmp_path, "own", "who", left)
-
-
-@pytest.mark.parametrize(("width", "own"), [(4, "a"), (5, "a"), (4, "b"), (5, "b")])
-def test_two_files_are_features_of_one_backbone(tmp_path: Path, width: int, own: str) -> None:
-    for part, side, name in (("train", 4, "a"), ("test", width, own)):
-        content = {"x": torch.ones(3, side), "y": torch.arange(3)}
-        save_file(content, tmp_path / f"own-{part}.safetensors", {"fingerprint": name})
-    if (width, own) == (4, "a"):
-        assert len(read_safetensors(tmp_path, "own").labels) == 6
-    else:
-        with pytest.raises(DataError, match="hold features of different backbones"):
-            read_safetensors(tmp_path, "own")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets import schema
-from fedsurrogate.client_app.datasets.dataset import DataSource
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.schema import Schema, read_schema
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
@@ -34,7 +34,8 @@ def test_headers_that_cannot_be_read_name_the_folder(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(schema, "split_files", fails)
-    monkeypatch.setattr(schema, "find_table", fails)
+    monkeypatch.setattr(schema, "parquet_files", fails)
+    monkeypatch.setattr(schema, "table_of", fails)
     with pytest.raises(DataError, match=f"{tmp_path.name}.* cannot be read"):
         schema.read_schema(DataSource(kind, str(tmp_path)))  # type: ignore[arg-type]
 
@@ -109,8 +110,8 @@ def test_each_tensor_that_a_run_needs_is_there_and_of_its_type(
             expected = f"'{file}' lacks the tensors {missing}; it has "
         elif x.ndim != 2 or not x.shape[1] or not x.is_floating_point():
             expected = (
-                f"x in '{file}' is {KINDS[x.dtype]}, {x.ndim}-dimensional; it must be floating point "
-                "(n, d)"
+                f"x in '{file}' is {KINDS[x.dtype]} of shape {tuple(x.shape)}; it must be floating "
+                "point of shape (n, d)"
             )
         else:
             for column in (learned, *given_):
@@ -119,8 +120,8 @@ def test_each_tensor_that_a_run_needs_is_there_and_of_its_type(
                 allowed = (*NUMBERS, "BOOL") if number_ else WHOLE
                 if found.ndim != 1 or kind not in allowed:
                     expected = (
-                        f"{column} in '{file}' is {kind}; it must be "
-                        f"{'numbers' if number_ else 'integers'} of shape (n,)"
+                        f"{column} in '{file}' is {kind} of shape {tuple(found.shape)}; it must be "
+                        f"{'real numbers' if number_ else 'integers'} of shape (n,)"
                     )
                     break
         if not expected:
@@ -128,9 +129,11 @@ def test_each_tensor_that_a_run_needs_is_there_and_of_its_type(
                 x.shape[1], fingerprint or f"features-{x.shape[1]}"
             )
             return
-        with pytest.raises(DataError) as error:
-            read_schema(source)
-        assert str(error.value).startswith(expected)
+        # Whoever reads the records finds the same.
+        for read in (lambda: read_schema(source), lambda: load(source, 0)):
+            with pytest.raises(DataError) as error:
+                read()
+            assert str(error.value).startswith(expected)
 
 
 @pytest.mark.parametrize("sizes", itertools.product([3, 4], [3, 4]))

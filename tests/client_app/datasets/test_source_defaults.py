@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run
 
@@ -23,11 +22,6 @@ def test_a_source_refuses_what_is_broken_and_protects_nobody_unless_it_is_chosen
         "one_by_one": False, "patients_protected": False, "noisy": False, "target": None,
         "bags": None,
     }  # fmt: skip
-    left = LeftOut()
-    assert (left.one_by_one, left.noisy, left.classes, left.target, left.bags) == (
-        *(False, False, ()),
-        *(None, None),
-    )
 
 
 @pytest.mark.parametrize("unit", ["record", "patient"])

@@ -151,7 +151,6 @@ def test_a_file_that_is_no_table_is_named_by_what_it_is(
         ("a;b", ["a", "b"], ";"),
         ("a\tb", ["a", "b"], "\t"),
         ("a", ["a"], ","),
-        ("", [], ","),
         ('"a;1";b', ["a;1", "b"], ";"),
     ],
 )
@@ -162,20 +161,28 @@ def test_semicolons_or_tabs_stand_between_names_where_no_comma_does(
     assert csv_header(tmp_path / "t.csv") == (names, delimiter)
 
 
-def test_a_text_column_stays_as_written_and_others_are_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_table_of_text_is_text_and_one_of_parquet_has_types(
+    tmp_path: Path, one_by_one: bool
+) -> None:
     file = tmp_path / "t.csv"
     file.write_text("id , age,label\n07,41,1\n,42,2.5\n")
-    found = read_table(file, ("id", ""), LeftOut())
-    assert found == {"id": ["07", ""], "age": [41, 42], "label": [1.0, 2.5]}
+    found = read_table(file, ("id", ""), LeftOut(one_by_one))
+    assert found == {"id": ["07", ""], "age": ["41", "42"], "label": ["1", "2.5"]}
+    for content in ("", "\n\n"):
+        file.write_text(content)
+        with pytest.raises(SourceError, match="its first line names no columns"):
+            read_table(file, (), LeftOut(one_by_one))
     table = pa.table({" id": ["07", None], "age": [41.0, None], "half": [2.5, 3.0]})
     pq.write_table(table, tmp_path / "t.parquet")
-    for one_by_one, kind in ((False, float), (True, int)):
-        read = read_table(tmp_path / "t.parquet", (), LeftOut(one_by_one=one_by_one))
-        assert read == {"id": ["07", None], "age": [41, None], "half": [2.5, 3]}
-        assert type(read["age"][0]) is kind
-        assert type(read["half"][0]) is float
+    read = read_table(tmp_path / "t.parquet", (), LeftOut(one_by_one))
+    assert read == {"id": ["07", None], "age": [41, None], "half": [2.5, 3]}
+    assert type(read["age"][0]) is (int if one_by_one else float)
+    assert type(read["half"][0]) is float
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(SourceError, match=r"t\.parquet' cannot be read \(.*\); write it again"):
+    with pytest.raises(
+        SourceError, match=r"t\.parquet' is not a readable parquet file \(.*\); write"
+    ):
         read_table(tmp_path / "t.parquet", (), LeftOut())
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import torch
 from fedsurrogate.client_app.features import device_processes, extraction, shards
 from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
-from fedsurrogate.client_app.features.parts import Part, in_parts
+from fedsurrogate.client_app.features.parts import Part
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.node_config import parse_node_config
@@ -89,22 +88,6 @@ def test_several_processes_give_the_bits_of_one(
         f"record {row + 1} is broken and skipped (OSError: no image {row})" in caplog.text
         for row in BROKEN
     )
-
-
-def test_a_process_gives_the_parts_of_this_one(processes: Callable[[int], None]) -> None:
-    pieces, model = [range(5), range(32, 48), range(80, 86)], backbone()
-    with closing(
-        in_processes(picture, pieces, Devices(("cpu",), backbone, model.fingerprint), 64)
-    ) as theirs:
-        found = list(theirs)
-    ours = list(in_parts(picture, pieces, model, 64))
-    assert [(part.rows, part.broken, part.size) for part in found] == [
-        (part.rows, part.broken, part.size) for part in ours
-    ]
-    for one, other in zip(found, ours, strict=True):
-        assert one.features is not None
-        assert other.features is not None
-        assert torch.equal(one.features, other.features)
 
 
 def test_a_killed_process_is_an_error_and_the_next_request_continues(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,6 @@ from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.features import extraction
 from fedsurrogate.client_app.features.extraction import extract
 from fedsurrogate.client_app.features.parts import in_parts
-from fedsurrogate.client_app.features.shards import SHARDS
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError
@@ -41,19 +39,6 @@ def dataset_of(folder: Path, images: list[bytes]) -> Dataset:
 @pytest.fixture
 def pixels() -> Backbone:
     return load_backbone("pixels", device="cpu")
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 32, 64, 1000])
-def test_features_stand_in_the_order_of_the_records(
-    tmp_path: Path, pixels: Backbone, batch_size: int
-) -> None:
-    found = extract(
-        dataset_of(tmp_path / "d", [png(i) for i in range(150)]), pixels, tmp_path, batch_size
-    )
-    assert found.x.dtype == torch.float16
-    assert torch.equal((found.x[:, 0].float() * 255).round(), torch.arange(150.0))
-    assert found.ok.all()
-    assert found.fingerprint == pixels.fingerprint_at(found.x.shape[1])
 
 
 @pytest.mark.parametrize(("image_size", "other"), [(0, True), (8, False)])
@@ -81,7 +66,7 @@ def test_a_second_call_reads_the_cache(tmp_path: Path, pixels: Backbone) -> None
     assert not extract(dataset, load_backbone("pixels:rgb", device="cpu"), tmp_path).cached
 
 
-def test_an_entry_is_on_disk_before_the_notes_of_its_shards_go(
+def test_an_entry_is_on_disk_before_its_shards_go(
     tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed, sync, remove = set[int](), os.fsync, Path.unlink
@@ -91,7 +76,7 @@ def test_an_entry_is_on_disk_before_the_notes_of_its_shards_go(
         sync(descriptor)
 
     def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.name == SHARDS:
+        if path.name == "0.npz":
             assert {
                 (path.parent / name).stat().st_ino for name in ("x.npy", "ok.npy", "digests.json")
             } <= flushed
@@ -138,23 +123,6 @@ def test_a_failed_computation_leaves_no_entry(tmp_path: Path, pixels: Backbone) 
         extract(dataset, replace(pixels, forward=fail), tmp_path)
     assert not [path for path in (tmp_path / "features").iterdir() if path.is_dir()]
     assert not extract(dataset, pixels, tmp_path).cached
-
-
-def test_broken_images_are_skipped_and_named(
-    tmp_path: Path, pixels: Backbone, caplog: pytest.LogCaptureFixture
-) -> None:
-    images = [png(i) for i in range(70)]
-    images[3], images[40] = b"no image", images[40][:-30]
-    found = extract(dataset_of(tmp_path / "d", images), pixels, tmp_path)
-    assert (~found.ok).nonzero().flatten().tolist() == [3, 40]
-    assert found.x[3].abs().sum() == 0
-    assert "record 4 is broken" in caplog.text
-    assert (found.x[69, 0].float() * 255).round() == 69
-
-
-def test_no_usable_image_is_an_error(tmp_path: Path, pixels: Backbone) -> None:
-    with pytest.raises(DataError, match="none of the 2 images"):
-        extract(dataset_of(tmp_path / "d", [b"a", b"b"]), pixels, tmp_path)
 
 
 @pytest.mark.parametrize(("odd", "batch_size"), [(5, 8), (40, 8), (5, 1), (49, 64)])
@@ -383,41 +351,6 @@ def test_a_gpu_gets_pixels_and_normalises_them_itself(own: bool) -> None:
     ]
     assert torch.equal(*found)
     assert seen == ([] if own else 11 * [torch.uint8] + 3 * [torch.uint8])
-
-
-def test_a_decoder_that_panics_spoils_one_image_alone(
-    tmp_path: Path, pixels: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class PanicException(BaseException):
-        """A panic in a Rust library, which Python raises as a BaseException, not an Exception."""
-
-    opened = Dataset.open_image
-
-    def panics(self: Dataset, index: int, size: int) -> Image.Image:
-        if index == 2:
-            raise PanicException("index out of bounds")
-        return opened(self, index, size)
-
-    monkeypatch.setattr(Dataset, "open_image", panics)
-    found = extract(dataset_of(tmp_path / "d", [png(i) for i in range(9)]), pixels, tmp_path)
-    assert found.ok.tolist() == [index != 2 for index in range(9)]
-
-
-@pytest.mark.parametrize(
-    ("module", "end"), [("anywhere", KeyboardInterrupt), ("flwr.supercore.exit", SystemExit)]
-)
-def test_what_ends_the_process_is_no_broken_image(
-    tmp_path: Path,
-    pixels: Backbone,
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    end: type[BaseException],
-) -> None:
-    names: dict[str, Any] = {"__name__": module, "end": end}
-    exec("def ends(*_):\n    raise end\n", names)
-    monkeypatch.setattr(Dataset, "open_image", names["ends"])
-    with pytest.raises(end):
-        extract(dataset_of(tmp_path / "d", [png(1)]), pixels, tmp_path)
 
 
 GIB = 2**30

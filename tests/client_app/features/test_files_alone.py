@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,12 +133,3 @@ def test_images_without_a_row_are_not_computed(tmp_path: Path) -> None:
     load_site(parse_run(BASE | RUNS["one"]), parse_node_config(own), 1000.0)
     (entry,) = (each for each in (tmp_path / "cache" / "features").iterdir() if each.is_dir())
     assert len(np.load(entry / "ok.npy")) == 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_pixels_of_these_tests_tell_images_apart(tmp_path: Path, kind: str) -> None:
-    node = write(kind, tmp_path / "data", [[False] * COUNT] * len(COLUMNS))
-    node |= {"cache-dir": str(tmp_path / "cache"), "target-columns": "one"}
-    bags: dict[str, Scalar] = {"features.bag": "mean"} if kind == "volumes" else {}
-    site = load_site(parse_run(BASE | bags | RUNS["one"]), parse_node_config(node), 1000.0)
-    assert len(set(site.train.features.mean(1).tolist())) == COUNT - 1

@@ -3,13 +3,14 @@ give what memory gives.
 """
 
 import errno
-import json
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ def begin(folder: Path, cache: str) -> "subprocess.Popen[bytes]":
 
 
 def shards(cache: Path) -> int:
-    notes = list(cache.glob("features/*.partial/shards.jsonl"))
-    return len(notes[0].read_text().splitlines()) - 1 if notes else 0
+    return len(list(cache.glob("features/*.partial/*.npz")))
 
 
 @pytest.mark.slow
@@ -115,150 +115,71 @@ def test_a_site_that_was_killed_continues_at_the_last_shard_and_gives_the_same_s
 COUNT, FOLDER = 3 * SHARD - 5, "a.partial"
 
 
-def shard(number: int, count: int = COUNT) -> range:
-    return range(number * SHARD, min((number + 1) * SHARD, count))
+def shard(number: int) -> range:
+    return range(number * SHARD, min((number + 1) * SHARD, COUNT))
 
 
-def parts(rows: range, broken: int = 0) -> list[Part]:
-    """Records with their row as the feature; the first are broken."""
-    good = list(rows[broken:])
-    bad = [] if not broken else [Part([], None, [(row, "broken") for row in rows[:broken]])]
-    values = torch.tensor(good)[:, None].expand(-1, 4).half()
-    return [
-        *bad,
-        Part(good[:100], None, [], values[:100], (1, 4)),
-        Part(good[100:], None, [], values[100:], (1, 4)),
-    ]
-
-
-def put(writer: ShardWriter, added: list[Part]) -> None:
-    for part in added:
-        writer.add(part, None if part.features is None else torch.ones(len(part.rows)).bool())
-
-
-def missing(folder: Path, count: int = COUNT) -> list[range]:
-    return ShardWriter.resumed(folder / FOLDER, count).missing()
-
-
-def test_shards_that_are_damaged_are_computed_again(tmp_path: Path) -> None:
-    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
-    for number in (2, 0):
-        put(writer, parts(shard(number)))
-    assert missing(tmp_path) == [shard(1)]
-    notes = (tmp_path / FOLDER / "shards.jsonl").read_text()
-    with (tmp_path / FOLDER / "x.npy").open("r+b") as file:
-        file.seek(-8, os.SEEK_END)
-        file.write(b"abcd")
-    assert missing(tmp_path) == [shard(1), shard(2)]
-    assert missing(tmp_path, 5 * SHARD) == [shard(number, 5 * SHARD) for number in range(5)]
-    # The line of the shard that is computed again counts.
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(2), broken=1))
-    assert missing(tmp_path) == [shard(1)]
-    (tmp_path / FOLDER / "shards.jsonl").write_text(notes)
-    assert missing(tmp_path) == [shard(1), shard(2)]
-
-
-def test_a_line_that_was_not_finished_costs_its_shard_only(tmp_path: Path) -> None:
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
-    with (tmp_path / FOLDER / "shards.jsonl").open("a") as file:
-        file.write('{"begin": 2048, "end": 40')
-    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
-    assert writer.missing() == [shard(1), shard(2)]
-    put(writer, parts(shard(1)))
-    assert missing(tmp_path) == [shard(2)]
+def put(folder: Path, *numbers: int) -> ShardWriter:
+    """Records with their row as the feature."""
+    writer = ShardWriter.resumed(folder / FOLDER, COUNT)
+    for number in numbers:
+        rows = list(shard(number))
+        for own in (rows[:100], rows[100:]):
+            values = torch.tensor(own)[:, None].expand(-1, 4).half()
+            writer.add(Part(own, None, [], values, (1, 4)), torch.ones(len(own)).bool())
+    return writer
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    "damage",
     [
         # A power failure may leave a file that is empty.
-        ("x.npy", None, b""),
-        # One bit of its header each: numpy raises TokenError, and reads the numbers in another
-        # order of bytes.
-        ("x.npy", b"}  ", b"} ("),
-        ("x.npy", b"<f2", b">f2"),
-        ("shards.jsonl", b'"dimension": 4', b'"dimension": 4000000000000000'),
-        ("shards.jsonl", b'"dimension": 4', b'"dimension": Infinity'),
+        lambda _: b"",
+        lambda content: content[: len(content) // 2],
+        # One bit of a feature, and of the header of an array.
+        lambda content: content[:1000] + bytes([content[1000] ^ 1]) + content[1001:],
+        lambda content: content.replace(b"}  ", b"} ("),
+        lambda content: content.replace(b"<f2", b">f2"),
+        lambda content: content.replace(b"(2048, 4)", b"(2048, 4000000000000000)"),
+        # A whole file of other features.
+        lambda _: (lambda file: (np.savez(file, x=np.zeros((SHARD, 5), "<f2"), ok=np.ones(SHARD, bool),
+                                          size=np.array([1, 4])), file.getvalue()))(io.BytesIO())[1],
+        lambda _: (lambda file: (np.savez(file, x=np.zeros((7, 4), "<f2"), ok=np.ones(7, bool),
+                                          size=np.array([1, 4])), file.getvalue()))(io.BytesIO())[1],
     ],
-)
-def test_shards_whose_files_are_damaged_begin_again(
-    tmp_path: Path, name: str, old: bytes | None, new: bytes
+)  # fmt: skip
+def test_a_shard_that_is_damaged_is_computed_again_and_no_other(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
-    file = tmp_path / FOLDER / name
+    assert put(tmp_path, 2, 0).missing() == [shard(1)]
+    put(tmp_path, 1)
+    file = tmp_path / FOLDER / f"{SHARD}.npz"
     content = file.read_bytes()
-    file.write_bytes(new if old is None else content.replace(old, new))
+    file.write_bytes(damage(content))
     assert file.read_bytes() != content
-    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
-    assert (writer.done, writer.dimension) == (0, 0)
-    put(writer, [part for number in range(3) for part in parts(shard(number))])
+    assert put(tmp_path).missing() == [shard(1)]
+    # What a process that ended has not put in its place is not looked at.
+    (tmp_path / FOLDER / f".{SHARD}.npz.tmp").write_bytes(b"half")
+    writer = put(tmp_path, 1)
     assert writer.missing() == []
-    assert torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))[:, 3].equal(
-        torch.arange(COUNT).half()
-    )
-
-
-def test_invalid_bytes_in_a_line_cost_its_shard_only(tmp_path: Path) -> None:
-    put(
-        ShardWriter.resumed(tmp_path / FOLDER, COUNT),
-        [part for number in range(3) for part in parts(shard(number))],
-    )
-    notes = tmp_path / FOLDER / "shards.jsonl"
-    notes.write_bytes(notes.read_bytes().replace(b'"begin": 2048', b'"begin": \xb2048'))
-    assert missing(tmp_path) == [shard(1)]
+    assert writer.finish().all()
+    found = torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))
+    assert found[:, 3].equal(torch.arange(COUNT).half())
 
 
 def test_a_full_disk_costs_no_complete_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(ShardWriter.resumed(tmp_path / FOLDER, COUNT), parts(shard(0)))
-    notes = tmp_path / FOLDER / "shards.jsonl"
-    with notes.open("a") as file:
-        file.write('{"begin": 2048, "end": 40')
-    opened = Path.open
+    put(tmp_path, 0)
 
-    def full(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
-        if mode == "a":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return opened(path, mode, *more, **named)
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        missing(tmp_path)
+        put(tmp_path, 1)
     monkeypatch.undo()
-    assert missing(tmp_path) == [shard(1), shard(2)]
-
-
-def test_shards_are_complete_in_any_order_and_mixed(tmp_path: Path) -> None:
-    writer = ShardWriter.resumed(tmp_path / FOLDER, COUNT)
-    one, other = parts(shard(1), broken=3), parts(shard(2))
-    put(writer, [Part([], None, [(row, "broken") for row in shard(0)]), one[0], other[0], one[1]])
-    assert (writer.done, writer.missing()) == (SHARD, [shard(1), shard(2)])
-    put(writer, [other[1], one[2]])
-    assert (writer.done, writer.missing()) == (COUNT, [])
-    expected = [row >= SHARD + 3 for row in range(COUNT)]
-    assert writer.ok().tolist() == expected
-    x = torch.from_numpy(np.load(tmp_path / FOLDER / "x.npy"))
-    assert torch.equal(x[:, 3], torch.where(torch.tensor(expected), torch.arange(COUNT), 0).half())
-
-
-def test_complete_shards_of_an_earlier_version_are_used_if_they_are_shards_now(
-    tmp_path: Path,
-) -> None:
-    put(
-        ShardWriter.resumed(tmp_path / FOLDER, COUNT),
-        [part for number in range(3) for part in parts(shard(number))],
-    )
-    notes = tmp_path / FOLDER / "shards.jsonl"
-    head, *lines = notes.read_text().splitlines()
-    # It wrote no first rows, as each shard began where the one before ended.
-    before = [
-        json.dumps({key: json.loads(line)[key] for key in ("end", "sha256")}) for line in lines
-    ]
-    notes.write_text("\n".join([head, *before]) + "\n")
-    assert missing(tmp_path) == []
-    notes.write_text("\n".join([head, before[0], before[2]]) + "\n")
-    assert missing(tmp_path) == [shard(1), shard(2)]
+    assert put(tmp_path).missing() == [shard(1), shard(2)]
 
 
 @pytest.fixture

@@ -79,11 +79,6 @@ def test_at_most_two_batches_are_under_way() -> None:
         assert sent - waited <= 1, "one more than the caller has"
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_no_batch_and_one_are_given_as_they_are(count: int) -> None:
-    assert len(list(overlapped(batches(count, []), lambda images: images, Recorded()))) == count
-
-
 class Crowded(Recorded):
     """Transfers to a device that holds a few images at a time: others may take memory meanwhile."""
 

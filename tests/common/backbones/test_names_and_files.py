@@ -26,7 +26,6 @@ from fedsurrogate.common.backbones import (
     backbone_names,
     backbones,
     dimensions,
-    feature_power,
     own_backbones,
     own_heads,
 )
@@ -39,7 +38,6 @@ from fedsurrogate.common.backbones.backbones import (
     read_weights,
 )
 from fedsurrogate.common.backbones.dimensions import named_dimension
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone
 from fedsurrogate.common.backbones.own_heads import own_head
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
@@ -115,19 +113,13 @@ def test_a_file_of_weights_has_all_that_its_header_announces(tmp_path: Path) -> 
         save_file({"a": torch.ones(3), "b": torch.ones(2, 2)}, file, metadata)
         check_weights_file(file)
         whole = file.read_bytes()
-        for content, reason in (
-            (whole[:-1], f"is incomplete: {len(whole) - 1} bytes.*announces {len(whole)}"),
-            (whole + b"0", f"is incomplete: {len(whole) + 1} bytes"),
-            (whole[:7], "header cannot be read"),
-            (b"", "header cannot be read"),
-            ((2**63).to_bytes(8, "little") + whole[8:], "header cannot be read"),
-            *(
-                (len(text).to_bytes(8, "little") + text, "header cannot be read")
-                for text in (b"[]", b"{}", b"3", b'{"a": 3}', b'{"a": {}}', b"\xff", b'{"a": {"data_offsets": 3}}')
-            ),
-        ):  # fmt: skip
+        headers = b"[]", b"3", b'{"a": 3}', b'{"a": {}}', b"\xff", b'{"a": {"data_offsets": 3}}'
+        for content in (
+            *(whole[:-1], whole + b"0", whole[:7], b"", (2**63).to_bytes(8, "little") + whole[8:]),
+            *(len(text).to_bytes(8, "little") + text for text in headers),
+        ):
             file.write_bytes(content)
-            with pytest.raises(BackboneError, match=reason):
+            with pytest.raises(BackboneError, match=r"is no safetensors file, or is incomplete \("):
                 check_weights_file(file)
     for start, fine in (
         (b"PK\x03\x04more", True),
@@ -146,7 +138,6 @@ def test_a_file_of_weights_has_all_that_its_header_announces(tmp_path: Path) -> 
         check_weights_file(tmp_path / "missing")
     with pytest.raises(BackboneError, match="Is a directory"):
         check_weights_file(tmp_path)
-    assert backbone_names.LONGEST_HEADER == 100_000_000
 
 
 @pytest.mark.parametrize("data", ["digits", "imagefolder", "safetensors"])
@@ -166,21 +157,6 @@ def test_settings_alone_tell_the_dimension_of_pixels_and_of_three_models(
         assert named_dimension(data, f"torchvision:{name}", size) == wanted
     assert named_dimension(data, "own", size) == 0
     assert dimensions.DIGITS == 8
-
-
-@few
-@given(st.floats(-3, 3), st.sampled_from(["", "ab", "ab^0.5", "ab^3", "a^b"]))
-def test_a_power_is_above_zero_and_at_most_two(power: float, fingerprint: str) -> None:
-    fits = 0 < float(f"{power:g}") <= 2
-    assert power_in(f"ab^{power:g}") == (float(f"{power:g}") if fits else 1.0)
-    has = power_in(fingerprint) != 1
-    wanted = fingerprint if power == 1 or has or not fingerprint else f"{fingerprint}^{power:g}"
-    assert with_power(fingerprint, power) == wanted
-    assert (power_in("a^2"), power_in("a^2.0001"), feature_power.LARGEST_POWER) == (2.0, 1.0, 2.0)
-    x = torch.tensor([[-4.0, 0.25, 9.0]])
-    own = abs(power) + 0.1
-    found = raised(x, own)
-    assert torch.allclose(found, torch.tensor([[-(4.0**own), 0.25**own, 9.0**own]]), rtol=1e-5)
 
 
 # Images.

@@ -4,7 +4,6 @@ programs read or explained, and folders of systems left out.
 
 from __future__ import annotations
 
-import gzip
 import os
 import unicodedata
 from decimal import Decimal
@@ -71,25 +70,6 @@ def test_a_missing_value_is_what_pandas_takes_for_one() -> None:
 
 # What Excel and LibreOffice save for a formula that fails.
 FAILED = ("#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#N/A")
-PROGRAMS = {
-    "a workbook": (b"PK\3\4" + bytes(99), "workbook"),
-    "an old workbook": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "workbook"),
-    "gzip": (gzip.compress(b"path,label\n0.png,a\n"), "gzip"),
-    "parquet": (b"PAR1" + bytes(99) + b"PAR1", "parquet"),
-    "UTF-32": ("path,label\n".encode("utf-32"), "UTF-16, or no text"),
-}
-
-
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("private", [False, True])
-def test_files_of_other_programs_with_the_name_of_a_table_are_named(
-    kind: str, private: bool, tmp_path: Path
-) -> None:
-    content, what = PROGRAMS[kind]
-    pictures(tmp_path, 1)
-    (tmp_path / "labels.csv").write_bytes(content)
-    with pytest.raises(DataError, match=f"{what}.*save it as CSV UTF-8 with commas"):
-        read("imagefolder", tmp_path, **(PRIVATE if private else {}))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -204,34 +184,6 @@ def test_tables_of_other_programs_are_read(form: str, private: bool, tmp_path: P
     assert classes_of(found) == ["é", "b"] * 3
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("where", ["label", "header", "other column"])
-def test_other_encodings_are_refused_with_what_was_found(
-    encoding: str, where: str, tmp_path: Path
-) -> None:
-    columns: dict[str, list[Any]] = {"label": ["a", "b"] * 3, "note": [""] * 6}
-    if where == "header":
-        columns["größe"] = [1] * 6
-    else:
-        columns["label" if where == "label" else "note"][2] = "é"
-    csv_source(tmp_path, columns, encoding=encoding)
-    with pytest.raises(DataError, match=r"UTF-(8|16).*save it as CSV UTF-8 with commas"):
-        read("imagefolder", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "names", ["label,label", "label, label", "label,label\u3000", "x,x", "X,X "]
-)
-@pytest.mark.parametrize("private", [False, True])
-def test_a_column_that_stands_twice_is_refused(names: str, private: bool, tmp_path: Path) -> None:
-    (path, other) = pictures(tmp_path, 2)
-    (tmp_path / "t.csv").write_text(f"path,label,{names}\n{path},a,a,b\n{other},b,b,a\n")
-    with pytest.raises(DataError, match="twice"):
-        read("imagefolder", tmp_path, **(PRIVATE if private else {}))
-    with pytest.raises(DataError, match="twice"):
-        read_schema(DataSource("imagefolder", str(tmp_path)))
-
-
 SYSTEM = [
     *(
         "__MACOSX",
@@ -301,19 +253,6 @@ def test_a_loop_of_links_ends_and_is_counted(target: str, tmp_path: Path) -> Non
     if target != "../b" and target != "../b/back":
         # No class has the images of another one through a folder above both.
         assert sorted(classes_of(found)) == ["a"] * 3 + ["b"] * 3
-
-
-def test_what_lies_beside_and_is_no_image_is_counted(tmp_path: Path) -> None:
-    folders(tmp_path, {"a": 3, "b": 3})
-    (tmp_path / "stray.png").write_bytes(picture(50))
-    (tmp_path / "a" / "notes.txt").write_text("x")
-    (tmp_path / "b" / "scan.raw").write_bytes(b"x")
-    found = read("imagefolder", tmp_path)
-    assert sorted((loss.count, loss.why.split(" ")[1]) for loss in found.left_out) == [
-        (1, "images"),
-        (2, "files"),
-    ]
-    assert found.report.read == 9
 
 
 def test_patients_in_both_parts_of_a_given_split_and_copies_are_odd(tmp_path: Path) -> None:

@@ -234,28 +234,6 @@ def test_compressed_pixels_without_a_transfer_syntax_are_refused(tmp_path: Path)
         open_dicom(tmp_path / "x")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x08\x00",
-        b"text of eight letters and more",
-        b"\x89PNG\r\n\x1a\n" + bytes(300),
-        b"\x08\x00\x05\x00\xff\xff\xff\xff" + bytes(200),
-        b"PK\x03\x04" + bytes(300),
-        b"\x02\x00\x00\x00" + b"\xff" * 200,
-    ],
-)
-def test_other_files_are_not_taken_for_dicom(tmp_path: Path, content: bytes) -> None:
-    folder = tmp_path / "a"
-    save(folder / "good", image(LEVELS))
-    (folder / "other").write_bytes(content)
-    dataset = load(DataSource("dicom", str(tmp_path), one_by_one=True), seed=0)
-    assert len(dataset) == 1
-    with pytest.raises(DataError, match="cannot be"):
-        fs.features([folder / "other"])
-
-
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
 @pytest.mark.parametrize("stated", [10, 12, 14, 16])
 @pytest.mark.parametrize("first", [0, -128])
@@ -357,19 +335,6 @@ def test_a_header_that_would_change_the_pixels_in_silence_is_refused(
     for entrance in (open_dicom, lambda file: picture(file, 0)):
         with pytest.raises(DataError, match=why):
             entrance(tmp_path / "x.dcm")
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_several_images_in_a_file_name_the_setting(tmp_path: Path, count: int) -> None:
-    stack = np.stack([np.full((8, 8), 30 * number, np.uint8) for number in range(count)])
-    save(tmp_path / "new" / "x", image(stack))
-    rows = predicted(tmp_path / "new", tmp_path / "p.csv")
-    assert "it holds several images; set dicom-frames in the node-config" in rows[0]["problem"]
-    for frames in ("first", "middle"):
-        rows = predicted(tmp_path / "new", tmp_path / f"{frames}.csv", frames)
-        assert (rows[0]["problem"], rows[0]["decision"] != "") == ("", True)
-    with pytest.raises(DataError, match=f"it holds {count} images"):
-        fs.features([tmp_path / "new" / "x"])
 
 
 # Reasons for which files of pydicom are not shown; nothing else is refused.
