@@ -35,8 +35,9 @@ def progress(
 
         from fedsurrogate.common.command_line import stderr_console
 
-        columns = *Progress.get_default_columns(), "{task.fields[rate]:.0f} " + what + "/s"
-        with Progress(*columns, console=stderr_console()) as bar:
+        columns = Progress.get_default_columns()
+        rated = "{task.fields[rate]:.0f} " + what + "/s"
+        with Progress(*columns, rated, console=stderr_console()) as bar:
             task = bar.add_task(name, total=total, completed=done, rate=0.0)
 
             def draw(count: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -454,13 +453,6 @@ def test_a_file_of_weights_holds_tensors_by_name(tmp_path: Path) -> None:
         read_weights(tmp_path / "missing.pt")
 
 
-@pytest.mark.parametrize("name", ["torchvision", "torchvision:", "keras:x", "", ":resnet18"])
-def test_a_backbone_of_no_library_is_refused(name: str) -> None:
-    for load in (load_backbone, backbones.load_network):
-        with pytest.raises(BackboneError, match="is unknown; use"):
-            load(name)
-
-
 @pytest.mark.parametrize("name", ["pixels", "pixels:rgb"])
 @pytest.mark.parametrize("size", [0, 5])
 def test_pixels_of_images_that_keep_their_size_have_a_fingerprint_for_each_dimension(
@@ -476,12 +468,3 @@ def test_pixels_of_images_that_keep_their_size_have_a_fingerprint_for_each_dimen
     assert made.fingerprint != other.fingerprint
     assert (made.fingerprint_at(16) == made.fingerprint) == bool(size)
     assert (made.fingerprint_at(16) == made.fingerprint_at(25)) == bool(size)
-
-
-def test_headers_of_weights_are_json() -> None:
-    """The form that `check_weights_file` reads is that of the library."""
-    from safetensors.torch import save
-
-    content = save({"a": torch.ones(3)}, {"x": "y"})
-    length = int.from_bytes(content[:8], "little")
-    assert json.loads(content[8 : 8 + length])["a"]["data_offsets"] == [0, 12]

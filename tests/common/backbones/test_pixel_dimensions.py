@@ -4,10 +4,7 @@ are features.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -55,13 +52,3 @@ def test_a_site_refuses_a_dimension_before_and_after_it_has_features_alike(
                 check()
         else:
             check()
-
-
-def test_grey_and_colour_are_what_an_image_shows() -> None:
-    found: dict[str, Any] = {}
-    for name in ("pixels", "pixels:rgb"):
-        backbone = load_backbone(name, image_size=4)
-        image = Image.new("RGB", (4, 4), (255, 0, 0))
-        found[name] = backbone.forward(backbone.preprocess(image)[None])[0]
-    assert found["pixels"].unique().numel() == 1
-    assert torch.equal(found["pixels:rgb"].unique(), torch.tensor([0.0, 1.0]))

@@ -51,12 +51,3 @@ def test_both_steps_of_the_preparation_give_the_bits_of_single_precision(
     assert normalised.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(normalised[1], prepare(image)), "in a batch as alone"
     assert torch.equal(batch[0], pixels), "the pixels themselves stay"
-
-
-def test_an_image_that_nothing_is_set_for_keeps_its_size_and_levels() -> None:
-    levels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    found = Preprocessing()(Image.fromarray(levels))
-    np.testing.assert_allclose(found.permute(1, 2, 0), levels / 255, atol=1e-6)
-    assert Preprocessing() == Preprocessing(
-        0, 0, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), squash=False, grey=False
-    )

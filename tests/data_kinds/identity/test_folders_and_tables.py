@@ -6,51 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
+from fedsurrogate.client_app.datasets.dataset import Dataset
 from fedsurrogate.common.identity import likely_one
 from tests.data_kinds.identity.sources import csv_source, folders, picture, read
 
 
 def losses(found: Dataset, why: str) -> list[tuple[int, str]]:
     return [(loss.count, loss.why) for loss in found.left_out if why in loss.why]
-
-
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize(
-    "extra",
-    [
-        (),
-        ("z.png",),
-        ("b/c/z.JPG", "z.tiff"),
-        ("._z.png", "@eaDir/z.png", "notes.txt"),
-        ("z.jp2", "links/.hidden.png"),
-    ],
-    ids=str,
-)
-def test_images_that_the_table_does_not_name_are_counted(
-    private: bool, extra: tuple[str, ...], tmp_path: Path
-) -> None:
-    csv_source(tmp_path, {"label": ["a", "b"] * 3})
-    for number, name in enumerate(extra):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(picture(90 + number))
-    counted = [name for name in extra if name.split("/")[-1][0] == "z" and name[0] != "@"]
-    counted = [name for name in counted if not name.endswith(".txt")]
-    found = read("imagefolder", tmp_path, one_by_one=private, noisy=private)
-    assert len(found) == 6
-    noted = losses(found, "not in the table")
-    assert sum(count for count, _ in noted) == len(counted)
-    assert all(name in noted[0][1] for name in counted)
-    assert found.report.read == 6 + len(counted)
-
-
-def test_images_that_another_table_names_are_not_counted(tmp_path: Path) -> None:
-    csv_source(tmp_path, {"label": ["a", "b"] * 3})
-    rows = (tmp_path / "labels.csv").read_text().splitlines()
-    (tmp_path / "first.csv").write_text("\n".join(rows[:4]) + "\n")
-    (tmp_path / "labels.csv").rename(tmp_path / "second.csv")
-    (found,) = load_all(DataSource("imagefolder", str(tmp_path), ("first",)), 0)
-    assert (len(found), found.left_out) == (3, ())
 
 
 def test_a_folder_that_cannot_be_read_is_counted(
@@ -105,17 +67,6 @@ def test_a_folder_of_a_system_is_no_class(name: str, place: str, tmp_path: Path)
 def test_a_class_with_a_like_name_stays(name: str, tmp_path: Path) -> None:
     folders(tmp_path, {"a": 2, name: 2})
     assert set(read("imagefolder", tmp_path).classes) == {"a", name}
-
-
-@pytest.mark.parametrize("name", ["images.zip", "images.tar.gz", "x.heic", "labels.txt"])
-def test_a_file_next_to_the_folders_of_classes_is_counted(name: str, tmp_path: Path) -> None:
-    folders(tmp_path, {"a": 2, "b": 2})
-    (tmp_path / name).write_bytes(b"x")
-    found = read("imagefolder", tmp_path)
-    assert len(found) == 4
-    ((count, why),) = losses(found, "files without the name of an image")
-    assert count == 1
-    assert name in why
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_each_method_sees_the_unchanged_columns(name: str, change: tuple[Tensor,
         task = task_of(parse_run(flat | {"features.ranges": text}), features, labels)
         assert task.public_frame
         found.append(task.training_data(CLASSES, task.public_frame)[0])
-    torch.testing.assert_close(found[0], clean / 8, **NEAR)
+    # Under noise, whole rows of columns within their ranges have norm one at most.
+    within = 8 * (DIMENSION**0.5 if "epsilon" in RUNS[name] else 1)
+    torch.testing.assert_close(found[0], clean / within, **NEAR)
     torch.testing.assert_close(found[1], found[0], **NEAR)
 
 
