@@ -115,7 +115,7 @@ def executed(registry: list[Parser]) -> set[str]:
     finally:
         sys.setprofile(None)
     return {
-        f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{code.co_qualname}"
+        f"{Path(code.co_filename).resolve().relative_to(ROOT).as_posix()}:{code.co_qualname}"
         for code in codes
         if code.co_filename.startswith(str(ROOT))
     }
