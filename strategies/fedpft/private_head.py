@@ -37,6 +37,7 @@ from fedsurrogate.strategies.pooling.class_means import (
 )
 from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
+from fedsurrogate.strategies.robustness.harm import MOST, OUT, largest
 
 # If chance leaves more than this share of the differences between sites' class means unexplained,
 # one mean per class is not enough.
@@ -49,8 +50,9 @@ SMALLEST_SHARE = 1e-3
 # Lower bound of a dimension's variance, as a share of the mean: small variances give large weights
 # and are least certain.
 SMALLEST_DIAGONAL = 0.1
-# Numbers of sites of which the few that differ most are left out before it is decided whether sites differ.
-FEWEST_SITES, MOST_SITES = 4, 64
+# Numbers of sites of which a few do not choose the solver alone; by how much more harm least squares may
+# do them than discriminants.
+FEWEST_SITES, MOST_SITES, SLACK = 4, 64, 0.01
 # Keeps a linear system with nearly parallel directions solvable.
 RIDGE = 1e-6
 
@@ -70,8 +72,9 @@ def learn_from_sums(
             classes that stands out from the noise, shared by all classes and sites; "joint" cleans
             it for one joint noise, and shrinks the means.
         rank: most directions of a "lowrank" covariance.
-        rule: "median" and "trimmed" pool class means and second moments robustly; "harm" takes sites to
-            differ only if they do without the few that differ most, so that one cannot choose the solver.
+        rule: "median" and "trimmed" pool class means and second moments robustly; with "harm" a few
+            sites, without which the others do not differ, choose least squares only if it lets them
+            harm none of the others.
 
     Returns:
         The head and the mixtures. Classes lost in noise are left out of both.
@@ -119,14 +122,9 @@ def _pooled(
     own = by_site(surrogates)
     of_count, of_sum = noise_of_counts_and_sums(surrogates)
     differ = _differ(surrogates) if own.means.shape[1] >= ENOUGH_COLUMNS else 0.0
-    if differ > SITES_DIFFER and rule == "harm" and FEWEST_SITES <= len(surrogates) <= MOST_SITES:
-        left = list(surrogates)
-        for _ in range(max(1, len(surrogates) // 5)):
-            without = [_differ(left[:at] + left[at + 1 :]) for at in range(len(left))]
-            differ = min(without)
-            if differ <= SITES_DIFFER:
-                break
-            left.pop(without.index(differ))
+    judges = rule == "harm" and FEWEST_SITES <= len(surrogates) <= MOST_SITES
+    if differ > SITES_DIFFER and judges and (few := _few(surrogates)) and _harmful(surrogates, few):
+        differ = 0.0
     if differ > SITES_DIFFER:
         return shrink(own)[0], differ
     pooled = pool(own)
@@ -134,6 +132,62 @@ def _pooled(
     if family == "joint":
         return pooled, differ
     return even_lengths(pooled, own, of_count, of_sum), differ
+
+
+def _few(surrogates: Sequence[SumsSurrogate]) -> list[int]:
+    """The sites without which the others do not differ, a fifth of them at most; none if there are none."""
+    left, few = list(range(len(surrogates))), list[int]()
+    for _ in range(max(1, len(surrogates) // 5)):
+        without = [_differ([surrogates[at] for at in left if at != one]) for one in left]
+        differ = min(without)
+        few.append(left.pop(without.index(differ)))
+        if differ <= SITES_DIFFER:
+            return few
+    return []
+
+
+def _harmful(surrogates: Sequence[SumsSurrogate], few: Sequence[int]) -> bool:
+    """Whether least squares lets a few sites harm the others, as a site's own weight may not.
+
+    The harm is what the others' records lose against discriminants without the few; by more than
+    one in five of the sites, in a head that has not seen their records.
+    """
+    others = [at for at in range(len(surrogates)) if at not in few]
+    harm = torch.full((2, len(surrogates)), -1.0, dtype=torch.float64)
+    for judge in others:
+        rest, core = (
+            [surrogates[at] for at in kept if at != judge]
+            for kept in (range(len(surrogates)), others)
+        )
+        try:
+            best = _placed(surrogates[judge], core, differ=False)
+            harm[:, judge] = torch.tensor(
+                [best - _placed(surrogates[judge], rest, differ) for differ in (False, True)]
+            )
+        except RunError:
+            # Without the judge no class stands out from the noise.
+            continue
+    pooled, apart = largest(harm).tolist()
+    return bool(apart > max(MOST, min(OUT, pooled + SLACK)))
+
+
+def _placed(judge: SumsSurrogate, surrogates: Sequence[SumsSurrogate], differ: bool) -> float:
+    """The share of a site's records that the head of others places right, expected."""
+    own, of_count, of_sum = by_site(surrogates), *noise_of_counts_and_sums(surrogates)
+    components = shrink(own)[0] if differ else even_lengths(pool(own), own, of_count, of_sum)
+    covariance = observed_within(surrogates, components, "spherical", 0).covariance
+    head = (least_squares if differ else discriminant)(components, covariance)
+    tested = by_site([judge])
+    names = {name: row for row, name in enumerate(components.classes)}
+    rows = torch.tensor([names.get(tested.classes[at], -1) for at in tested.labels.tolist()])
+    known, means, noise = rows >= 0, tested.means, tested.noise.diagonal()
+    scores = means @ head.weight.T + head.bias
+    within = 1 / means.shape[1] - (means.square().mean(1) - noise).clamp(0, 1 / means.shape[1])
+    apart = torch.cdist(head.weight[rows], head.weight).square() * (within + noise)[:, None]
+    margin = (scores.gather(1, rows.clamp_min(0)[:, None]) - scores) / apart.clamp_min(1e-14).sqrt()
+    margin.scatter_(1, rows.clamp_min(0)[:, None], torch.inf)
+    right = torch.special.ndtr(margin.amin(1)) * known
+    return float(right @ tested.records / tested.records.sum())
 
 
 def _differ(surrogates: Sequence[SumsSurrogate]) -> float:

@@ -4,14 +4,17 @@ keeps its weight.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.strategies.fedpft.private_head import SITES_DIFFER, _pooled
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
-from tests.hostile_sites import surrogate_of
+from tests.hostile_sites import surrogate_of, uneven_digits
 
 CLASSES, D = tuple("abcdefg"), 1280
 # The correlation of photos and sketches of the same classes, measured on the images of PACS.
@@ -50,3 +53,52 @@ def test_a_site_of_another_style_keeps_its_weight(classes: list[int], count: int
         found = defend_surrogates(sites, "harm", 3.0, CLASSES)
         assert not found.suspects
         assert all(each.kept == 1 for each in found.effects.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_under_noise_an_honest_site_of_another_style_chooses_the_solver(seed: int) -> None:
+    """Without it the others do not differ; least squares, which it needs, harms none of them."""
+    generator = torch.Generator().manual_seed(seed)
+    common, photo, sketch = (
+        0.5 * torch.randn(len(CLASSES), D, generator=generator) for _ in range(3)
+    )
+    run = parse_run(
+        {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(CLASSES), "seed": seed}
+        | {"fedpft.covariance": "spherical"}
+    )
+    labels = torch.arange(7).repeat_interleave(120)
+
+    def sent(means: Tensor, name: str) -> SumsSurrogate:
+        features = means[labels] + torch.randn(len(labels), D, generator=generator)
+        found = surrogate_of((features, labels), CLASSES, "f" * 16, name, run)
+        assert isinstance(found, SumsSurrogate)
+        return found
+
+    photos = [sent(style(photo, common), f"photos {i}") for i in range(3)]
+    honest = [*photos, sent(style(sketch, common), "sketches")]
+    assert _pooled(honest, "spherical", "harm")[1] == _pooled(honest, "spherical", "none")[1]
+    assert _pooled(honest, "spherical", "harm")[1] > SITES_DIFFER
+
+
+@pytest.mark.parametrize("seed", range(10, 13))
+def test_under_noise_a_false_site_does_not_choose_the_solver(seed: int) -> None:
+    sites, _ = uneven_digits(0.5, seed, 4)
+    classes = tuple(map(str, range(10)))
+    run = parse_run(
+        {"epsilon": 8.0, "delta": 1e-5, "classes": ",".join(classes), "seed": seed}
+        | {"fedpft.covariance": "spherical"}
+    )
+    everyone = tuple(torch.cat(each) for each in zip(*sites, strict=True))
+    sent = list[SumsSurrogate]()
+    for name, data in enumerate([*sites[:3], everyone]):
+        found = surrogate_of(data, classes, "f" * 16, f"site {name}", run)
+        assert isinstance(found, SumsSurrogate)
+        sent.append(found)
+    # Every class mean is moved away from the nearest other one.
+    sums = sent[3].sums
+    means = sums.sums / sums.counts.clamp_min(1)[:, None]
+    near = torch.cdist(means, means).fill_diagonal_(torch.inf).argmin(1)
+    moved = sums.sums + 1.8 * sums.counts.clamp_min(1)[:, None] * (means - means[near])
+    sent[3] = replace(sent[3], sums=replace(sums, sums=moved))
+    assert _pooled(sent, "spherical", "none")[1] > SITES_DIFFER
+    assert _pooled(sent, "spherical", "harm")[1] == 0
