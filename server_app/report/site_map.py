@@ -8,9 +8,9 @@ from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.server_app.report.plots.site_map import draw_site_map
+from fedsurrogate.server_app.report.site_distances import MOST_SITES, SiteMap, site_map
 from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
 from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.robustness.site_map import MOST_SITES, SiteMap, site_map
 
 # Above this dimension a covariance of a site is not read for a picture.
 LARGEST_DIMENSION = 4096

@@ -70,11 +70,11 @@ def sites_of(parts: Callable[[], Iterable[Statistics]], noise: Tensor | None = N
     apart = (means - centre).flatten(0, 1) * counts.flatten().sqrt()[:, None]
     into, own = directions(parts, counts.sum(1), sizes, apart)
     return Sites(
+        into.T @ into,
+        torch.zeros_like(counts) if noise is None else noise,
         counts,
         torch.where(counts[..., None] > 0, (means - centre) @ into, 0.0),
         own,
-        torch.zeros_like(counts) if noise is None else noise,
-        into.T @ into,
         means.shape[2],
     )
 

@@ -4,9 +4,10 @@ from the statistics that sites sent. No Flower types.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -38,100 +39,175 @@ LOST, DRAWS = 0.5, 4
 Heads = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Evidence(Protocol):
-    """What S sites sent, as far as harm is measured in it."""
+@dataclass(frozen=True)
+class Evidence(ABC):
+    """What S sites sent, in k directions, as far as harm is measured in it.
+
+    Attributes:
+        columns: M^T M for the map M of columns to directions, (k, k): how noise of one variance varies
+            in the directions.
+        noise: variance of the noise of privacy in each row of what is noisy, (S, r), in columns before
+            the map.
+        core: sites that are alike, if they are all but a few; else none.
+    """
+
+    columns: Tensor
+    noise: Tensor
+    core: tuple[int, ...] = field(default=(), kw_only=True)
+    # Fields with a row a site, those that grow with its weight, and the noisy one.
+    BY_SITE: ClassVar[tuple[str, ...]]
+    ADDED: ClassVar[tuple[str, ...]]
+    NOISY: ClassVar[str]
+
+    @property
+    def out(self) -> float:
+        """The harm above which a site is left out."""
+        return OUT
+
+    @property
+    def measure(self) -> str:
+        """What harm is a share of, in words."""
+        return "records that are placed right"
 
     def __len__(self) -> int:
-        """S."""
-        ...
+        return len(self.noise)
+
+    @abstractmethod
+    def sums(self) -> list[Tensor]:
+        """What adds up over sites, (S, ...)."""
+
+    @abstractmethod
+    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
+        """What is right by a judge in the models of some sums (m, ...), (m,)."""
+
+    @abstractmethod
+    def able(self) -> Tensor:
+        """Sites that can judge, (S,) bool."""
+
+    @abstractmethod
+    def needed(self) -> Tensor:
+        """Sites without which something that is learned would be at hardly any, (S,) bool."""
+
+    @abstractmethod
+    def limits(self, harm: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest harm that each site may do with its whole weight, (S,), and whose harm is clear:
+        that is lowered to CLEARED of the limit, (S,) bool.
+        """
+
+    def prepared(self) -> Self:
+        """The same as it is judged."""
+        return self
 
     def of(self, kept: Sequence[int]) -> Self:
         """Some of the sites."""
-        ...
+        return replace(self, **{name: getattr(self, name)[list(kept)] for name in self.BY_SITE})
 
     def weighed(self, weights: Tensor) -> Self:
         """The same with weights (S,)."""
-        ...
-
-    def harms(self) -> Tensor:
-        """What each judge loses by each site, (S, J); -1 for a judge itself."""
-        ...
-
-    def needed(self) -> Tensor:
-        """Sites without which something that is learned would be at hardly any, (S,) bool."""
-        ...
+        values = {name: getattr(self, name) for name in self.ADDED}
+        rows = {name: (-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
+        return replace(self, **{n: weights.reshape(rows[n]) * each for n, each in values.items()})
 
     def noisier(self, draw: torch.Generator) -> Self | None:
         """The same with as much noise again; None without noise."""
-        ...
+        if not self.noise.any():
+            return None
+        value = getattr(self, self.NOISY)
+        noise = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+        noise = self.noise.sqrt()[..., None] * (noise @ torch.linalg.cholesky(self.columns).T)
+        return replace(self, **{self.NOISY: value + noise})
+
+    def harms(self) -> Tensor:
+        """What each judge loses by each site, (S, J), in the model of all but the judge; -1 for a judge
+        itself.
+        """
+        count, places = len(self), torch.nonzero(self.able()).flatten()
+        if count < FEWEST:
+            places = places[:0]
+        spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
+        judges, sums = places[spaced].tolist(), self.sums()
+        harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
+        for at, judge in enumerate(judges):
+            others = [each for each in range(count) if each != judge]
+            found = self.right(judge, _without_one_and_of_all([each[others] for each in sums]))
+            harm[others, at] = found[:-1] - found[-1]
+        return harm
+
+    def gains(self) -> Tensor:
+        """What each site's own records gain by its being there, (S,)."""
+        sums = _without_one_and_of_all(self.sums())
+        right = [self.right(at, [each[[at, -1]] for each in sums]) for at in range(len(self))]
+        return torch.stack([with_ - without for without, with_ in right]).nan_to_num()
 
 
 @dataclass(frozen=True)
-class Sites:
+class Sites(Evidence):
     """Statistics of S sites in k directions, in which records vary by about one.
 
     Harm is the share of each judge's records that a site turns wrong: what the head of all but the
-    judge places right without the site, less what it places right with it.
+    judge places right without the site, less what it places right with it. The noise is that of class
+    means, (S, C).
 
     Attributes:
         counts: records, (S, C).
         means: of each class, (S, C, k).
         covariances: within classes, (S, k, k).
-        noise: variance of the noise of privacy in each class mean, (S, C), in columns before the map.
-        columns: M^T M for the map M, (k, k): how noise of one variance varies in the directions.
         dimension: number of columns before the map.
-        heads: what is learned; None: linear discriminants.
+        heads: what is learned.
     """
 
     counts: Tensor
     means: Tensor
     covariances: Tensor
-    noise: Tensor
-    columns: Tensor
     dimension: int
-    heads: Heads | None = None
+    heads: Heads = field(default_factory=lambda: discriminant)
+    BY_SITE: ClassVar = ("counts", "means", "covariances", "noise")
+    ADDED: ClassVar = ("counts",)
+    NOISY: ClassVar = "means"
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def of(self, kept: Sequence[int]) -> Sites:
-        """Some of the sites."""
-        rows = list(kept)
-        counts, means, covariances, noise = (
-            each[rows] for each in (self.counts, self.means, self.covariances, self.noise)
-        )
-        return replace(self, counts=counts, means=means, covariances=covariances, noise=noise)
-
-    def weighed(self, weights: Tensor) -> Sites:
-        """The same with weights (S,)."""
-        return replace(self, counts=self.counts * weights[:, None])
+    def prepared(self) -> Sites:
+        """With the head that is chosen as the run's own, but by what no few of the sites decide."""
+        core = tuple(alike(self))
+        few = self.dimension < ENOUGH_COLUMNS
+        return replace(self, heads=discriminant if few or core else least_squares, core=core)
 
     def needed(self) -> Tensor:
         """Sites with a class that few have."""
         has = self.counts > 0
         return (has & (has.sum(0) <= FEW)).any(1)
 
-    def noisier(self, draw: torch.Generator) -> Sites | None:
-        """With as much noise in class means again; None without noise."""
-        if not self.noise.any():
-            return None
-        noise = torch.randn(self.means.shape, generator=draw, dtype=torch.float64)
-        noise = noise @ torch.linalg.cholesky(self.columns).T
-        return replace(self, means=self.means + self.noise.sqrt()[..., None] * noise)
-
-    def harms(self) -> Tensor:
-        """As in the class; sites of few records do not judge."""
+    def able(self) -> Tensor:
+        """Sites with records enough, whose noise is small; none where noise hides most of them."""
+        records = self.counts.sum(1)
         noise = (self.counts * self.noise).sum(1) * self.columns.diagonal().mean()
-        enough = self.counts.sum(1) >= RECORDS
-        clear = enough & (noise <= LOST * self.counts.sum(1))
-        sums = _sums(self)
+        enough = records >= RECORDS
+        clear = enough & (noise <= LOST * records)
+        return clear & (2 * clear.sum() > enough.sum())
 
-        def right(judge: int, others: list[int]) -> Tensor:
-            less = without_one_and_of_all([each[others] for each in sums])
-            return placed(self, judge, *_heads(less, self.heads))
+    def limits(self, harm: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+        """Less for sites that are far from a core of others that are alike."""
+        limits = torch.full_like(harm, MOST)
+        if self.core:
+            limits[far(self, self.core) > FAR] = MOST_ALIKE
+        limits += chance
+        # Two false sites hide each other: with less of one, the other seems to harm less.
+        return limits, (limits < MOST) & (harm > limits)
 
-        # Where noise hides most sites, nothing is said of any.
-        return losses(clear & (2 * clear.sum() > enough.sum()), right)
+    def sums(self) -> list[Tensor]:
+        """Records, and first and second moments."""
+        counts, means = self.counts, self.means
+        firsts = counts[..., None] * means
+        seconds = counts.sum(1)[:, None, None] * self.covariances + firsts.mT @ means
+        return [counts, firsts, seconds]
+
+    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
+        """The share of the judge's records that each head places right, expected, (m,)."""
+        counts, first, second = sums
+        counts = counts.clamp_min(0)
+        centres = first / counts.clamp_min(1e-9)[..., None]
+        within = second - (counts[..., None] * centres).mT @ centres
+        within = within / counts.sum(1).clamp_min(1e-9)[:, None, None]
+        return placed(self, judge, *self.heads(counts, centres, within))
 
 
 @dataclass(frozen=True)
@@ -157,32 +233,24 @@ class Decided:
     measure: str = "records that are placed right"
 
 
-def judged(sites: Sites) -> Decided:
+def judged(evidence: Evidence) -> Decided:
     """The weights with which no site harms more than one in five of the others, and at least two, by
-    more than MOST of their records, as far as what they sent shows.
+    more than the evidence's limit, as far as what they sent shows.
 
-    A site that harms by more than OUT is left out, unless a class would then be at fewer than two sites;
-    and any that harms by too much with a fiftieth of its weight. Never half of them.
+    A site that harms by more than the limit for leaving out is left out, unless it is needed; and any
+    that harms by too much with a fiftieth of its weight. Never half of them.
     """
-    count = len(sites)
-    weights = torch.ones(count, dtype=torch.float64)
-    if count < FEWEST:
-        return Decided(weights, torch.zeros_like(weights), torch.zeros_like(weights))
-    # As the run's own head is chosen, but by what no few of the sites decide.
-    core = alike(sites)
-    few = sites.dimension < ENOUGH_COLUMNS
-    sites = replace(sites, heads=discriminant if few or core else least_squares)
-    first = largest(sites.harms())
-    chance = by_chance(sites, first)
-    limits = torch.full_like(weights, MOST)
-    if core:
-        limits[far(sites, core) > FAR] = MOST_ALIKE
-    limits += chance
-    harmful = first > limits
-    # Two false sites hide each other: with less of one, the other seems to harm less.
-    limits = torch.where((limits < MOST) & harmful, CLEARED * limits, limits)
-    weights, out = lowered(sites, harmful, limits, chance + OUT)
-    return Decided(weights, first, gains(sites), bool(core), out)
+    if len(evidence) < FEWEST:
+        none = torch.zeros(len(evidence), dtype=torch.float64)
+        return Decided(none + 1, none, none, limit=evidence.out, measure=evidence.measure)
+    evidence = evidence.prepared()
+    first = largest(evidence.harms())
+    chance = by_chance(evidence, first)
+    limits, clear = evidence.limits(first, chance)
+    cleared = torch.where(clear, CLEARED * limits, limits)
+    weights, out = lowered(evidence, first > limits, cleared, chance + evidence.out)
+    gains = evidence.gains()
+    return Decided(weights, first, gains, bool(evidence.core), out, evidence.out, evidence.measure)
 
 
 def lowered(
@@ -282,7 +350,7 @@ def differ_without_one(sites: Sites) -> tuple[Tensor, Tensor]:
     """For all sites but each: whether their class means differ, as `SiteDifferences` decides, and the
     variance between them beyond chance and noise, as a share of that within (S,).
     """
-    counts, firsts, seconds = _sums(sites)
+    counts, firsts, seconds = sites.sums()
     squares = (counts * sites.means.square().sum(2)).sum(1)
     within = seconds.diagonal(dim1=1, dim2=2).sum(1) - squares
     noise = (counts * sites.noise).sum(1) * sites.columns.trace()
@@ -329,43 +397,6 @@ def ridged(matrices: Tensor, rows: Tensor) -> Tensor:
     return torch.cholesky_solve(rows.mT, roots).mT.nan_to_num()
 
 
-def losses(able: Tensor, right: Callable[[int, list[int]], Tensor]) -> Tensor:
-    """What each judge loses by each site, (S, J); -1 for a judge itself.
-
-    Args:
-        able: sites that can judge, (S,) bool.
-        right: what is right by a judge and the other sites: without each of these, and last with all
-            of them, (S,).
-    """
-    count = len(able)
-    if count < FEWEST:
-        return torch.zeros(count, 0, dtype=torch.float64)
-    places = torch.nonzero(able).flatten()
-    spaced = torch.linspace(0, len(places) - 1, min(len(places), JUDGES)).round().long()
-    judges = places[spaced].tolist()
-    harm = torch.full((count, len(judges)), -1.0, dtype=torch.float64)
-    for at, judge in enumerate(judges):
-        others = [each for each in range(count) if each != judge]
-        found = right(judge, others)
-        harm[others, at] = found[:-1] - found[-1]
-    return harm
-
-
-def gains(sites: Sites) -> Tensor:
-    """The share of each site's records that is right with it and not without it, (S,)."""
-    rows, bias = _heads(without_one_and_of_all(_sums(sites)), sites.heads)
-    right = [placed(sites, at, rows[[at, -1]], bias[[at, -1]]) for at in range(len(sites))]
-    return torch.stack([with_ - without for without, with_ in right])
-
-
-def _sums(sites: Sites) -> list[Tensor]:
-    """Records, and first and second moments of each site: sites add up."""
-    counts, means = sites.counts, sites.means
-    firsts = counts[..., None] * means
-    seconds = counts.sum(1)[:, None, None] * sites.covariances + firsts.mT @ means
-    return [counts, firsts, seconds]
-
-
 def _without_one(table: Tensor) -> Tensor:
     """The sums of all rows but each, without a difference, of which a huge row would leave rounding."""
     none = torch.zeros_like(table[:1])
@@ -374,20 +405,9 @@ def _without_one(table: Tensor) -> Tensor:
     return before + after
 
 
-def without_one_and_of_all(tables: Sequence[Tensor]) -> list[Tensor]:
+def _without_one_and_of_all(tables: Sequence[Tensor]) -> list[Tensor]:
     """For each table (n, ...) the sums without each row, and last those of all rows, (n + 1, ...)."""
     return [torch.cat([_without_one(each), each.sum(0)[None]]) for each in tables]
-
-
-def _heads(sums: Sequence[Tensor], heads: Heads | None) -> tuple[Tensor, Tensor]:
-    """Weights and biases for each of the sums (m, ...)."""
-    counts, first, second = sums
-    counts = counts.clamp_min(0)
-    centres = first / counts.clamp_min(1e-9)[..., None]
-    within = second - (counts[..., None] * centres).mT @ centres
-    return (heads or discriminant)(
-        counts, centres, within / counts.sum(1).clamp_min(1e-9)[:, None, None]
-    )
 
 
 def placed(sites: Sites, judge: int, rows: Tensor, bias: Tensor) -> Tensor:

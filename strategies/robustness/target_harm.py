@@ -6,24 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.robustness.evidence import directions
-from fedsurrogate.strategies.robustness.harm import (
-    CLEARED,
-    FEW,
-    Decided,
-    by_chance,
-    largest,
-    losses,
-    lowered,
-    ridged,
-    without_one_and_of_all,
-)
+from fedsurrogate.strategies.robustness.harm import FEW, Evidence, ridged
 
 # Correlations of which areas and concordances are computed at most.
 MOST_CORRELATED = 0.999
@@ -92,12 +83,16 @@ class Coded:
     noise: Tensor
 
 
+# Fields of `Coded` besides the moment.
+CODED = ("known", "totals", "squares", "sums", "features", "noise")
+
+
 @dataclass(frozen=True)
-class Outputs:
+class Outputs(Evidence):
     """The sums of S sites in k directions, in which records vary by about one.
 
     Harm is by how much better the model of all but the judge puts the judge's records in order without a
-    site than with it, by the mean over the outputs.
+    site than with it, by the mean over the outputs. The noise is that of the sums, (S, o).
 
     Attributes:
         ordering: of the order.
@@ -107,10 +102,8 @@ class Outputs:
         known: as in `Coded`, (S, o).
         totals: (S, o).
         squares: (S, o).
-        sums: (S, o, k).
+        products: the `sums` of `Coded`, (S, o, k).
         features: (S, o, k).
-        noise: (S, o).
-        columns: M^T M for the map M, (k, k).
     """
 
     ordering: Ordering
@@ -120,66 +113,41 @@ class Outputs:
     known: Tensor
     totals: Tensor
     squares: Tensor
-    sums: Tensor
+    products: Tensor
     features: Tensor
-    noise: Tensor
-    columns: Tensor
+    ADDED: ClassVar = ("records", "known", "totals", "squares", "products", "features")
+    BY_SITE: ClassVar = (*ADDED, "means", "covariances", "noise")
+    NOISY: ClassVar = "products"
 
-    def __len__(self) -> int:
-        return len(self.records)
+    @property
+    def out(self) -> float:
+        """The harm above which a site is left out."""
+        return self.ordering.out
 
-    def of(self, kept: Sequence[int]) -> Outputs:
-        """Some of the sites."""
-        rows = list(kept)
-        return replace(self, **{name: getattr(self, name)[rows] for name in BY_SITE})
-
-    def weighed(self, weights: Tensor) -> Outputs:
-        """The same with weights (S,)."""
-        values = {name: getattr(self, name) for name in ADDED}
-        scaled = {
-            name: value * weights.reshape(-1, *[1] * (value.ndim - 1))
-            for name, value in values.items()
-        }
-        return replace(self, **scaled)
-
-    def noisier(self, draw: torch.Generator) -> Outputs | None:
-        """With as much noise in the sums again; None without noise."""
-        if not self.noise.any():
-            return None
-        noise = torch.randn(self.sums.shape, generator=draw, dtype=torch.float64)
-        noise = noise @ torch.linalg.cholesky(self.columns).T
-        return replace(self, sums=self.sums + self.noise[..., None] * noise)
+    @property
+    def measure(self) -> str:
+        """What harm is a share of."""
+        return self.ordering.name
 
     def needed(self) -> Tensor:
         """Sites with an output that few know."""
         can = self._can_judge()
         return (can & (can.sum(0) <= FEW)).any(1)
 
-    def harms(self) -> Tensor:
-        """As in the class, (S, J)."""
-        added = self._added()
+    def able(self) -> Tensor:
+        """Sites that judge an output."""
+        return self._can_judge().any(1)
 
-        def right(judge: int, others: list[int]) -> Tensor:
-            less = without_one_and_of_all([each[others] for each in added])
-            return self._ordered(judge, _models(less))
+    def limits(self, harm: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the ordering."""
+        return self.ordering.most + chance, harm > self.ordering.clear + chance
 
-        return losses(self._can_judge().any(1), right)
-
-    def gains(self) -> Tensor:
-        """What each site's own records gain by its being there, (S,); zero where it cannot judge."""
-        rows = _models(without_one_and_of_all(self._added()))
-        found = torch.zeros(len(self), dtype=torch.float64)
-        for at in torch.nonzero(self._can_judge().any(1)).flatten().tolist():
-            without, with_ = self._ordered(at, rows[[at, -1]])
-            found[at] = with_ - without
-        return found
-
-    def _added(self) -> list[Tensor]:
-        """What adds up over sites."""
+    def sums(self) -> list[Tensor]:
+        """Records, and first and second moments; of each output what its model takes."""
         first = self.records[:, None] * self.means
         second = self.records[:, None, None] * self.covariances
         second = second + first[:, :, None] * self.means[:, None]
-        return [self.records, first, second, self.known, self.totals, self.sums, self.features]
+        return [self.records, first, second, self.known, self.totals, self.products, self.features]
 
     def _can_judge(self) -> Tensor:
         """Which outputs each site judges, (S, o) bool."""
@@ -188,23 +156,18 @@ class Outputs:
             return (self.totals >= least) & (self.known - self.totals >= least)
         return self.known >= least
 
-    def _ordered(self, judge: int, rows: Tensor) -> Tensor:
-        """How well models (m, o, k) put the records of a site in order, by the mean of its outputs, (m,)."""
+    def right(self, judge: int, sums: Sequence[Tensor]) -> Tensor:
+        """How well models put the records of a site in order, by the mean of its outputs, (m,)."""
+        rows = _models(sums)
         known = self.known[judge].clamp_min(1e-9)
         mean = self.totals[judge] / known
         centre = self.features[judge] / known[:, None]
-        cross = self.sums[judge] / known[:, None] - mean[:, None] * centre
+        cross = self.products[judge] / known[:, None] - mean[:, None] * centre
         own = self.squares[judge] / known - mean.square()
         spread = ((rows @ self.covariances[judge]) * rows).sum(2)
         found = (rows * cross).sum(2) / (spread * own).clamp_min(1e-24).sqrt()
         shares = self.ordering.of(found.clamp(-MOST_CORRELATED, MOST_CORRELATED), mean)
         return shares[:, self._can_judge()[judge]].mean(1)
-
-
-# Fields of `Outputs` with a row a site, and those that grow with a site's weight.
-CODED = ("known", "totals", "squares", "sums", "features", "noise")
-ADDED = ("records", *CODED[:-1])
-BY_SITE = (*ADDED, "means", "covariances", "noise")
 
 
 def _models(added: Sequence[Tensor]) -> Tensor:
@@ -249,6 +212,8 @@ def outputs_of(parts: Callable[[], Iterable[Coded]], ordering: Ordering) -> Outp
         lambda: (part.moment for part in parts()), records, sizes, apart, bool(noise.any())
     )
     return Outputs(
+        into.T @ into,
+        noise.square(),
         ordering,
         records,
         (means - centre) @ into,
@@ -258,22 +223,4 @@ def outputs_of(parts: Callable[[], Iterable[Coded]], ordering: Ordering) -> Outp
         squares,
         sums @ into,
         features @ into,
-        noise,
-        into.T @ into,
-    )
-
-
-def judged_outputs(outputs: Outputs) -> Decided:
-    """The weights with which no site costs more than one in five of the others, and at least two, more
-    than the ordering allows, as far as what they sent shows. Never half are lowered.
-    """
-    ordering, count = outputs.ordering, len(outputs)
-    first = largest(outputs.harms())
-    chance = by_chance(outputs, first)
-    limits = torch.full((count,), ordering.most, dtype=torch.float64) + chance
-    clear = first > ordering.clear + chance
-    cleared = torch.where(clear, CLEARED * limits, limits)
-    weights, out = lowered(outputs, first > limits, cleared, chance + ordering.out)
-    return Decided(
-        weights, first, outputs.gains(), out=out, limit=ordering.out, measure=ordering.name
     )

@@ -26,7 +26,7 @@ from fedsurrogate.strategies.pooling.plausibility import false_numbers
 from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
 from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.robustness.defence import by_harm, without
-from fedsurrogate.strategies.robustness.target_harm import judged_outputs
+from fedsurrogate.strategies.robustness.harm import judged
 from fedsurrogate.strategies.targets.checks import check_exact, check_noisy
 from fedsurrogate.strategies.targets.learning import check_sums
 from fedsurrogate.strategies.targets.outputs import outputs
@@ -133,7 +133,7 @@ class FromCodedSums(FromStatistics):
             self._target,
         )
         names = [each.header.site for each in sent]
-        found = by_harm(names, judged_outputs(evidence), capped)
+        found = by_harm(names, judged(evidence), capped)
         return replace(found, kept=without(sent, found.suspects))
 
     def restricted(self, sent: Parameters, classes: Sequence[str]) -> Parameters | None:

@@ -60,11 +60,11 @@ def drawn_sites(draw: st.DrawFn) -> harm.Sites:
     roots = random.normal(size=(count, k, k))
     noise = random.uniform(0, 0.001, (count, C)) * draw(st.sampled_from([0.0, 1.0]))
     return harm.Sites(
+        torch.eye(k, dtype=torch.float64),
         *(
             torch.from_numpy(each)
-            for each in (counts, means, roots @ roots.transpose(0, 2, 1), noise)
+            for each in (noise, counts, means, roots @ roots.transpose(0, 2, 1))
         ),
-        torch.eye(k, dtype=torch.float64),
         D,
     )
 
@@ -128,7 +128,7 @@ def right_of(sites: harm.Sites, judge: int, rows: Array, bias: Array) -> float:
 def test_harm_is_what_the_others_head_loses_on_records_that_it_has_not_seen(
     sites: harm.Sites, least_squares: bool
 ) -> None:
-    found = replace(sites, heads=harm.least_squares if least_squares else None).harms()
+    found = replace(sites, heads=harm.least_squares if least_squares else harm.discriminant).harms()
     everyone = range(len(sites))
     for at, judge in enumerate(each for each in everyone if sites.counts[each].sum() >= 10):
         for one in everyone:

@@ -15,14 +15,13 @@ from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.robustness.defence import by_harm
-from fedsurrogate.strategies.robustness.harm import RIDGE, largest
+from fedsurrogate.strategies.robustness.harm import RIDGE, judged, largest
 from fedsurrogate.strategies.robustness.target_harm import (
     AREA,
     CONCORDANCE,
     Coded,
     Ordering,
     Outputs,
-    judged_outputs,
     outputs_of,
 )
 
@@ -93,14 +92,15 @@ def test_the_area_is_that_of_scores_that_are_normal_in_both_groups(
 def direct(sites: list[Records], ordering: Ordering) -> Outputs:
     """Evidence in the columns themselves, whose sums are exact."""
     parts = [coded(site) for site in sites]
-    names = ("known", "totals", "squares", "sums", "features", "noise")
+    names = ("known", "totals", "squares", "sums", "features")
     return Outputs(
+        torch.eye(D, dtype=torch.float64),
+        torch.stack([each.noise for each in parts]),
         ordering,
         torch.stack([each.moment.counts[0] for each in parts]),
         torch.stack([each.moment.means[0] for each in parts]),
         torch.stack([each.moment.matrix for each in parts]),
         *(torch.stack([getattr(each, name) for each in parts]) for name in names),
-        torch.eye(D, dtype=torch.float64),
     )
 
 
@@ -155,7 +155,7 @@ def test_neither_order_nor_rotation_nor_scale_of_the_columns_matters(
     ordering = AREA if binary else CONCORDANCE
     rotation = scale * np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0]
     moved = [(sites[at][0] @ rotation, sites[at][1]) for at in order]
-    first, again = (judged_outputs(evidence(each, ordering)) for each in (sites, moved))
+    first, again = (judged(evidence(each, ordering)) for each in (sites, moved))
     assert again.weights.numpy() == pytest.approx(first.weights[order].numpy(), abs=1e-9)
     assert again.harm.numpy() == pytest.approx(first.harm[order].numpy(), abs=1e-6)
 
@@ -173,7 +173,7 @@ def test_honest_hospitals_of_other_sizes_and_scanners_keep_their_weight(
     sites = [
         records(seed + at, size, shift=shifts[at], binary=binary) for at, size in enumerate(sizes)
     ]
-    decided = judged_outputs(evidence(sites, AREA if binary else CONCORDANCE))
+    decided = judged(evidence(sites, AREA if binary else CONCORDANCE))
     assert (decided.weights == 1).all(), decided
     assert decided.out == ()
 
@@ -187,7 +187,7 @@ def test_a_site_whose_outputs_are_turned_round_decides_little(
     sites = [records(seed + at, 150, binary=binary) for at in range(count - 1)]
     sites.append(records(seed + 99, 150 * (count - 1), True, binary=binary))
     ordering = AREA if binary else CONCORDANCE
-    decided = judged_outputs(evidence(sites, ordering))
+    decided = judged(evidence(sites, ordering))
     assert (decided.weights[:-1] == 1).all()
     assert float(decided.weights[-1]) < 0.2
     assert float(largest(evidence(sites[:-1], ordering).harms()).max()) < ordering.most
@@ -197,26 +197,26 @@ def test_a_site_whose_outputs_are_turned_round_decides_little(
 @given(seed=st.integers(0, 99), turned=st.integers(1, 4), count=st.integers(3, 9))
 def test_never_half_of_the_sites_are_lowered(seed: int, turned: int, count: int) -> None:
     sites = [records(seed + at, 100, at < turned) for at in range(count)]
-    assert 2 * int((judged_outputs(evidence(sites)).weights < 1).sum()) < count
+    assert 2 * int((judged(evidence(sites)).weights < 1).sum()) < count
 
 
 def test_a_label_that_two_sites_know_leaves_none_of_them_out() -> None:
     sites = [records(at, 200, at == 0, binary=True) for at in range(5)]
     for _, labels in sites[2:]:
         labels[:, 1] = np.nan
-    assert judged_outputs(evidence(sites, AREA)).out == ()
+    assert judged(evidence(sites, AREA)).out == ()
 
 
 def test_noise_that_hides_everything_accuses_nobody() -> None:
     sites = [records(at, 450 if at == 0 else 150, at == 0) for at in range(4)]
-    assert (judged_outputs(evidence(sites, noise=300.0)).weights == 1).all()
-    assert float(judged_outputs(evidence(sites, noise=0.01)).weights[0]) < 1
+    assert (judged(evidence(sites, noise=300.0)).weights == 1).all()
+    assert float(judged(evidence(sites, noise=0.01)).weights[0]) < 1
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_of_two_sites_none_is_judged(count: int) -> None:
     sites = [records(at, 100, at == 0) for at in range(count)]
-    decided = judged_outputs(evidence(sites))
+    decided = judged(evidence(sites))
     assert (decided.weights == 1).all()
     assert decided.harm.tolist() == [0.0] * count
 
@@ -228,7 +228,7 @@ def test_the_score_of_a_site_that_is_left_out_is_one_at_the_limit_of_its_measure
     binary = ordering.binary
     sites = [records(at, 150, binary=binary) for at in range(4)]
     sites.append(records(9, 900, True, binary=binary))
-    found = judged_outputs(evidence(sites, ordering))
+    found = judged(evidence(sites, ordering))
     (suspect,) = by_harm(list("abcde"), found, {}).suspects
     assert suspect.site == "e"
     assert suspect.score == pytest.approx(float(found.harm[-1]) / ordering.out)

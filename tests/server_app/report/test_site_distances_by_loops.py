@@ -16,8 +16,7 @@ from scipy.linalg import sqrtm
 
 import fedsurrogate as fs
 from fedsurrogate.common.surrogates.surrogates import Surrogate
-from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.robustness.site_map import (
+from fedsurrogate.server_app.report.site_distances import (
     _apart,
     _distances,
     _Moments,
@@ -25,6 +24,7 @@ from fedsurrogate.strategies.robustness.site_map import (
     _scaled,
     site_map,
 )
+from fedsurrogate.strategies import stored_strategy
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from ot.gaussian import bures_wasserstein_distance
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.strategies.robustness.site_map import _scaled, site_map
+from fedsurrogate.server_app.report.site_distances import _scaled, site_map
 
 DIMENSION, RECORDS = 24, 450
 
