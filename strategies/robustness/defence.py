@@ -45,11 +45,14 @@ def defend_surrogates(
         max_share: most weight of a site, as in `shares_kept`.
         classes: of the run.
     """
+    noises = [e.sums.sigmas["counts"] for e in surrogates if isinstance(e, SumsSurrogate)]
     # Pooled private means are weighted by the square of records; the cap must bound this weight.
-    power = 2.0 if any(isinstance(surrogate, SumsSurrogate) for surrogate in surrogates) else 1.0
+    power = 2.0 if noises else 1.0
     if rule == "harm":
         surrogates = within_reach(surrogates)
-    kept, capped = _with_caps(surrogates, max_share, power)
+    counts = [[max(0.0, float(count)) for count in each.counts] for each in surrogates]
+    shares, capped = _caps(surrogates, counts, max_share, power, max(noises, default=0.0))
+    kept = list(map(scaled, surrogates, shares))
     if rule != "harm":
         return Defended(kept, capped)
     sites = [each.header.site for each in kept]
@@ -80,33 +83,18 @@ def by_harm(
     shares = found.weights.pow(1 / power).tolist()
     values = zip(names, found.harm.tolist(), found.gain.tolist(), shares, strict=True)
     effects = {name: Effect(harm, gain, kept) for name, harm, gain, kept in values}
-    suspects = [_harmful(names[at], effects[names[at]].harm, found) for at in found.out]
+    suspects = []
+    for at in found.out:
+        harm = effects[names[at]].harm
+        why = (
+            f"it costs the others {100 * harm:.1f} points of {found.measure}; "
+            "`coordinator relearn RUN --defence none` puts it back"
+        )
+        suspects.append(Suspect(names[at], "harm", harm / found.limit, why))
     left_out = {each.site for each in suspects}
     all_ = {name: capped.get(name, 1.0) * effects[name].kept for name in names}
     lowered = {name: share for name, share in all_.items() if share < 1 and name not in left_out}
     return Defended([], lowered, suspects, effects=effects, alike=found.alike)
-
-
-def _harmful(site: str, harm: float, found: Decided) -> Suspect:
-    why = (
-        f"it costs the others {100 * harm:.1f} points of {found.measure}; "
-        "`coordinator relearn RUN --defence none` puts it back"
-    )
-    return Suspect(site, "harm", harm / found.limit, why)
-
-
-def _with_caps(
-    surrogates: Sequence[AnySurrogate], max_share: float, power: float
-) -> tuple[list[AnySurrogate], dict[str, float]]:
-    """Surrogates with capped counts, and the share of weight that each capped site keeps."""
-    counts = [[max(0.0, float(count)) for count in surrogate.counts] for surrogate in surrogates]
-    noise = max(
-        (each.sums.sigmas["counts"] for each in surrogates if isinstance(each, SumsSurrogate)),
-        default=0.0,
-    )
-    shares = shares_kept(counts, max_share, power, noise)
-    kept = [scaled(surrogate, share) for surrogate, share in zip(surrogates, shares, strict=True)]
-    return kept, _capped(surrogates, shares)
 
 
 def defend_updates(
@@ -176,12 +164,13 @@ def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
         replies: of the sites.
         max_share: most weight of a site, as in `shares_kept`.
     """
-    shares = shares_kept([[float(max(1, reply.records))] for reply in replies], max_share)
+    counts = [[float(max(1, reply.records))] for reply in replies]
+    shares, capped = _caps(replies, counts, max_share)
     kept = [
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)
     ]
-    return Defended(kept, _capped(replies, shares))
+    return Defended(kept, capped)
 
 
 def cap_sums(
@@ -195,14 +184,14 @@ def cap_sums(
         private: whether the sums are noisy; later, the weight is then the square of the records.
     """
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
-    shares = shares_kept(counts, max_share, 2.0 if private else 1.0)
+    shares, capped = _caps(replies, counts, max_share, 2.0 if private else 1.0)
     kept = [
         replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()})
         if share < 1
         else reply
         for reply, share in zip(replies, shares, strict=True)
     ]
-    return Defended(kept, _capped(replies, shares))
+    return Defended(kept, capped)
 
 
 A = TypeVar("A", AnySurrogate, Parameters, Synthetic)
@@ -218,7 +207,7 @@ def caps_of(
         counts: each site's records of each class.
         max_share: most weight of a site, as in `shares_kept`.
     """
-    return _capped(sent, shares_kept(counts, max_share))
+    return _caps(sent, counts, max_share)[1]
 
 
 def without(sent: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
@@ -227,6 +216,14 @@ def without(sent: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
     return [each for each in sent if each.header.site not in names]
 
 
-def _capped(sent: Sequence[A], shares: Sequence[float]) -> dict[str, float]:
+def _caps(
+    sent: Sequence[A],
+    counts: Sequence[Sequence[float]],
+    max_share: float,
+    power: float = 1.0,
+    noise: float = 0.0,
+) -> tuple[list[float], dict[str, float]]:
+    """As `shares_kept`, and those below one by their sites."""
+    shares = shares_kept(counts, max_share, power, noise)
     names = [each.header.site for each in sent]
-    return {site: share for site, share in zip(names, shares, strict=True) if share < 1}
+    return shares, {site: share for site, share in zip(names, shares, strict=True) if share < 1}

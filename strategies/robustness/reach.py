@@ -163,18 +163,12 @@ def _usual_variances(moments: Sequence[Moments]) -> Tensor:
 
 
 def _median_of_others(values: Tensor) -> Tensor:
-    """For every entry of (S,), the median of the others without NaN; infinite where fewer than two
-    others have a value.
-    """
-    known = ~values.isnan()
-    ordered = values[known].sort().values
-    if len(ordered) < 2:
+    """For every entry of (S,), the median of the others; infinite where these are fewer than two."""
+    others = len(values) - 1
+    if others < 2:
         return torch.full_like(values, torch.inf)
-    others = len(ordered) - known.long()
-    place = torch.where(known, torch.searchsorted(ordered, values.nan_to_num()), len(ordered))
-
-    def at(index: Tensor) -> Tensor:
-        """The value at an index (S,) of the sorted others."""
-        return ordered[index + (place <= index)]
-
-    return torch.where(others < 2, torch.inf, (at((others - 1) // 2) + at(others // 2)) / 2)
+    ordered = values.sort().values
+    # The sorted others lack one entry of this value.
+    place = torch.searchsorted(ordered, values)
+    low, high = (ordered[at + (place <= at)] for at in ((others - 1) // 2, others // 2))
+    return (low + high) / 2

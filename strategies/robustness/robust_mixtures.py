@@ -39,39 +39,29 @@ def pooled_mixture(surrogates: Sequence[Surrogate], rule: str, rank: int) -> Sur
         rule: as in `robust_mean`.
         rank: most directions of a covariance of low rank.
     """
-    reach = Reach.of([Moments.of(surrogate) for surrogate in surrogates])
-    names = tuple(
-        dict.fromkeys(name for surrogate in surrogates for name in surrogate.header.classes)
-    )
-    rows: dict[str, list[tuple[Tensor, float]]] = {name: [] for name in names}
-    bounded: dict[str, list[Tensor]] = {name: [] for name in names}
-    variances, sizes = [], []
-    for site, surrogate in enumerate(surrogates):
-        table = surrogate.mixtures
-        inside = table.covariance.variances_per_dimension().float().expand_as(table.means)
-        total = torch.zeros(table.means.shape[1])
+    moments = [Moments.of(surrogate) for surrogate in surrogates]
+    reach = Reach.of(moments)
+    rows: dict[str, list[tuple[Tensor, Tensor, float]]] = {
+        name: [] for surrogate in surrogates for name in surrogate.header.classes
+    }
+    for site, (surrogate, own) in enumerate(zip(surrogates, moments, strict=True)):
+        inside = reach.bounded(site, own.means).float()
         for index, name in enumerate(surrogate.header.classes):
-            own = table.labels == index
-            if not own.any():
-                continue
-            weights, count = table.weights[own, None].float(), float(table.counts[index])
-            mean = (weights * table.means[own]).sum(0)
-            rows[name].append((mean, count))
-            bounded[name].append(reach.bounded(site, mean[None])[0].float())
-            total += count * (weights * (inside[own] + (table.means[own] - mean).square())).sum(0)
-        size = float(table.counts.sum())
-        variances.append(total / max(size, 1.0))
-        sizes.append(size)
-    kept = [name for name in names if rows[name]]
+            if own.present[index]:
+                rows[name].append((own.means[index], inside[index], float(own.counts[index])))
+    kept = [name for name in rows if rows[name]]
     means, counts = [], []
     for name in kept:
-        voters = [mean for mean, count in rows[name] if count >= FEWEST]
-        points = torch.stack(voters if len(voters) >= KNOWN_BY else bounded[name])
+        voters = [mean for mean, _, count in rows[name] if count >= FEWEST]
+        points = torch.stack(
+            voters if len(voters) >= KNOWN_BY else [bounded for _, bounded, _ in rows[name]]
+        )
         means.append(robust_mean(points, torch.ones(len(points)), rule).float())
-        counts.append(round(sum(count for _, count in rows[name])))
+        counts.append(round(sum(count for *_, count in rows[name])))
     # For the variances, too, each site with enough records has one vote.
-    enough = torch.tensor(sizes) >= FEWEST
-    spread = torch.stack(variances)
+    sizes = torch.stack([own.counts.sum() for own in moments])
+    totals = torch.stack([own.counts.float() @ own.variances for own in moments])
+    enough, spread = sizes >= FEWEST, totals / sizes.clamp_min(1)[:, None]
     voting = spread[enough] if int(enough.sum()) >= KNOWN_BY else spread
     covariance = _covariance(
         surrogates, spread, robust_mean(voting, torch.ones(len(voting)), rule).float(), rank

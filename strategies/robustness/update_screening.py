@@ -4,8 +4,7 @@ tensors; no Flower types.
 far: an update, its control variates or its feature moments are much farther from the geometric
 median of the others than the others are. opposed: its direction is opposite to the others', or
 unrelated to them although they agree, like an update trained on wrong labels or a random one.
-Honest sites with few classes also differ much, so this screen is coarse; the screen of class means
-(screening.py) detects more.
+Honest sites with few classes also differ much, so this screen is coarse, and no default.
 """
 
 from __future__ import annotations
@@ -47,28 +46,22 @@ def screen_updates(updates: Sequence[Parameters]) -> list[Suspect]:
         Suspects, the clearest first; never half of the sites or more. Each is removed before the
         next one is judged.
     """
-    sites = [update.header.site for update in updates]
-    gram = _gram([_aligned(update, updates) for update in updates])
-    beside, suspects = _besides(updates), list[Suspect]()
-    most = (len(sites) - 1) // 2
-    while (
-        len(suspects) < most
-        and len(sites) >= FEWEST
-        and (suspect := _worst(gram, sites, beside)) is not None
-    ):
-        suspects.append(suspect)
-        kept = [index for index, site in enumerate(sites) if site != suspect.site]
-        gram, sites = gram[kept][:, kept], [sites[index] for index in kept]
-        beside = [replace(each, gram=each.gram[kept][:, kept]) for each in beside]
+    checks, left, suspects = _checks(updates), list(range(len(updates))), list[Suspect]()
+    most = (len(updates) - 1) // 2
+    while len(suspects) < most and len(left) >= FEWEST:
+        found = _worst([replace(each, gram=each.gram[left][:, left]) for each in checks])
+        if found is None:
+            break
+        suspects.append(replace(found[1], site=updates[left.pop(found[0])].header.site))
     return suspects
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Extra statistics sent with the parameters.
+class Check:
+    """What may be too far from the others': the update, or a statistic sent with it.
 
     Attributes:
-        name: of the statistic, for the reason.
+        name: for the reason.
         gram: inner products of the sites' statistics, (S, S).
         least: distance that honest sites may have.
         far: allowed distance, as a multiple of the median distance.
@@ -90,31 +83,24 @@ def opposed_below(sites: int) -> float:
     return OPPOSED - CROWDED / (sites - 1)
 
 
-def _besides(updates: Sequence[Parameters]) -> list[Beside]:
-    """The extra statistics that exist: control variates, and mean and deviation of the features."""
-    extras = []
+def _checks(updates: Sequence[Parameters]) -> list[Check]:
+    """Control variates, mean and deviation of the features, where they exist, and last the updates."""
+    checks = []
     control = [
         [tensor for name, tensor in sorted(u.tensors.items()) if name.startswith(CONTROL)]
         for u in updates
     ]
     if all(control):
-        extras.append(Beside("control variate", _gram(control), far=FAR_CONTROL))
+        checks.append(Check("control variate", _gram(control), far=FAR_CONTROL))
     if all("deviation" in update.tensors for update in updates):
         # Sites with another kind of image may differ by as much as the spread of the features.
-        wide = (
-            torch.stack([update.tensors["deviation"] for update in updates])
-            .double()
-            .abs()
-            .median(0)
-            .values
-        )
+        wide = torch.stack([update.tensors["deviation"] for update in updates]).double().abs()
+        least = DEVIATIONS * float(wide.median(0).values.norm())
         for name in ("mean", "deviation"):
             rows = torch.stack([update.tensors[name] for update in updates]).double()
             rows = rows - rows.median(0).values
-            extras.append(
-                Beside(f"{name} of its features", rows @ rows.T, DEVIATIONS * float(wide.norm()))
-            )
-    return extras
+            checks.append(Check(f"{name} of its features", rows @ rows.T, least))
+    return [*checks, Check("update", _gram([_aligned(update, updates) for update in updates]))]
 
 
 def _aligned(update: Parameters, updates: Sequence[Parameters]) -> list[Tensor]:
@@ -143,43 +129,35 @@ def _gram(sites: Sequence[Sequence[Tensor]]) -> Tensor:
     return total
 
 
-def _distances(gram: Tensor, least: float = 0.0, far: float = FAR) -> Tensor:
+def _distances(check: Check) -> Tensor:
     """Scores (S,), at least 1 where a site is much farther from the others' geometric median than
     usual.
     """
-    count = len(gram)
+    gram, count = check.gram, len(check.gram)
     mixed = median_weights(gram.expand(count, count, count), 1 - torch.eye(count, dtype=gram.dtype))
     squares = gram.diagonal() - 2 * (mixed * gram).sum(1) + ((mixed @ gram) * mixed).sum(1)
     away = squares.clamp_min(0).sqrt()
     # Rounding differences between equal tensors must not count.
     same = ROUNDING * gram.diagonal().median().clamp_min(0).sqrt()
-    return away / torch.maximum(far * away.median(), same).clamp_min(max(least, 1e-30))
+    return away / torch.maximum(check.far * away.median(), same).clamp_min(max(check.least, 1e-30))
 
 
-def _worst(gram: Tensor, sites: Sequence[str], beside: Sequence[Beside]) -> Suspect | None:
-    count, distances = len(sites), _distances(gram)
-    for each in beside:
-        scores = _distances(each.gram, each.least, each.far)
+def _worst(checks: Sequence[Check]) -> tuple[int, Suspect] | None:
+    """The place of the clearest suspect, and what is said of it without its name."""
+    for each in checks:
+        scores = _distances(each)
         if float(scores.max()) >= 1:
-            site = int(scores.argmax())
             reason = (
-                f"its {each.name} is much farther from those of the other sites than these "
-                "are from each other"
+                f"its {each.name} is much farther from those of the other sites than these are "
+                "from each other"
             )
-            return Suspect(sites[site], "far", float(scores[site]), reason)
+            return int(scores.argmax()), Suspect("", "far", float(scores.max()), reason)
+    gram = checks[-1].gram
     lengths = gram.diagonal().clamp_min(1e-30).sqrt()
-    cosines = gram / (lengths[:, None] * lengths)
-    agreement = (cosines.sum(1) - 1) / (count - 1)
-    if float(distances.max()) >= 1:
-        site = int(distances.argmax())
-        reason = (
-            "its update is much farther from those of the other sites than these are from "
-            "each other"
-        )
-        return Suspect(sites[site], "far", float(distances[site]), reason)
-    site = int(agreement.argmin())
-    least = UNRELATED if float(agreement.median()) >= AGREE else opposed_below(count)
-    if float(agreement[site]) < least:
-        reason = "the direction of its update disagrees with the updates of the other sites"
-        return Suspect(sites[site], "opposed", 1 + least - float(agreement[site]), reason)
-    return None
+    agreement = ((gram / (lengths[:, None] * lengths)).sum(1) - 1) / (len(gram) - 1)
+    least = UNRELATED if float(agreement.median()) >= AGREE else opposed_below(len(gram))
+    if float(agreement.min()) >= least:
+        return None
+    reason = "the direction of its update disagrees with the updates of the other sites"
+    score = 1 + least - float(agreement.min())
+    return int(agreement.argmin()), Suspect("", "opposed", score, reason)

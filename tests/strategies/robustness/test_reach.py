@@ -66,11 +66,11 @@ def test_moments_of_a_class_are_those_of_its_mixture(seed: int, records: int) ->
 
 
 @settings(max_examples=80)
-@given(st.lists(st.one_of(st.just(float("nan")), st.integers(0, 4).map(float)), max_size=8))
+@given(st.lists(st.integers(0, 4).map(float), max_size=8))
 def test_the_median_of_the_others_is_numpys(values: list[float]) -> None:
     found = _median_of_others(torch.tensor(values, dtype=torch.float64)).tolist()
     for at in range(len(values)):
-        others = [each for each in (*values[:at], *values[at + 1 :]) if each == each]
+        others = [*values[:at], *values[at + 1 :]]
         assert found[at] == (np.median(others) if len(others) > 1 else np.inf)
 
 
