@@ -50,7 +50,7 @@ EPSILONS = ("none", "8")
 MOST, BACKBONE = 10, "torchvision:mobilenet_v2"
 ALPHAS, SITES = (0.5, 0.1, 0.01), (4, 5, 10, 50)
 # Records of a hospital with X-rays, and of each kind in the test.
-XRAYS, TESTED = 400, 200
+XRAYS, TESTED = 150, 60
 KINDS = {"plain": (0, 1, 2, 3), "bright": (1, 3), "contrast": (2, 3), "scanner": (3,)}
 HOSPITALS = {
     **{f"3 plain + 1 {kind}": ("plain",) * 3 + (kind,) for kind in list(KINDS)[1:]},
@@ -211,8 +211,13 @@ def xray_sites() -> tuple[dict[tuple[int, str], Data], dict[str, Data]]:
             owners.append(f"test {kind}")
             add("test", tested, kind, owners[-1])
         (Path(folder) / "table.csv").write_text("\n".join(lines) + "\n")
-        settings = {"data": "imagefolder", "data-dir": folder, "partition": "column"}
-        settings |= {"site-column": "site", "backbone": BACKBONE, "features.power": 1.0}
+        settings: dict[str, Any] = {"data": "imagefolder", "data-dir": folder}
+        settings |= {
+            "partition": "column",
+            "site-column": "site",
+            "backbone": BACKBONE,
+            "features.power": 1.0,
+        }
         weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
         made = load(parse_run(settings | {"weights-path": weights}), len(owners))
     found = {

@@ -102,6 +102,7 @@ TABLES = [
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
     ("docs/privacy/hostile-hospitals.md", "| method | data | hostile | attack", "backdoors"),
+    ("docs/privacy/hostile-hospitals.md", "| honest | epsilon", "honest-hospitals"),
     ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
     ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
