@@ -193,13 +193,6 @@ def test_a_site_whose_outputs_are_turned_round_decides_little(
     assert float(largest(evidence(sites[:-1], ordering).harms()).max()) < ordering.most
 
 
-@few
-@given(seed=st.integers(0, 99), turned=st.integers(1, 4), count=st.integers(3, 9))
-def test_never_half_of_the_sites_are_lowered(seed: int, turned: int, count: int) -> None:
-    sites = [records(seed + at, 100, at < turned) for at in range(count)]
-    assert 2 * int((judged(evidence(sites)).weights < 1).sum()) < count
-
-
 def test_a_label_that_two_sites_know_leaves_none_of_them_out() -> None:
     sites = [records(at, 200, at == 0, binary=True) for at in range(5)]
     for _, labels in sites[2:]:
@@ -211,14 +204,6 @@ def test_noise_that_hides_everything_accuses_nobody() -> None:
     sites = [records(at, 450 if at == 0 else 150, at == 0) for at in range(4)]
     assert (judged(evidence(sites, noise=300.0)).weights == 1).all()
     assert float(judged(evidence(sites, noise=0.01)).weights[0]) < 1
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_of_two_sites_none_is_judged(count: int) -> None:
-    sites = [records(at, 100, at == 0) for at in range(count)]
-    decided = judged(evidence(sites))
-    assert (decided.weights == 1).all()
-    assert decided.harm.tolist() == [0.0] * count
 
 
 @pytest.mark.parametrize("ordering", [CONCORDANCE, AREA])
