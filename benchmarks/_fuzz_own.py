@@ -53,7 +53,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/audit_log.py:note",
         "server_app/deployment/submit.py:find_folder",
         "server_app/export/graph.py:_onnx",
-        "server_app/report/plots/landscape.py:_read",
+        "server_app/report/plots/sheets.py:_read",
         "server_app/runs/writer_lock.py:_boot_in",
         "server_app/sweep.py:_finished",
         "server_app/sweep.py:_check_same",

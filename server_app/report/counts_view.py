@@ -11,25 +11,21 @@ from typing import Any
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.number_format import percent
+from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.measures import IN_WORDS as OF_MEASURES
-from fedsurrogate.server_app.report.plots.counts import (
-    MEASURES,
-    WithInterval,
-    draw_measures,
-    draw_records,
-)
-from fedsurrogate.server_app.report.plots.target_counts import (
-    draw_cells,
-    draw_forest,
-    draw_survival,
-)
+from fedsurrogate.server_app.report.plots.rows import Series, WithInterval, draw_rows
+from fedsurrogate.server_app.report.plots.survival import draw_survival
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 
-HIDDEN = "hidden by the noise"
+HIDDEN, ALL = "hidden by the noise", "all sites"
 KINDS = ("evaluation", "survey")
-# More classes, or cells of another target, are in the table only.
-DRAWN, CELLS = 24, 60
+# Measures of a class in evaluation.json, in the order of the page: name, colour and mark.
+MEASURES = {
+    "sensitivity": ("sensitivity", BLUE, "o"),
+    "specificity": ("specificity", ORANGE, "s"),
+    "auroc": ("AUROC", GREEN, "D"),
+}
 IN_WORDS = OF_MEASURES | {
     "bias": "mean error",
     "coverage": "within the model's interval",
@@ -55,8 +51,8 @@ class CountsView:
     Attributes:
         kind: "evaluation" or "survey".
         title: a sentence for the top of the page.
-        pictures: SVG strings; none if the noise hides all measures, or for more than `DRAWN`
-            classes.
+        pictures: SVG strings; none if the noise hides all measures, or for more than NAMED_SITES
+            rows.
         columns: names of the columns of a table.
         rows: the cells of the table, row by row.
         words: sentences below it.
@@ -91,10 +87,10 @@ def counts_views(folder: Path) -> list[CountsView]:
 
 def _evaluation(content: Json) -> CountsView:
     classes = {str(name): as_table(row) for name, row in as_table(content["classes"]).items()}
-    measured = {
-        name: {key: each for key in MEASURES if (each := _range(row.get(key)))}
-        for name, row in classes.items()
-    }
+    measured = {key: [_range(row.get(key)) for row in classes.values()] for key in MEASURES}
+    series = [
+        Series(measured[key], colour, name, mark) for key, (name, colour, mark) in MEASURES.items()
+    ]
     rows = [
         [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
         for name, row in classes.items()
@@ -119,8 +115,8 @@ def _evaluation(content: Json) -> CountsView:
     return CountsView(
         "evaluation",
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
-        (draw_measures(measured),) if any(measured.values()) and len(classes) <= DRAWN else (),
-        ["Class", "Records", "Sensitivity", "Specificity", "AUROC"],
+        _drawn("evaluation", [*classes], series, "on held-out records", "class", shares=True),
+        ["Class", "Records", *(_title(name) for name, _, _ in MEASURES.values())],
         rows,
         [_noise(content), *words],
     )
@@ -130,7 +126,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
     """Of labels, numbers or times."""
     outputs = {str(name): as_table(row) for name, row in as_table(content["outputs"]).items()}
     measures = list(dict.fromkeys(key for row in outputs.values() for key in row))
-    places = {"all sites": outputs} | {
+    places = {ALL: outputs} | {
         str(site): {str(name): as_table(row) for name, row in as_table(own).items()}
         for site, own in as_table(content.get("per_site")).items()
     }
@@ -145,16 +141,21 @@ def _evaluation_of_target(content: Json) -> CountsView:
     words = [LIMITS[kind]] if kind in LIMITS else []
     if (chance := as_number(at(content, "log_rank", "chance"))) is not None:
         words.append(f"Log-rank test of the three thirds: p = {chance:.2g}.")
-    pictures: list[str] = []
+    pictures: tuple[str, ...] = ()
     if (measure := FOREST.get(kind)) is not None:
-        lines = {
-            (name, place): each
+        lines = [
+            (name, place, each)
             for name in outputs
             for place, own in places.items()
             if (each := _range(as_table(own.get(name)).get(measure))) is not None
-        }
-        if 0 < len(lines) <= DRAWN:
-            pictures.append(draw_forest(lines, IN_WORDS[measure], measure in SHARES))
+        ]
+        series = [
+            Series([each if (place == ALL) == of_all else None for _, place, each in lines], *style)
+            for of_all, style in ((True, (INK, "", "D")), (False, (BLUE, "", "s")))
+        ]
+        names = [f"{name}, {place}" for name, place, _ in lines]
+        shares = measure in SHARES
+        pictures = _drawn("evaluation", names, series, IN_WORDS[measure], "answer", shares=shares)
     curves = {str(name): as_table(each) for name, each in as_table(content.get("curves")).items()}
     edges = [each for each in map(as_number, as_list(content.get("edges"))) if each is not None]
     if curves and len(edges) > 1:
@@ -162,11 +163,11 @@ def _evaluation_of_target(content: Json) -> CountsView:
             name: {key: [as_number(x) for x in as_list(column)] for key, column in each.items()}
             for name, each in curves.items()
         }
-        pictures.append(draw_survival(numbers, edges, str(content.get("unit", ""))))
+        pictures += (draw_survival(numbers, edges, str(content.get("unit", ""))),)
     return CountsView(
         "evaluation",
         f"The model's answers on held-out records of {_sites(content)}",
-        tuple(pictures),
+        pictures,
         ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in measures)],
         rows,
         [_noise(content), *words],
@@ -216,25 +217,27 @@ def _survey(content: Json) -> CountsView:
         + "."
         for name, own in questions.items()
     ] + words
-    few = 0 < len(records) <= DRAWN
-    if questions:
-        # With one question its name is in every cell.
-        (first, *others) = questions
-        short = {
-            name if others else name.removeprefix(f"{first}: "): each
-            for name, each in records.items()
-        }
-        drawn = (draw_cells(short),) if 0 < len(records) <= CELLS else ()
-    else:
-        drawn = (draw_records(records),) if few else ()
+    # With one question its name is in every cell.
+    first = f"{next(iter(questions))}: " if len(questions) == 1 else ""
+    names = [name.removeprefix(first) for name in records]
+    series, what = [Series([*records.values()], BLUE)], "cell" if questions else "class"
     return CountsView(
         "survey",
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
-        drawn,
-        ["Cell" if questions else "Class", "All sites", *(f"Site {name}" for name in sites)],
+        _drawn("survey", names, series, "records", what),
+        [what.capitalize(), "All sites", *(f"Site {name}" for name in sites)],
         rows,
         [_noise(content), *words],
     )
+
+
+def _drawn(
+    key: str, rows: list[str], series: list[Series], title: str, what: str, *, shares: bool = False
+) -> tuple[str, ...]:
+    """The picture; none for more rows than fit, or where the noise hides all numbers."""
+    known = any(each is not None for own in series for each in own.values)
+    fits = known and len(rows) <= NAMED_SITES
+    return (draw_rows(key, rows, series, title, what=what, shares=shares),) if fits else ()
 
 
 def _range(value: Any) -> WithInterval | None:
