@@ -297,7 +297,7 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
                 "accuracy",
                 names,
                 [Series([site.accuracy for site in rows], BLUE)],
-                "accuracy on the site's own test data",
+                ("site", "accuracy on the site's own test data"),
                 shares=True,
                 notes=notes,
                 line=line,
@@ -334,7 +334,7 @@ def _effects(run: RunFolder) -> dict[str, tuple[str, ...]]:
             ("gain", BLUE, "gains itself"),
         )
     ]
-    return {"effects": (draw_rows("effects", sites, series, "points", shares=True),)}
+    return {"effects": (draw_rows("effects", sites, series, ("site", "points"), shares=True),)}
 
 
 def _times(run: RunFolder) -> list[tuple[str, float, float]]:

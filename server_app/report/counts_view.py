@@ -115,7 +115,7 @@ def _evaluation(content: Json) -> CountsView:
     return CountsView(
         "evaluation",
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
-        _drawn("evaluation", [*classes], series, "on held-out records", "class", shares=True),
+        _drawn("evaluation", [*classes], series, ("class", "on held-out records"), shares=True),
         ["Class", "Records", *(_title(name) for name, _, _ in MEASURES.values())],
         rows,
         [_noise(content), *words],
@@ -155,7 +155,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
         ]
         names = [f"{name}, {place}" for name, place, _ in lines]
         shares = measure in SHARES
-        pictures = _drawn("evaluation", names, series, IN_WORDS[measure], "answer", shares=shares)
+        pictures = _drawn("evaluation", names, series, ("answer", IN_WORDS[measure]), shares=shares)
     curves = {str(name): as_table(each) for name, each in as_table(content.get("curves")).items()}
     edges = [each for each in map(as_number, as_list(content.get("edges"))) if each is not None]
     if curves and len(edges) > 1:
@@ -224,7 +224,7 @@ def _survey(content: Json) -> CountsView:
     return CountsView(
         "survey",
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
-        _drawn("survey", names, series, "records", what),
+        _drawn("survey", names, series, (what, "records")),
         [what.capitalize(), "All sites", *(f"Site {name}" for name in sites)],
         rows,
         [_noise(content), *words],
@@ -232,12 +232,17 @@ def _survey(content: Json) -> CountsView:
 
 
 def _drawn(
-    key: str, rows: list[str], series: list[Series], title: str, what: str, *, shares: bool = False
+    key: str,
+    rows: list[str],
+    series: list[Series],
+    titles: tuple[str, str],
+    *,
+    shares: bool = False,
 ) -> tuple[str, ...]:
     """The picture; none for more rows than fit, or where the noise hides all numbers."""
     known = any(each is not None for own in series for each in own.values)
     fits = known and len(rows) <= NAMED_SITES
-    return (draw_rows(key, rows, series, title, what=what, shares=shares),) if fits else ()
+    return (draw_rows(key, rows, series, titles, shares=shares),) if fits else ()
 
 
 def _range(value: Any) -> WithInterval | None:

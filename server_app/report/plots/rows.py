@@ -58,9 +58,8 @@ def draw_rows(
     key: str,
     rows: Sequence[str],
     series: Sequence[Series],
-    title: str,
+    titles: tuple[str, str],
     *,
-    what: str = "site",
     shares: bool = False,
     notes: Sequence[str] = (),
     line: tuple[str, float] | None = None,
@@ -71,8 +70,7 @@ def draw_rows(
         key: of the picture.
         rows: their names; more than NAMED_SITES are one area without names.
         series: those with a name lie side by side within a row.
-        title: of the numbers.
-        what: a row is.
+        titles: what a row is, and what the numbers are.
         shares: whether the numbers are shares, shown in percent.
         notes: a text beside each row.
         line: name and value of a number that is drawn through all rows.
@@ -80,6 +78,7 @@ def draw_rows(
     Returns:
         The picture as an SVG string.
     """
+    what, title = titles
     many, named = len(rows) > NAMED_SITES, sum(bool(each.name) for each in series)
     left, right = 0.42 if many else margin(rows), 1.15 if notes else 0.25
     top = 0.5 if named else 0.3 if line else 0.15
