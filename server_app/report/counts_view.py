@@ -19,7 +19,6 @@ from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 
 HIDDEN, ALL = "hidden by the noise", "all sites"
-KINDS = ("evaluation", "survey")
 # Measures of a class in evaluation.json, in the order of the page: name, colour and mark.
 MEASURES = {
     "sensitivity": ("sensitivity", BLUE, "o"),
@@ -50,6 +49,7 @@ class CountsView:
 
     Attributes:
         kind: "evaluation" or "survey".
+        sites: their number, in words.
         title: a sentence for the top of the page.
         pictures: SVG strings; none if the noise hides all measures, or for more than NAMED_SITES
             rows.
@@ -59,6 +59,7 @@ class CountsView:
     """
 
     kind: str
+    sites: str
     title: str
     pictures: tuple[str, ...]
     columns: list[str]
@@ -71,18 +72,23 @@ def counts_views(folder: Path) -> list[CountsView]:
     later.
     """
     views = []
-    for kind, view in zip(KINDS, (_evaluation, _survey), strict=True):
+    for kind in ("evaluation", "survey"):
         try:
             content = clean(read_json(folder, f"{kind}.json"))
         except RunError:
             continue
-        if content.get("kind") != kind:
-            continue
-        if as_table(content.get("outputs")):
-            views.append(_evaluation_of_target(content))
-        elif as_table(content.get("classes")):
-            views.append(view(content))
+        if content.get("kind") == kind and (view := view_of(content)) is not None:
+            views.append(view)
     return views
+
+
+def view_of(content: Json) -> CountsView | None:
+    """The counts of evaluation.json or survey.json; None where they have neither classes nor outputs."""
+    if as_table(content.get("outputs")):
+        return _evaluation_of_target(content)
+    if not as_table(content.get("classes")):
+        return None
+    return _evaluation(content) if content["kind"] == "evaluation" else _survey(content)
 
 
 def _evaluation(content: Json) -> CountsView:
@@ -114,6 +120,7 @@ def _evaluation(content: Json) -> CountsView:
         )
     return CountsView(
         "evaluation",
+        _sites(content),
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
         _drawn("evaluation", [*classes], series, ("class", "on held-out records"), shares=True),
         ["Class", "Records", *(_title(name) for name, _, _ in MEASURES.values())],
@@ -134,7 +141,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
         places["exact, of the simulation"] = {name: as_table(row) for name, row in exact.items()}
     kind = str(content.get("target"))
     rows = [
-        [place, name, *(measure_text(key, row.get(key)) for key in measures)]
+        [place, name, *(_measure_text(key, row.get(key)) for key in measures)]
         for place, own in places.items()
         for name, row in own.items()
     ]
@@ -166,6 +173,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
         pictures += (draw_survival(numbers, edges, str(content.get("unit", ""))),)
     return CountsView(
         "evaluation",
+        _sites(content),
         f"The model's answers on held-out records of {_sites(content)}",
         pictures,
         ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in measures)],
@@ -178,7 +186,7 @@ def _title(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def measure_text(name: str, value: Any) -> str:
+def _measure_text(name: str, value: Any) -> str:
     """A measure of labels, numbers or times with its interval, in words.
 
     Args:
@@ -213,7 +221,7 @@ def _survey(content: Json) -> CountsView:
     questions = as_table(content.get("questions"))
     words = [
         f"{name}: "
-        + ", ".join(f"{key} {measure_text(key, each)}" for key, each in as_table(own).items())
+        + ", ".join(f"{key} {_measure_text(key, each)}" for key, each in as_table(own).items())
         + "."
         for name, own in questions.items()
     ] + words
@@ -223,6 +231,7 @@ def _survey(content: Json) -> CountsView:
     series, what = [Series([*records.values()], BLUE)], "cell" if questions else "class"
     return CountsView(
         "survey",
+        _sites(content),
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
         _drawn("survey", names, series, (what, "records")),
         [what.capitalize(), "All sites", *(f"Site {name}" for name in sites)],
@@ -288,13 +297,12 @@ def _noise(content: Json) -> str:
         )
     delta = as_number(at(content, "privacy", "delta")) or 0.0
     return (
-        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where_noise(content)}. In "
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {_where(content)}. In "
         "brackets: 95 % intervals, which include the noise."
     )
 
 
-def where_noise(content: Json) -> str:
-    """Where the noise of counts is, in words."""
+def _where(content: Json) -> str:
     return (
         "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
     )
