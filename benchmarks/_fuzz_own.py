@@ -76,7 +76,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "common/metrics_page.py:expiry",
         "common/backbones/backbones.py:_check_archive",
         "common/backbones/backbones.py:read_weights",
-        "server_app/sweep.py:done_before",
+        "server_app/sweep.py:_done_before",
         "server_app/monitoring/mlflow_runs.py:_log_sweep",
         "strategies/pooling/public_projection.py:map_with_words",
         "common/settings/flat.py:parse_overrides",
