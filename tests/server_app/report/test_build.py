@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from fedsurrogate.common import number_format as units
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.pages import svg
-from fedsurrogate.server_app.report.build import _settings, write_csv, write_report
+from fedsurrogate.server_app.report.build import write_csv, write_report
 from fedsurrogate.server_app.report.plots import accuracy as plots
 from tests.hostile_names import faults_of_page, hostile_texts
 
@@ -314,16 +314,10 @@ def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
     assert [re.sub(r"<[^>]*>", " ", row).split() for row in changed] == [["fedpft.rank", "64", "0"]]
 
 
-def test_rows_of_a_targets_code_are_no_setting() -> None:
-    config: dict[str, Any] = {
-        "target": "time",
-        "classes": ["event 0 to 1", "outlived"],
-        "horizon": 3.0,
-    }
-    changed, unchanged = _settings(config)
-    assert {key for key, *_ in changed} == {"target", "horizon"}
-    assert not unchanged
-    assert [key for key, *_ in _settings({"classes": ["a"]})[0]] == ["classes"]
+def test_rows_of_a_targets_code_are_no_setting(tmp_path: Path) -> None:
+    config = {"target": "time", "classes": ["event 0 to 1", "outlived"], "horizon": 3.0}
+    html, _ = report(make_run(tmp_path, ["a"], own={"config": config}))
+    assert re.findall(r'<tr class="changed"><td><code>([\w-]+)', html) == ["horizon", "target"]
 
 
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:
