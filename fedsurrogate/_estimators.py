@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,14 +31,14 @@ Floats = NDArray[np.float64]
 LOWEST = float(np.finfo(np.float32).min)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Federation(BaseEstimator):  # type: ignore[misc]
     """What estimators share: parameters become settings, and records are divided among sites."""
 
-    method: str
-    epsilon: float | None
-    delta: float | None
-    random_state: Any
-    settings: Mapping[str, Any] | None
+    epsilon: float | None = None
+    delta: float | None = None
+    random_state: Any = 0
+    settings: Mapping[str, Any] | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -73,7 +74,8 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         self,
         features: Array,
         targets: Array,
-        of_records: Mapping[str, Any],
+        sites: Array | None,
+        patients: Array | None,
         settings: Mapping[str, Any],
     ) -> Model:
         """Divide records among their sites, and learn from what the sites send.
@@ -81,14 +83,14 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         Args:
             features: (n, d).
             targets: (n,) or (n, k).
-            of_records: `sites` and `patients`, (n,) each, or None.
+            sites: (n,), or None.
+            patients: (n,), or None.
             settings: of the run.
 
         Raises:
             FedSurrogateError: for what cannot be used, or a run that fails.
         """
         count = features.shape[0]
-        sites, patients = of_records["sites"], of_records["patients"]
         names = ["site"] * count if sites is None else names_of(sites, count, "site").names
         units = None if patients is None else names_of(patients, count, "patient").names
         rows: dict[str, list[int]] = {}
@@ -141,6 +143,7 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         return scores
 
 
+@dataclass(eq=False, repr=False)
 class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
     """A classifier that is learned from the surrogates of sites, as an estimator of scikit-learn.
 
@@ -178,24 +181,10 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
         True
     """
 
-    def __init__(
-        self,
-        method: str = "fedpft",
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        covariance: str = "auto",
-        classes: Sequence[object] | None = None,
-        random_state: Any = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.method = method
-        self.epsilon = epsilon
-        self.delta = delta
-        self.covariance = covariance
-        self.classes = classes
-        self.random_state = random_state
-        self.settings = settings
+    method: str = "fedpft"
+    _: KW_ONLY
+    covariance: str = "auto"
+    classes: Sequence[object] | None = None
 
     def fit(
         self, X: Array, y: Array, *, sites: Array | None = None, patients: Array | None = None
@@ -225,8 +214,7 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
             raise ConfigError(f"two classes are both named {twice[0]!r}; rename one")
         own = {} if self.covariance == "auto" else {"covariance": self.covariance}
         settings = self._own_settings({**own, "classes": classes.tolist()})
-        of_records = {"sites": sites, "patients": patients}
-        self.model_ = self._learned(X, y, of_records, settings)
+        self.model_ = self._learned(X, y, sites, patients, settings)
         learned = self.model_.classifier.header.classes
         # Columns of the model in the order of scikit-learn, which sorts by value; None for a class
         # that noise hid.
@@ -273,6 +261,7 @@ class FederatedClassifier(ClassifierMixin, Federation):  # type: ignore[misc]
         return found
 
 
+@dataclass(eq=False, repr=False)
 class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
     """A linear model of a number that is learned from sums of sites, as an estimator of
     scikit-learn.
@@ -301,22 +290,9 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
         True
     """
 
-    def __init__(
-        self,
-        method: str = "fedpft",
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        target_range: Sequence[float] | None = None,
-        random_state: Any = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.method = method
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_range = target_range
-        self.random_state = random_state
-        self.settings = settings
+    method: str = "fedpft"
+    _: KW_ONLY
+    target_range: Sequence[float] | None = None
 
     def fit(
         self, X: Array, y: Array, *, sites: Array | None = None, patients: Array | None = None
@@ -352,8 +328,7 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
                 f"target_range = {ends!r}; give two numbers, such as (0, 100)"
             ) from None
         settings = self._own_settings({"target_range": f"{low!r},{high!r}"})
-        of_records = {"sites": sites, "patients": patients}
-        self.model_ = self._learned(X, y, of_records, {**settings, "target": "number"})
+        self.model_ = self._learned(X, y, sites, patients, {**settings, "target": "number"})
         return self
 
     def predict(self, X: Array) -> Any:

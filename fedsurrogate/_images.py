@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _own: dict[str, OwnModule] = {}
 NamedRecords = tuple[Tensor, Labels]
 ValuedRecords = tuple[Tensor, Values]
 Take = Callable[[Any, int], Tensor]
+# What a record becomes, and what a batch of these becomes.
+Parts = tuple[Take, Callable[[Tensor], Tensor]]
 
 
 def register_backbone(name: str, module: nn.Module, transform: Transform | None = None) -> None:
@@ -142,23 +144,16 @@ def labelled_features(
         >>> tuple(x.shape), names
         ((2, 64), ['nevus', 'melanoma'])
     """
-    options = {"weights_path": weights_path, "image_size": image_size, "device": device}
-    x, labels = _of_pairs(data, backbone, options | {"batch_size": batch_size})
+    parts = _parts(backbone, weights_path, image_size, device)
+    x, labels = _of_pairs(data, parts, batch_size)
     return x, labels.names
 
 
 def _of_pairs(
-    data: Images, backbone: str | nn.Module, options: Mapping[str, Any], classes: Sequence[str] = ()
+    data: Images, parts: Parts, batch_size: int = 64, classes: Sequence[str] = ()
 ) -> NamedRecords:
-    """As `labelled_features`; options: its arguments by name."""
-    chosen: dict[str, Any] = {
-        "weights_path": "",
-        "image_size": 0,
-        "device": "auto",
-        "batch_size": 64,
-    } | dict(options)
-    size = chosen.pop("batch_size")
-    x, labels = _computed(data, *_parts(backbone, **chosen), size)
+    """As `labelled_features`, with a backbone's parts."""
+    x, labels = _computed(data, *parts, batch_size)
     given = [label_of(label, number) for number, label in enumerate(labels)]
     return x, names_of(given, len(x), known=classes)
 
@@ -197,7 +192,7 @@ def records_for(
         raise DataError(
             f"target = {target.name!r} needs a pair of features or images, and an array of values"
         )
-    return _of_pairs(entry, backbone or "pixels", options, classes)
+    return _of_pairs(entry, _parts(backbone, **options), classes=classes)
 
 
 def feature_columns(entry: Any, backbone: str | nn.Module | None) -> tuple[str, ...]:
@@ -224,8 +219,11 @@ def are_features(values: Any) -> bool:
 
 
 def _parts(
-    backbone: str | nn.Module | None, weights_path: str, image_size: int, device: str
-) -> tuple[Take, Callable[[Tensor], Tensor]]:
+    backbone: str | nn.Module | None,
+    weights_path: str = "",
+    image_size: int = 0,
+    device: str = "auto",
+) -> Parts:
     """What a record becomes, and what a batch of these becomes."""
     if backbone is None:
         backbone = "pixels"
@@ -270,14 +268,14 @@ def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor
     return _computed(images, *_of_backbone(backbone), batch_size)[0]
 
 
-def _of_backbone(loaded: Backbone) -> tuple[Take, Callable[[Tensor], Tensor]]:
+def _of_backbone(loaded: Backbone) -> Parts:
     def take(image: Any, number: int) -> Tensor:
         return loaded.preprocess(picture(image, number, loaded.preprocess.resize))
 
     return take, loaded.forward
 
 
-def _of_module(own: OwnModule, image_size: int) -> tuple[Take, Callable[[Tensor], Tensor]]:
+def _of_module(own: OwnModule, image_size: int) -> Parts:
     module, transform = own
     resized = Preprocessing(image_size, image_size)
 

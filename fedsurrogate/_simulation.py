@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ from fedsurrogate.server_app.runs.scores import (
     in_words,
     scores_of,
 )
+from fedsurrogate.server_app.trial_process import Start
 
 Pair = tuple[Array, Array]
-Start = Callable[[Sequence[Mapping[str, Scalar]], Mapping[str, Scalar]], Path]
 # Settings with which features are computed here.
 OF_BACKBONE = ("weights_path", "image_size", "device")
 

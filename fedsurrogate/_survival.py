@@ -4,8 +4,8 @@ scikit-survival.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ COLUMNS = {"time_column": "time", "event_column": "event"}
 SURVIVAL = "survival "
 
 
+@dataclass(eq=False, repr=False)
 class FederatedSurvival(Federation):
     """A model of the time to an event that is learned from sums of sites, as an estimator with the
     conventions of scikit-survival: y is structured, `predict` gives risks, and `score` is the
@@ -58,26 +59,11 @@ class FederatedSurvival(Federation):
         (2, 2)
     """
 
-    method = "fedpft"
-
-    def __init__(
-        self,
-        time_head: Literal["residuals", "cells"] = "residuals",
-        *,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        horizon: float | None = None,
-        time_unit: str = "units",
-        random_state: Any = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.time_head = time_head
-        self.epsilon = epsilon
-        self.delta = delta
-        self.horizon = horizon
-        self.time_unit = time_unit
-        self.random_state = random_state
-        self.settings = settings
+    method: ClassVar[str] = "fedpft"
+    time_head: Literal["residuals", "cells"] = "residuals"
+    _: KW_ONLY
+    horizon: float | None = None
+    time_unit: str = "units"
 
     def fit(
         self, X: Array, y: Array, *, sites: Array | None = None, patients: Array | None = None
@@ -109,8 +95,7 @@ class FederatedSurvival(Federation):
         horizon = float(table[:, 0].max()) if self.horizon is None else self.horizon
         own = {"horizon": horizon, "time_unit": self.time_unit, "time_head": self.time_head}
         settings = self._own_settings({**own, **COLUMNS})
-        of_records = {"sites": sites, "patients": patients}
-        self.model_ = self._learned(X, table, of_records, {**settings, "target": "time"})
+        self.model_ = self._learned(X, table, sites, patients, {**settings, "target": "time"})
         named = [name for name in self.model_.answers(X[:1]) if name.startswith(SURVIVAL)]
         self.unique_times_ = np.array([float(name.removeprefix(SURVIVAL)) for name in named])
         return self

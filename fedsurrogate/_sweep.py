@@ -16,7 +16,6 @@ from fedsurrogate._frames import data_frame
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
@@ -25,15 +24,14 @@ from fedsurrogate.server_app.sweep import (
     Trial,
     Varied,
     combinations,
-    done_before,
     leading_score,
     merged,
-    run_trials,
+    run_sweep,
     summarise,
     sweep_file,
     text_of,
 )
-from fedsurrogate.server_app.trial_process import Processes
+from fedsurrogate.server_app.trial_process import Start
 
 # Of a trial, what `simulate` takes as an argument.
 NO_SETTINGS = {"method", "backbone", "sites"}
@@ -172,8 +170,8 @@ def sweep(
     """
     fixed = {"method": "fedpft"} | settings
     output = Path(str(fixed.pop("output_dir", "runs"))).expanduser().absolute()
-    resume, processes = fixed.pop("resume", None), _processes(fixed.pop("workers", 1))
-    trials, done = combinations(_values(grid), _listed(seeds)), list[Trial]()
+    resume, workers = fixed.pop("resume", None), _workers(fixed.pop("workers", 1))
+    trials = combinations(_values(grid), _listed(seeds))
     _check_grid(grid or {}, trials, sites)
     varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE})
 
@@ -190,37 +188,27 @@ def sweep(
         return gather(sites, data, named_backbone(varied), test, fixed | varied)
 
     file = sweep_file(output) if resume is None else _path(resume)
-    kept = {} if resume is None else done_before(file, trials, flat)
-    shared = None if varies or len(kept) == len(trials) else gathered({})
+    shared = None if varies else gathered({})
 
-    def run(varied: Varied) -> Path:
-        start = None if processes is None else processes.run
+    def run(varied: Varied, start: Start | None) -> Path:
         federation = shared or gathered(varied)
         federation = replace(federation, count=int(varied.get("sites", federation.count)))
         return federation.run(flat(varied), output, lambda event: None, start)
 
-    def show(trial: Trial) -> None:
-        done.append(trial)
+    def show(line: str) -> None:
         if progress:
-            print(f"{len(kept) + len(done)} of {len(trials)}: {trial}", flush=True)
+            print(line, flush=True)
 
-    finished = run_trials(
-        trials,
-        lambda varied: parse_run(flat(varied)),
-        run,
-        show,
-        file,
-        kept=kept,
-        processes=processes,
-    )
+    again = resume is not None
+    finished = run_sweep(trials, flat, run, show, file, resume=again, workers=workers)
     if len(finished) == len(trials):
         return Sweep(tuple(finished), file)
     print(text_of(finished), f"\ninterrupted; sweep(..., resume='{file}') goes on", flush=True)
     raise KeyboardInterrupt
 
 
-def _processes(workers: object) -> Processes | None:
-    """Processes for a number of workers. Raises ConfigError for another one."""
+def _workers(workers: object) -> int:
+    """The number of workers. Raises ConfigError for another one."""
     if workers == "auto":
         workers = os.cpu_count() or 1
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
@@ -228,7 +216,7 @@ def _processes(workers: object) -> Processes | None:
             f"workers = {shown(workers)}: must be how many runs go side by side, at least 1, or "
             "'auto'"
         )
-    return Processes(workers) if workers > 1 else None
+    return workers
 
 
 def _check_grid(grid: Mapping[str, Any], trials: Sequence[Varied], sites: object) -> None:

@@ -128,15 +128,17 @@ def finished(folder: RunWriter, strategy: Federation, *, report: bool = True) ->
         yield
         folder.finish(strategy.outcome, "ok")
     except FedSurrogateError as error:
-        folder.fail(strategy.outcome, str(error))
+        folder.end_early(strategy.outcome, "failed", str(error))
         raise
     except KeyboardInterrupt as error:
-        folder.interrupt(strategy.outcome, f"interrupted by {str(error) or 'Ctrl-C'}")
+        why = f"interrupted by {str(error) or 'Ctrl-C'}"
+        folder.end_early(strategy.outcome, "interrupted", why)
         raise
     except BaseException as error:
         # Flower ends an app with SystemExit, which carries only a number.
-        why = STOPPED if isinstance(error, SystemExit) else error
-        folder.fail(strategy.outcome, f"stopped by {type(error).__name__}: {why}")
+        why = STOPPED if isinstance(error, SystemExit) else str(error)
+        why = f"stopped by {type(error).__name__}: {why}"
+        folder.end_early(strategy.outcome, "failed", why)
         raise
     finally:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar, short
 from fedsurrogate.server_app.runs.scores import (
     ACCURACY,
@@ -26,7 +27,7 @@ from fedsurrogate.server_app.runs.scores import (
     leading,
     scores_of,
 )
-from fedsurrogate.server_app.trial_process import Processes
+from fedsurrogate.server_app.trial_process import Processes, Start
 
 Varied = dict[str, Scalar]
 # Mean and standard deviation; None where there are too few runs.
@@ -178,36 +179,40 @@ def merged(fixed: Mapping[str, Any], varied: Varied) -> dict[str, Any]:
     )
 
 
-def run_trials(
+def run_sweep(
     trials: Sequence[Varied],
-    check: Callable[[Varied], object],
-    run: Callable[[Varied], Path],
-    on_trial: Callable[[Trial], object],
+    flat: Callable[[Varied], Mapping[str, Scalar]],
+    run: Callable[[Varied, Start | None], Path],
+    show: Callable[[str], object],
     file: Path,
     *,
-    kept: Mapping[int, Trial] | None = None,
-    processes: Processes | None = None,
+    resume: bool = False,
+    workers: int = 1,
 ) -> list[Trial]:
     """Do all trials, one after another or side by side.
 
     Args:
         trials: the settings of each.
-        check: raises FedSurrogateError for settings that cannot run.
-        run: does one trial and returns its run folder; where `processes` are given, by them.
-        on_trial: takes each trial that is done.
+        flat: settings of the run of a trial.
+        run: does one trial in this process, or in another where it is given what starts one, and
+            returns its run folder.
+        show: takes a line about each trial that is done.
         file: of rows, written after every trial.
-        kept: trials that are done, by their place in `trials`; they do not run again.
-        processes: in which trials run; None for this process.
+        resume: whether the trials that `file` has without an error are kept, and do not run again.
+        workers: how many trials run side by side in processes of their own, as far as memory has
+            room; 1 for this process.
 
     Returns:
         The trials that are done, in their order: fewer than all of them after Ctrl-C.
 
     Raises:
-        FedSurrogateError: no trial passes `check`; before any run.
+        ConfigError: `file` cannot be resumed.
+        FedSurrogateError: no trial has settings that can run; before any run.
     """
-    done = dict(kept or {})
+    done = _done_before(file, trials, flat) if resume else {}
+    processes = Processes(workers) if workers > 1 else None
     refused = {
-        number: error for number, varied in enumerate(trials) if (error := _refusal(check, varied))
+        number: error for number, varied in enumerate(trials) if (error := _refusal(flat, varied))
     }
     if len(refused) == len(trials):
         raise next(iter(refused.values()))
@@ -218,7 +223,7 @@ def run_trials(
         try:
             if number in refused:
                 raise refused[number]
-            folder = run(trials[number])
+            folder = run(trials[number], processes.run if processes else None)
             return _finished(trials[number], time.perf_counter() - began, folder)
         except (
             Exception
@@ -233,7 +238,7 @@ def run_trials(
             done[number] = trial
             rows = [done[each].row() for each in sorted(done)]
             replace_file(file, json.dumps(rows, indent=2) + "\n", mode=0o644, durable=False)
-            on_trial(trial)
+            show(f"{len(done)} of {len(trials)}: {trial}")
     except KeyboardInterrupt:
         # What is done is kept; the caller sees that some are missing.
         pass
@@ -266,18 +271,11 @@ def sweep_file(output: Path) -> Path:
     return output / f"sweep-{datetime.now(UTC):%Y%m%dT%H%M%S%f}Z.json"
 
 
-def done_before(
+def _done_before(
     file: Path, trials: Sequence[Varied], flat: Callable[[Varied], Mapping[str, Scalar]]
 ) -> dict[int, Trial]:
-    """Trials that an earlier sweep has done without an error, by their place in `trials`.
-
-    Args:
-        file: of its rows.
-        trials: of this sweep.
-        flat: settings of a trial; they must be those of the run that is kept.
-
-    Raises:
-        ConfigError: for a file that holds no rows, or runs with other settings.
+    """Trials that an earlier sweep has done without an error, by their place in `trials`. Raises
+    ConfigError for a file that holds no rows, or runs with other settings.
     """
     try:
         rows = json.loads(file.read_text())
@@ -369,9 +367,11 @@ def _settings(trial: Trial) -> Varied:
     return {key: value for key, value in trial.varied.items() if key != "seed"}
 
 
-def _refusal(check: Callable[[Varied], object], varied: Varied) -> FedSurrogateError | None:
+def _refusal(
+    flat: Callable[[Varied], Mapping[str, Scalar]], varied: Varied
+) -> FedSurrogateError | None:
     try:
-        check(varied)
+        parse_run(flat(varied))
     except FedSurrogateError as error:
         return error
     return None

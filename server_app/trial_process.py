@@ -12,13 +12,15 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.machine.memory import available_memory
 from fedsurrogate.common.settings.flat import Scalar
 
+# Runs simulated sites from their node-configs and the settings, and returns the run folder.
+Start = Callable[[Sequence[Mapping[str, Scalar]], Mapping[str, Scalar]], Path]
 # Memory that is left free, beside what the largest run so far has taken.
 SPARE = 1.25
 

@@ -398,12 +398,16 @@ EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "collecting knows no mathematics": (("fedsurrogate.strategies.base",), OTHER_STRATEGIES),
     "reading draws nothing": (
-        ("fedsurrogate.server_app.runs", "fedsurrogate.server_app.lifecycle"),
+        (
+            "fedsurrogate.server_app.runs",
+            "fedsurrogate.server_app.lifecycle.resume",
+            "fedsurrogate.server_app.lifecycle.before_start",
+        ),
         ("fedsurrogate.server_app.report",),
     ),
     "reading settles nothing": (
         ("fedsurrogate.server_app.runs",),
-        ("fedsurrogate.server_app.lifecycle", "fedsurrogate.server_app.interrupted_runs"),
+        ("fedsurrogate.server_app.lifecycle",),
     ),
 }
 

@@ -26,16 +26,7 @@ TRUST = {
 # What else a module writes as Markdown: numbers, and texts of a fixed form.
 PLAIN_MARKDOWN = {
     "server_app/export/measured.py": {
-        *(
-            "form",
-            "data",
-            "sites",
-            "where_noise(content)",
-            "_privacy(content)",
-            "limits[0]",
-            "limits[1]",
-        ),
-        *("' | '.join(MEASURES.values())", "' | '.join(cells)", "' | '.join(titles)"),
+        *("view.sites", "limits", "low", "high", "' | '.join(map(for_markdown, row))"),
     },
     "server_app/export/model_card.py": {
         *("licence", "words", "side", "how", "each", "facts.sites", "facts.dimension"),

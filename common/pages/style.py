@@ -48,9 +48,6 @@ section.card, footer.card { margin-top: 20px; }
 .plain { margin: 0 0 14px; padding-left: 20px; max-width: 82ch; }
 .before { margin-bottom: 2px; }
 .kind { white-space: nowrap; }
-.beside { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 400px); gap: 28px; margin-bottom: 14px; }
-.beside figure { margin: 0; }
-.beside .plots { margin: 0; }
 .after { margin-top: 10px; font-size: 14px; }
 .rest { columns: 3 260px; column-gap: 28px; margin: 14px 0 0; padding: 0; list-style: none; font-size: 13px; }
 .rest li { break-inside: avoid; padding: 2px 0; }
@@ -88,7 +85,7 @@ footer dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px
 footer dd { margin: 0; }
 @media screen and (max-width: 760px) {
   main { padding: 24px 14px 40px; }
-  .grid, .beside, .alone { grid-template-columns: minmax(0, 1fr); }
+  .grid, .alone { grid-template-columns: minmax(0, 1fr); }
   .card { padding: 14px; }
   .tile { padding: 12px 14px; }
   .tile dd { font-size: 20px; }

@@ -221,26 +221,3 @@ def in_groups(counts: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
     if len(counts) <= groups:
         return counts
     return np.stack([np.nanmean(part, axis=0) for part in np.array_split(counts, groups)])
-
-
-def apart(
-    wanted: Sequence[tuple[float, ...]],
-    sizes: Sequence[tuple[float, float]],
-    room: tuple[float, ...],
-) -> list[tuple[float, float]]:
-    """Move boxes of `sizes` away from their `wanted` centres until none overlaps another inside
-    `room`.
-    """
-    centre, size = np.array(wanted, dtype=np.float64).reshape(-1, 2), np.array(sizes).reshape(-1, 2)
-    for _ in range(300):
-        for i in range(len(centre)):
-            for j in range(i):
-                gap = centre[i] - centre[j]
-                overlap = (size[i] + size[j]) / 2 - np.abs(gap)
-                if (overlap > 0).all():
-                    axis = int(np.argmin(overlap))
-                    push = np.zeros(2)
-                    push[axis] = overlap[axis] / 2 * (1 if gap[axis] >= 0 else -1)
-                    centre[i], centre[j] = centre[i] + push, centre[j] - push
-        centre = np.clip(centre, size / 2, np.maximum(np.array(room) - size / 2, size / 2))
-    return [(float(x), float(y)) for x, y in centre]

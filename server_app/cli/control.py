@@ -199,7 +199,7 @@ def run(
         own_folders,
         with_map_digest,
     )
-    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
 

@@ -124,7 +124,7 @@ def simulate(
         check_simulation,
         flower_engine,
     )
-    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
     from fedsurrogate.server_app.monitoring.progress import Progress
     from fedsurrogate.server_app.runs.presets import preset_settings
 
@@ -314,7 +314,7 @@ def report(
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
     from fedsurrogate.common.pages.svg import undrawn
-    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.lifecycle.ends import complete_killed
     from fedsurrogate.server_app.report.build import write_csv, write_report
     from fedsurrogate.server_app.report.privacy_view import privacy_line
     from fedsurrogate.server_app.runs.reader import read_run

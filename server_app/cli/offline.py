@@ -152,7 +152,7 @@ def exchange(
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.cli.control import show_result
     from fedsurrogate.server_app.exchange.run import run_by_files
-    from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
+    from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
 
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)

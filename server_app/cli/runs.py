@@ -45,7 +45,7 @@ def runs(
 
     from fedsurrogate.common.number_format import human_seconds
     from fedsurrogate.server_app.control_api.overview import overview
-    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.lifecycle.ends import complete_killed
     from fedsurrogate.server_app.runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:newest])
@@ -141,7 +141,7 @@ def sites(
     from rich.table import Column, Table
 
     from fedsurrogate.server_app.control_api.sites import NEWEST, known_sites
-    from fedsurrogate.server_app.interrupted_runs import complete_killed
+    from fedsurrogate.server_app.lifecycle.ends import complete_killed
     from fedsurrogate.server_app.runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:NEWEST])

@@ -63,53 +63,40 @@ def sweep(
     Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "average"]' -g 'alpha=[0.1, 1.0]'
     """
     from fedsurrogate.common.extras.packages import is_installed, missing
-    from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.deployment.local_engine import simulate_here
     from fedsurrogate.server_app.report.plots.sweep import draw_sweep
     from fedsurrogate.server_app.runs.presets import preset_settings
     from fedsurrogate.server_app.sweep import (
-        Trial,
         Varied,
         combinations,
-        done_before,
         merged,
-        run_trials,
+        run_sweep,
         summarise,
         sweep_file,
     )
-    from fedsurrogate.server_app.trial_process import Processes
+    from fedsurrogate.server_app.trial_process import Start
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])
     trials = combinations(parse_grid(grid or []), range(seeds))
-    progress, done = stderr_console(), list[Trial]()
-
-    def show(trial: Trial) -> None:
-        done.append(trial)
-        progress.print(f"{len(done)} of {len(trials)}: {trial}", soft_wrap=True)
-
-    processes = Processes(workers) if workers > 1 else None
+    progress = stderr_console()
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
 
-    def run(varied: Varied) -> Path:
-        flat = merged(fixed, varied)
-        if processes is not None:
-            return processes.run(nodes, flat)
-        return simulate_here(sites, flat, lambda event: None, report=False)
+    def flat(varied: Varied) -> dict[str, Scalar]:
+        return merged(fixed, varied)
+
+    def run(varied: Varied, start: Start | None) -> Path:
+        if start is not None:
+            return start(nodes, flat(varied))
+        return simulate_here(sites, flat(varied), lambda event: None, report=False)
+
+    def show(line: str) -> None:
+        progress.print(line, soft_wrap=True)
 
     output = Path(str(fixed.get("output-dir", "runs"))).expanduser().absolute()
     file = sweep_file(output) if resume is None else resume.absolute()
-    kept = {} if resume is None else done_before(file, trials, lambda each: merged(fixed, each))
-    done += kept.values()
-    finished = run_trials(
-        trials,
-        lambda varied: parse_run(merged(fixed, varied)),
-        run,
-        show,
-        file,
-        kept=kept,
-        processes=processes,
-    )
+    again = resume is not None
+    finished = run_sweep(trials, flat, run, show, file, resume=again, workers=workers)
     interrupted = len(finished) < len(trials)
     if interrupted and not finished:
         raise typer.Exit(130)

@@ -13,7 +13,7 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.interface import FlowerRun, UnreachableError
 from fedsurrogate.server_app.control_api.runs import list_runs
-from fedsurrogate.server_app.interrupted_runs import complete_killed
+from fedsurrogate.server_app.lifecycle.ends import complete_killed
 from fedsurrogate.server_app.runs.json_files import PARTS
 from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
 

@@ -38,10 +38,8 @@ from fedsurrogate.server_app.deployment.submit import (
     stop_run,
     submit,
 )
-from fedsurrogate.server_app.interrupted_runs import complete_interrupted, final_metrics
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
-from fedsurrogate.server_app.lifecycle.resume import can_continue, continuation
-from fedsurrogate.server_app.lifecycle.settling import await_end
+from fedsurrogate.server_app.lifecycle.ends import await_end, complete_interrupted, final_metrics
+from fedsurrogate.server_app.lifecycle.resume import Interrupted, can_continue, continuation
 
 NAME = "coordinator"
 STOPPED = "stopped with `coordinator stop`"

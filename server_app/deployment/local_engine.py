@@ -24,8 +24,8 @@ from fedsurrogate.server_app.deployment.local_grid import ClientApp, LocalGrid
 from fedsurrogate.server_app.deployment.submit import OnEvent, find_folder, remark
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
 from fedsurrogate.server_app.lifecycle.memory import check_local
+from fedsurrogate.server_app.lifecycle.resume import Interrupted
 from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 from fedsurrogate.server_app.runs.json_files import PARTS, EventFile
 from fedsurrogate.server_app.runs.reader import POLL_SECONDS

@@ -39,11 +39,11 @@ from fedsurrogate.server_app.deployment.submit import (
     stop_process,
     submit,
 )
-from fedsurrogate.server_app.interrupted_runs import complete_interrupted
 from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
 from fedsurrogate.server_app.lifecycle.memory import check_addresses, fitting_sites
 from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
+from fedsurrogate.server_app.lifecycle.resume import Interrupted
 from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0

@@ -24,8 +24,8 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET, quoted_python, without_proxy_here
 from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.interrupted_runs import final_metrics
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.ends import final_metrics
+from fedsurrogate.server_app.lifecycle.resume import Interrupted
 from fedsurrogate.server_app.runs.json_files import PARTS, EventFile
 
 APP_FOLDER = Path(__file__).resolve().parents[2]

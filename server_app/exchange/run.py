@@ -22,7 +22,7 @@ from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import with_map_digest
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.resume import Interrupted
 from fedsurrogate.server_app.offline import asked_of
 from fedsurrogate.strategies.base.registered import Registered
 

@@ -6,7 +6,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,17 @@ from fedsurrogate.common.backbones.feature_power import power_in, raised, with_p
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.extras.packages import EXTRAS, check_installed, needed_for
-from fedsurrogate.common.models.classifiers import Classifier, target_of_model
+from fedsurrogate.common.models.classifiers import (
+    Classifier,
+    Ensemble,
+    Head,
+    Network,
+    target_of_model,
+)
+from fedsurrogate.common.models.networks import build
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.targets.answers import answer_columns, answers_together
-from fedsurrogate.server_app.export.classifier_modules import module_of
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as
 # a share of the largest number in its column, if that is above one.
@@ -66,7 +73,11 @@ class InferenceModel(nn.Module):
         power: float,
     ) -> None:
         super().__init__()
-        self.backbone, self.power, self.head = backbone, power, module_of(classifier)
+        self.backbone, self.power, self.classifier = backbone, power, _plain(classifier)
+        frame, heads = classifier.header.frame, getattr(classifier, "heads", (classifier,))
+        self.frame = Frame.of(frame) if frame else None
+        self.without_mean = any(getattr(each, "without_mean", False) for each in heads)
+        self.network = _network(classifier) if isinstance(classifier, Network) else None
         self.target, self.outputs = target_of_model(classifier), classifier.header.classes
         self.columns = answer_columns(self.target, self.outputs)
         self.register_buffer("mean", torch.tensor(preprocessing.mean).reshape(1, 3, 1, 1))
@@ -76,12 +87,38 @@ class InferenceModel(nn.Module):
         """Answers (n, k)."""
         output = self.backbone((images / 255 - self.mean) / self.std)
         features: Tensor = output[0] if isinstance(output, tuple) else output
-        scores: Tensor = self.head(raised(features.float(), self.power))
+        scores = self.scores(raised(features.float(), self.power))
         if not self.target:
             return scores.softmax(1)
         return torch.stack(
             list(answers_together(self.target, self.outputs, scores).values()), 1
         ).float()
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Scores (n, C) of features (n, d), as the classifier computes them."""
+        if self.frame is not None:
+            features = self.frame.apply(features)
+        if self.without_mean:
+            features = features - features.double().mean(1, keepdim=True).float()
+        scores: Tensor = (self.network or self.classifier.scores)(features)
+        return scores
+
+
+def _plain(classifier: Any) -> Classifier:
+    """A classifier without the steps that read bytes, or take one record at a time, as no graph can."""
+    if isinstance(classifier, Ensemble):
+        return Ensemble(tuple(_plain(head) for head in classifier.heads))  # type: ignore[misc]
+    changes = {"without_mean": False} if isinstance(classifier, Head) else {}
+    plain: Classifier = replace(classifier, header=replace(classifier.header, frame=b""), **changes)
+    return plain
+
+
+def _network(classifier: Network) -> nn.Module:
+    """A network with its parameters in it."""
+    own, classes = classifier.tensors, len(classifier.header.classes)
+    module = build(classifier.kind, classifier.inputs, classes, own)
+    module.load_state_dict(dict(own), strict=False)
+    return module
 
 
 class _Pixels(nn.Module):

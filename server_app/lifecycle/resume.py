@@ -1,15 +1,17 @@
-"""Resuming: whether a run folder can be continued with these settings, and the command that does
-it.
+"""Interrupting and continuing a run: the signals that end it in order, whether a folder can be
+continued with some settings, and the command that does it.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
@@ -22,6 +24,70 @@ CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}
 # Settings that decide in a simulation which records a site has, besides those of the document.
 OF_RECORDS = ("data", "dataset", "label-column", "patient-column", "bag-column")
 MOST_SHOWN = 5
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "the loss of its terminal",
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the run.
+
+    Args:
+        number: of the signal.
+
+    Attributes:
+        number: of the signal.
+        folder: the run folder; None until that is known.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(NAMES[number])
+        self.number = number
+        self.folder: Path | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code by which shells report a signal."""
+        return 128 + self.number
+
+    @property
+    def terminal_is_lost(self) -> bool:
+        """Whether only the terminal is gone; no person has asked to end the run."""
+        return self.number == signal.SIGHUP
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or loss of the terminal raises Interrupted. Later ones are ignored:
+    the run is ending.
+    """
+
+    def interrupt(number: int, _: object) -> None:
+        for each in SIGNALS:
+            # A function, not SIG_IGN: processes started from here must not inherit it.
+            signal.signal(each, lambda *_: None)
+        raise Interrupted(signal.Signals(number))
+
+    with handling(SIGNALS, interrupt):
+        yield
+
+
+def goodbye(stop: Interrupted, words: Sequence[str], overrides: Mapping[str, Scalar]) -> list[str]:
+    """What a person reads after an interruption: where the run is, and how to go on.
+
+    Args:
+        stop: the interruption, with the run folder if there is one.
+        words: the command without its settings.
+        overrides: the settings of the run, flat.
+
+    Returns:
+        Two lines.
+    """
+    where = f"run folder: {stop.folder}" if stop.folder else "it had no run folder yet"
+    return [f"interrupted by {stop}; {where}", go_on(words, overrides, stop.folder)]
 
 
 def check_resume(config: Run, simulated: bool) -> None:
@@ -121,31 +187,7 @@ def continuation(folder: Path) -> str:
     elif there.is_absolute() and not there.is_dir():
         # Read outside the container: the command is typed inside, where the folder has this path.
         typed = there / folder.name
-    command, resumes = command_of(words, changed, folder, typed)
-    if resumes:
-        return f"continue it: {command}"
-    return f"{without_sites(config.plan.combination.stored, folder)}start it again: {command}"
-
-
-def without_sites(stored: bool, folder: Path | None) -> str:
-    """What is left of a run that cannot be continued: the command that learns from the surrogates that
-    have arrived, where the method stores them.
-
-    Args:
-        stored: whether the run stores what sites send.
-        folder: of the run; None if it has none yet.
-
-    Returns:
-        The beginning of a sentence, which the command to start again ends.
-    """
-    if folder is None or not stored:
-        return "nothing is left to continue from; "
-    arrived = len([*(folder / "surrogates").glob("*.pb")])
-    if not arrived:
-        return "nothing is left to continue from; "
-    again = shlex.join(["coordinator", "relearn", str(folder)])
-    # Sites pay for each release from their budget.
-    return f"learn from what {arrived} sites have sent, which costs them nothing more: {again}; or "
+    return go_on(words, changed, folder, typed)
 
 
 def can_continue(folder: Path) -> bool:
@@ -153,14 +195,14 @@ def can_continue(folder: Path) -> bool:
     return any((folder / checkpoint).is_file() for checkpoint in CHECKPOINTS.values())
 
 
-def command_of(
+def go_on(
     words: Sequence[str],
     overrides: Mapping[str, Scalar],
     folder: Path | None,
     typed: Path | None = None,
-) -> tuple[str, bool]:
-    """The command that continues the run in `folder`, or, when it left nothing to continue from,
-    begins it again.
+) -> str:
+    """How to continue the run in `folder`; or, when it left nothing to continue from, how to learn
+    from what has arrived, where the method stores that, and how to begin again.
 
     Args:
         words: the command without its settings.
@@ -169,19 +211,25 @@ def command_of(
         typed: its path where the command is typed, if that is another machine or container.
 
     Returns:
-        The text for a shell, and whether it resumes.
+        A sentence that ends with the command, as a text for a shell.
 
     Example:
-        >>> command, resumes = command_of(["coordinator", "run"], {"method": "fedavg"}, None)
-        >>> print(command, resumes)
-        coordinator run -c 'method="fedavg"' False
+        >>> print(go_on(["coordinator", "run"], {"method": "fedavg"}, None))
+        nothing is left to continue from; start it again: coordinator run -c 'method="fedavg"'
     """
-    kind = parse_run(overrides).plan.kind
-    resumes = folder is not None and kind in CHECKPOINTS and (folder / CHECKPOINTS[kind]).is_file()
-    settings = dict(overrides)
-    if folder is not None and resumes:
+    plan, settings, how = parse_run(overrides).plan, dict(overrides), "continue it"
+    if folder is not None and (folder / CHECKPOINTS.get(plan.kind, "no checkpoint")).is_file():
         settings["resume"] = str((typed or folder).absolute())
+    else:
+        how = "nothing is left to continue from; start it again"
+        stored = folder if plan.combination.stored else None
+        arrived = len([*(stored / "surrogates").glob("*.pb")]) if stored else 0
+        if arrived:
+            again = shlex.join(["coordinator", "relearn", str(folder)])
+            # Sites pay for each release from their budget.
+            costs = f"learn from what {arrived} sites have sent, which costs them nothing more"
+            how = f"{costs}: {again}; or start it again"
     text = " ".join(
         f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
     )
-    return shlex.join([*words, *(["-c", text] if text else [])]), resumes
+    return f"{how}: {shlex.join([*words, *(['-c', text] if text else [])])}"

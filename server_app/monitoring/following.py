@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.interrupted_runs import complete_killed
+from fedsurrogate.server_app.lifecycle.ends import complete_killed
 from fedsurrogate.server_app.runs.json_values import Json
 from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, find_run
 

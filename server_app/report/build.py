@@ -14,7 +14,7 @@ from fedsurrogate.common.escapes import for_html
 from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
 from fedsurrogate.common.pages.html import render_page, trusted
 from fedsurrogate.common.pages.style import page_head
-from fedsurrogate.common.pages.svg import NAMED_SITES, undrawn
+from fedsurrogate.common.pages.svg import BLUE, NAMED_SITES, ORANGE, undrawn
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import flatten
 from fedsurrogate.server_app.report.comparison import compared, comparison_table, of_other_records
@@ -22,16 +22,22 @@ from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
 from fedsurrogate.server_app.report.layout import layout
 from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
-from fedsurrogate.server_app.report.plots.downstream import downstream
-from fedsurrogate.server_app.report.plots.effects import effects
-from fedsurrogate.server_app.report.plots.landscape import epsilons, radii, sheets
-from fedsurrogate.server_app.report.plots.progress import curves, progress, steps
-from fedsurrogate.server_app.report.privacy_view import privacy_picture, privacy_view
+from fedsurrogate.server_app.report.plots.progress import accuracy_over, steps
+from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
+from fedsurrogate.server_app.report.plots.sheets import sheets
+from fedsurrogate.server_app.report.privacy_view import privacy_view
 from fedsurrogate.server_app.report.quality_view import quality_view
-from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
+from fedsurrogate.server_app.report.site_map import site_map_of, words_of
 from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tables
 from fedsurrogate.server_app.report.warnings import data_of, warnings_of
-from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_numbers, as_table
+from fedsurrogate.server_app.runs.json_values import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    natural_order,
+)
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
 
@@ -40,7 +46,6 @@ from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
 TEMPLATES = Path(__file__).parent / "templates"
 PICTURES = {
     "outcomes": "accuracy against traffic",
-    "time": "where the time went",
     "accuracy": "accuracy at each site",
     "counts": "classes at each site",
 }
@@ -52,7 +57,7 @@ PHASES = {
     "chain": "along the chain",
     "evaluate": "evaluating the model",
 }
-STARTING = "starting the processes"
+STARTING, REST = "starting the processes", "everything else"
 FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
 BASELINES = {
@@ -118,28 +123,17 @@ def _tables(run: RunFolder) -> dict[str, list[Sequence[object]]]:
 
 def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]]) -> Json:
     pictures, privacy = _pictures(run), privacy_view(run)
-    pictures |= {
-        key: (svg,)
-        for key, svg in (("radii", radii(run)), ("epsilons", epsilons(run)))
-        if svg is not None
-    }
-    if (worth := downstream(run)) is not None:
-        pictures["downstream"] = (worth,)
-    if (cost_and_gain := effects(run)) is not None:
-        pictures["effects"] = (cost_and_gain,)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
-    if (site_map := site_map_of(run, folder)) is not None:
-        pictures["map"] = (drawn_map(site_map),)
+    site_map = site_map_of(run, folder)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     tables, warned = _tables(run), warnings_of(run)
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])
-        pictures["curves"], tables["comparison"] = curves(drawn_runs), comparison_table(drawn_runs)
+        pictures["curves"] = accuracy_over(drawn_runs), accuracy_over(drawn_runs, by_bytes=True)
+        tables["comparison"] = comparison_table(drawn_runs)
         warned += of_other_records(runs)
-    if drawn := privacy_picture(privacy["rows"]):
-        pictures["privacy"] = (drawn,)
     unseen = undrawn()
     if unseen:
         pictures = {}
@@ -153,9 +147,10 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "folder": folder.name,
         "head": trusted(page_head(for_html(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
-        "map_words": words_of(site_map) if site_map else [],
+        "apart": words_of(site_map) if site_map else [],
         "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
+        "times": _times(run),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
         "measures": (measures := measures_view(run)),
         "quality": quality_view(run),
@@ -271,38 +266,42 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
     per_site = list(run.numbers("accuracy", "per_site").values())
     model = run.number("accuracy", "model")
     outcomes = [
-        plots.SiteResult(name, accuracy, run.number("bytes", "compare", key))
+        (name, (accuracy, run.number("bytes", "compare", key)))
         for key, name in BASELINES.items()
         if (accuracy := run.number("accuracy", key)) is not None
     ]
     if run.accuracy is not None:
-        outcomes.insert(
-            0, plots.SiteResult("this run", run.accuracy, run.number("bytes", "up"), ours=True)
-        )
+        outcomes.insert(0, ("this run", (run.accuracy, run.number("bytes", "up"))))
     if outcomes:
         ends = (min(per_site), max(per_site)) if per_site and model is None else None
-        pictures["outcomes"] = (plots.accuracy_against_bytes(outcomes, ends),)
+        pictures["outcomes"] = (plots.accuracy_against_bytes(dict(outcomes), ends),)
     what, taken = steps(run)
     if len(taken) > 1:
-        pictures["progress"] = (progress(what, taken, run.number("accuracy", "oracle")),)
+        oracle = run.number("accuracy", "oracle")
+        pictures["progress"] = (accuracy_over({"this run": taken}, what, oracle),)
     rows = list(run.sites)
     if len(rows) > NAMED_SITES:
         rows.sort(key=lambda site: -1.0 if site.accuracy is None else site.accuracy, reverse=True)
     names = [site.label for site in rows]
     if per_site:
-        line = (
-            ("global model" if model is not None else "mean of sites", run.accuracy)
-            if run.accuracy
-            else None
-        )
+        whose = "global model" if model is not None else "mean of sites"
+        line = (f"{whose} {percent(run.accuracy)}", run.accuracy) if run.accuracy else None
         notes = [
             ("not measured" if site.status == "used" else site.status)
             if site.accuracy is None
-            else ("" if site.tested is None else f"of {site.tested:,.0f}")
+            else percent(site.accuracy) + ("" if site.tested is None else f" of {site.tested:,.0f}")
             for site in rows
         ]
         pictures["accuracy"] = (
-            plots.site_accuracy(names, [site.accuracy for site in rows], notes, line),
+            draw_rows(
+                "accuracy",
+                names,
+                [Series([site.accuracy for site in rows], BLUE)],
+                ("site", "accuracy on the site's own test data"),
+                shares=True,
+                notes=notes,
+                line=line,
+            ),
         )
     classes = run.classes
     if classes and any(site.counts for site in rows):
@@ -311,24 +310,54 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
         )
         pictures["counts"] = (plots.class_counts(names, classes, counts),)
     real, synthetic = (_points(run.projection.get(key)) for key in ("real", "synthetic"))
-    if real and synthetic:
+    if real is not None and synthetic is not None:
         named = [str(c) for c in as_list(run.projection.get("classes"))]
         pictures["features"] = plots.features(real, synthetic, named or classes)
+    return pictures | _effects(run)
+
+
+def _effects(run: RunFolder) -> dict[str, tuple[str, ...]]:
+    """What each site costs the others, and what it gains itself; none if no effect is measured."""
+    card = as_table(run.metrics.get("card"))
+    measured = {name: as_numbers(row) for name, row in as_table(card.get("effects")).items()}
+    measured = {name: row for name, row in measured.items() if {"harm", "gain"} <= row.keys()}
+    largest = {name: max(row["harm"], row["gain"]) for name, row in measured.items()}
+    if not any(value for row in measured.values() for value in (row["harm"], row["gain"])):
+        return {}
+    # Of many sites, those that change most.
+    most = sorted(measured, key=lambda name: -largest[name])[:NAMED_SITES]
+    sites = sorted(most, key=natural_order)
+    series = [
+        Series([measured[site][key] for site in sites], colour, name)
+        for key, colour, name in (
+            ("harm", ORANGE, "costs the others"),
+            ("gain", BLUE, "gains itself"),
+        )
+    ]
+    return {"effects": (draw_rows("effects", sites, series, ("site", "points"), shares=True),)}
+
+
+def _times(run: RunFolder) -> list[tuple[str, float, float]]:
+    """What took how many seconds, and which share of all, longest first."""
     seconds = {
         PHASES.get(name, name): value for name, value in run.numbers("seconds").items() if value > 0
     }
     total, command = seconds.pop("total", 0.0), seconds.pop("command", 0.0)
-    if seconds:
-        rest = total - sum(seconds.values())
-        if command - total > 0.01 * command:
-            seconds[STARTING] = command - total
-        pictures["time"] = (
-            plots.time_spent(seconds | ({plots.REST: rest} if rest > 0.01 * total else {})),
-        )
-    return pictures
+    if not seconds:
+        return []
+    rest = total - sum(seconds.values())
+    if command - total > 0.01 * command:
+        seconds[STARTING] = command - total
+    if rest > 0.01 * total:
+        seconds[REST] = rest
+    every = sum(seconds.values())
+    return [
+        (name, each, each / every) for name, each in sorted(seconds.items(), key=lambda x: -x[1])
+    ]
 
 
-def _points(value: Any) -> plots.PlotPoints | None:
+def _points(value: Any) -> plots.Points | None:
+    """Two coordinates and the class of each point, (n, 3); None without points."""
     table = as_table(value)
     columns = [as_list(table.get(key)) for key in ("x", "y", "label")]
     rows = [
@@ -338,10 +367,7 @@ def _points(value: Any) -> plots.PlotPoints | None:
         )
         if x is not None and y is not None and label is not None and label >= 0
     ]
-    if not rows:
-        return None
-    x, y, label = (np.array(column) for column in zip(*rows, strict=True))
-    return plots.PlotPoints(x.astype(np.float64), y.astype(np.float64), label.astype(np.int64))
+    return np.array(rows, dtype=np.float64) if rows else None
 
 
 def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings.flat import flatten
 from fedsurrogate.server_app.lifecycle.resume import OF_RECORDS
-from fedsurrogate.server_app.report.plots.progress import AccuracyStep, steps
+from fedsurrogate.server_app.report.plots.progress import ROUND, AccuracyStep, steps
 from fedsurrogate.server_app.report.tables import Table
 from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import RunFolder
@@ -43,7 +43,7 @@ def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[Accura
                 f"{folder} has no accuracy on the test data of all sites, so it cannot be compared "
                 "with others"
             )
-        if what != "round":
+        if what != ROUND:
             taken = [replace(taken[-1], name="1")]
         name = run.method
         accuracies[f"{name} {folder[-6:]}" if name in accuracies else name] = taken

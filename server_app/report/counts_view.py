@@ -11,25 +11,20 @@ from typing import Any
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.number_format import percent
+from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.measures import IN_WORDS as OF_MEASURES
-from fedsurrogate.server_app.report.plots.counts import (
-    MEASURES,
-    WithInterval,
-    draw_measures,
-    draw_records,
-)
-from fedsurrogate.server_app.report.plots.target_counts import (
-    draw_cells,
-    draw_forest,
-    draw_survival,
-)
+from fedsurrogate.server_app.report.plots.rows import Series, WithInterval, draw_rows
+from fedsurrogate.server_app.report.plots.survival import draw_survival
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table, at, clean
 
-HIDDEN = "hidden by the noise"
-KINDS = ("evaluation", "survey")
-# More classes, or cells of another target, are in the table only.
-DRAWN, CELLS = 24, 60
+HIDDEN, ALL = "hidden by the noise", "all sites"
+# Measures of a class in evaluation.json, in the order of the page: name, colour and mark.
+MEASURES = {
+    "sensitivity": ("sensitivity", BLUE, "o"),
+    "specificity": ("specificity", ORANGE, "s"),
+    "auroc": ("AUROC", GREEN, "D"),
+}
 IN_WORDS = OF_MEASURES | {
     "bias": "mean error",
     "coverage": "within the model's interval",
@@ -54,15 +49,17 @@ class CountsView:
 
     Attributes:
         kind: "evaluation" or "survey".
+        sites: their number, in words.
         title: a sentence for the top of the page.
-        pictures: SVG strings; none if the noise hides all measures, or for more than `DRAWN`
-            classes.
+        pictures: SVG strings; none if the noise hides all measures, or for more than NAMED_SITES
+            rows.
         columns: names of the columns of a table.
         rows: the cells of the table, row by row.
         words: sentences below it.
     """
 
     kind: str
+    sites: str
     title: str
     pictures: tuple[str, ...]
     columns: list[str]
@@ -75,26 +72,31 @@ def counts_views(folder: Path) -> list[CountsView]:
     later.
     """
     views = []
-    for kind, view in zip(KINDS, (_evaluation, _survey), strict=True):
+    for kind in ("evaluation", "survey"):
         try:
             content = clean(read_json(folder, f"{kind}.json"))
         except RunError:
             continue
-        if content.get("kind") != kind:
-            continue
-        if as_table(content.get("outputs")):
-            views.append(_evaluation_of_target(content))
-        elif as_table(content.get("classes")):
-            views.append(view(content))
+        if content.get("kind") == kind and (view := view_of(content)) is not None:
+            views.append(view)
     return views
+
+
+def view_of(content: Json) -> CountsView | None:
+    """The counts of evaluation.json or survey.json; None where they have neither classes nor outputs."""
+    if as_table(content.get("outputs")):
+        return _evaluation_of_target(content)
+    if not as_table(content.get("classes")):
+        return None
+    return _evaluation(content) if content["kind"] == "evaluation" else _survey(content)
 
 
 def _evaluation(content: Json) -> CountsView:
     classes = {str(name): as_table(row) for name, row in as_table(content["classes"]).items()}
-    measured = {
-        name: {key: each for key in MEASURES if (each := _range(row.get(key)))}
-        for name, row in classes.items()
-    }
+    measured = {key: [_range(row.get(key)) for row in classes.values()] for key in MEASURES}
+    series = [
+        Series(measured[key], colour, name, mark) for key, (name, colour, mark) in MEASURES.items()
+    ]
     rows = [
         [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
         for name, row in classes.items()
@@ -118,9 +120,10 @@ def _evaluation(content: Json) -> CountsView:
         )
     return CountsView(
         "evaluation",
+        _sites(content),
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
-        (draw_measures(measured),) if any(measured.values()) and len(classes) <= DRAWN else (),
-        ["Class", "Records", "Sensitivity", "Specificity", "AUROC"],
+        _drawn("evaluation", [*classes], series, ("class", "on held-out records"), shares=True),
+        ["Class", "Records", *(_title(name) for name, _, _ in MEASURES.values())],
         rows,
         [_noise(content), *words],
     )
@@ -130,7 +133,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
     """Of labels, numbers or times."""
     outputs = {str(name): as_table(row) for name, row in as_table(content["outputs"]).items()}
     measures = list(dict.fromkeys(key for row in outputs.values() for key in row))
-    places = {"all sites": outputs} | {
+    places = {ALL: outputs} | {
         str(site): {str(name): as_table(row) for name, row in as_table(own).items()}
         for site, own in as_table(content.get("per_site")).items()
     }
@@ -138,23 +141,28 @@ def _evaluation_of_target(content: Json) -> CountsView:
         places["exact, of the simulation"] = {name: as_table(row) for name, row in exact.items()}
     kind = str(content.get("target"))
     rows = [
-        [place, name, *(measure_text(key, row.get(key)) for key in measures)]
+        [place, name, *(_measure_text(key, row.get(key)) for key in measures)]
         for place, own in places.items()
         for name, row in own.items()
     ]
     words = [LIMITS[kind]] if kind in LIMITS else []
     if (chance := as_number(at(content, "log_rank", "chance"))) is not None:
         words.append(f"Log-rank test of the three thirds: p = {chance:.2g}.")
-    pictures: list[str] = []
+    pictures: tuple[str, ...] = ()
     if (measure := FOREST.get(kind)) is not None:
-        lines = {
-            (name, place): each
+        lines = [
+            (name, place, each)
             for name in outputs
             for place, own in places.items()
             if (each := _range(as_table(own.get(name)).get(measure))) is not None
-        }
-        if 0 < len(lines) <= DRAWN:
-            pictures.append(draw_forest(lines, IN_WORDS[measure], measure in SHARES))
+        ]
+        series = [
+            Series([each if (place == ALL) == of_all else None for _, place, each in lines], *style)
+            for of_all, style in ((True, (INK, "", "D")), (False, (BLUE, "", "s")))
+        ]
+        names = [f"{name}, {place}" for name, place, _ in lines]
+        shares = measure in SHARES
+        pictures = _drawn("evaluation", names, series, ("answer", IN_WORDS[measure]), shares=shares)
     curves = {str(name): as_table(each) for name, each in as_table(content.get("curves")).items()}
     edges = [each for each in map(as_number, as_list(content.get("edges"))) if each is not None]
     if curves and len(edges) > 1:
@@ -162,11 +170,12 @@ def _evaluation_of_target(content: Json) -> CountsView:
             name: {key: [as_number(x) for x in as_list(column)] for key, column in each.items()}
             for name, each in curves.items()
         }
-        pictures.append(draw_survival(numbers, edges, str(content.get("unit", ""))))
+        pictures += (draw_survival(numbers, edges, str(content.get("unit", ""))),)
     return CountsView(
         "evaluation",
+        _sites(content),
         f"The model's answers on held-out records of {_sites(content)}",
-        tuple(pictures),
+        pictures,
         ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in measures)],
         rows,
         [_noise(content), *words],
@@ -177,7 +186,7 @@ def _title(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def measure_text(name: str, value: Any) -> str:
+def _measure_text(name: str, value: Any) -> str:
     """A measure of labels, numbers or times with its interval, in words.
 
     Args:
@@ -212,29 +221,37 @@ def _survey(content: Json) -> CountsView:
     questions = as_table(content.get("questions"))
     words = [
         f"{name}: "
-        + ", ".join(f"{key} {measure_text(key, each)}" for key, each in as_table(own).items())
+        + ", ".join(f"{key} {_measure_text(key, each)}" for key, each in as_table(own).items())
         + "."
         for name, own in questions.items()
     ] + words
-    few = 0 < len(records) <= DRAWN
-    if questions:
-        # With one question its name is in every cell.
-        (first, *others) = questions
-        short = {
-            name if others else name.removeprefix(f"{first}: "): each
-            for name, each in records.items()
-        }
-        drawn = (draw_cells(short),) if 0 < len(records) <= CELLS else ()
-    else:
-        drawn = (draw_records(records),) if few else ()
+    # With one question its name is in every cell.
+    first = f"{next(iter(questions))}: " if len(questions) == 1 else ""
+    names = [name.removeprefix(first) for name in records]
+    series, what = [Series([*records.values()], BLUE)], "cell" if questions else "class"
     return CountsView(
         "survey",
+        _sites(content),
         f"{_sites(content)} have {_number(content.get('records'))} records".capitalize(),
-        drawn,
-        ["Cell" if questions else "Class", "All sites", *(f"Site {name}" for name in sites)],
+        _drawn("survey", names, series, (what, "records")),
+        [what.capitalize(), "All sites", *(f"Site {name}" for name in sites)],
         rows,
         [_noise(content), *words],
     )
+
+
+def _drawn(
+    key: str,
+    rows: list[str],
+    series: list[Series],
+    titles: tuple[str, str],
+    *,
+    shares: bool = False,
+) -> tuple[str, ...]:
+    """The picture; none for more rows than fit, or where the noise hides all numbers."""
+    known = any(each is not None for own in series for each in own.values)
+    fits = known and len(rows) <= NAMED_SITES
+    return (draw_rows(key, rows, series, titles, shares=shares),) if fits else ()
 
 
 def _range(value: Any) -> WithInterval | None:
@@ -280,13 +297,12 @@ def _noise(content: Json) -> str:
         )
     delta = as_number(at(content, "privacy", "delta")) or 0.0
     return (
-        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {where_noise(content)}. In "
+        f"From counts with noise: epsilon {epsilon:g}, delta {delta:g} {_where(content)}. In "
         "brackets: 95 % intervals, which include the noise."
     )
 
 
-def where_noise(content: Json) -> str:
-    """Where the noise of counts is, in words."""
+def _where(content: Json) -> str:
     return (
         "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from fedsurrogate.common.pages.svg import NAMED_SITES
-from fedsurrogate.server_app.report.plots.privacy import STATISTICS, noise_against_signal
 from fedsurrogate.server_app.runs.json_values import (
     Json,
     as_list,
@@ -18,6 +15,7 @@ from fedsurrogate.server_app.runs.json_values import (
 )
 from fedsurrogate.server_app.runs.reader import RunFolder
 
+STATISTICS = {"counts": "class sizes", "sums": "class sums", "squares": "second moments"}
 MECHANISMS = {
     "sums": "noisy class sums",
     "secure-sums": "noise in a secure sum",
@@ -53,8 +51,13 @@ def privacy_view(run: RunFolder) -> Json:
         "rows": rows,
         "statistics": [
             (key, text)
-            for key, (text, _) in STATISTICS.items()
+            for key, text in STATISTICS.items()
             if any(key in row["noise"] for row in rows)
+        ],
+        "signals": [
+            (key, text)
+            for key, text in STATISTICS.items()
+            if any(key in row["signal"] for row in rows)
         ],
         "tight": any(row["tight"] is not None for row in rows),
         "sum": _sum_sentences(run.metrics),
@@ -131,19 +134,6 @@ def privacy_line(metrics: Json) -> str:
         if as_table(site).get("unit")
     }
     return ", ".join(parts + [f"for one {' or '.join(sorted(units))}"] * bool(units)) or "none"
-
-
-def privacy_picture(rows: Sequence[Json]) -> str | None:
-    """Plot of signal over noise for the sites that have it; None without such a site."""
-    known = [row for row in rows if row["signal"]]
-    if len(known) > NAMED_SITES:
-        known.sort(key=lambda row: -max(row["signal"].get("sums", 0.0), 0.0))
-    names = [f"site {row['name']}" if row["name"].isdecimal() else row["name"] for row in known]
-    signals = {key: [row["signal"].get(key) for row in known] for key in STATISTICS}
-    signals = {
-        key: values for key, values in signals.items() if any(value is not None for value in values)
-    }
-    return noise_against_signal(names, signals) if signals else None
 
 
 def _row(name: str, site: Json) -> Json:

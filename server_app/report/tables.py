@@ -14,6 +14,11 @@ from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")
 HOP_KEYS = ("site", "accuracy", "bytes", "seconds")
+PRIVACY_KEYS = ("name", "unit", "epsilon", "tight", "delta", "mechanism", "multiplier")
+PRIVACY_COLUMNS = (
+    *("site", "protects one", "epsilon", "epsilon of this noise", "delta", "mechanism"),
+    "noise multiplier",
+)
 # With a byte-order mark, spreadsheets read UTF-8.
 ENCODING, ENDING = "utf-8-sig", "\r\n"
 
@@ -38,75 +43,27 @@ def tables_of(
         for source in DOWNSTREAM
         if any(source in run.downstream(site.name) for site in run.sites)
     ]
+    sites = ["site", "status", "reason", "records", "bytes", "seconds", "accuracy"]
     tables: dict[str, Table] = {
-        "sites": [
-            (
-                "site",
-                "status",
-                "reason",
-                "records",
-                "bytes",
-                "seconds",
-                "accuracy",
-                *(f"accuracy {s}" for s in sources),
-            ),
-            *(
-                (
-                    *(
-                        site.name,
-                        site.status,
-                        "; ".join(why for _, why in site.troubles),
-                        site.records,
-                        site.bytes,
-                    ),
-                    *(
-                        site.seconds,
-                        site.accuracy,
-                        *(run.downstream(site.name).get(source) for source in sources),
-                    ),
-                )
-                for site in run.sites
-            ),
-        ],
-        "classes": [
-            ("site", *run.classes),
-            *(
-                (site.name, *(site.counts.get(name, 0.0) for name in run.classes))
-                for site in run.sites
-                if site.counts
-            ),
-        ],
+        "sites": [[*sites, *(f"accuracy {source}" for source in sources)]],
+        "classes": [("site", *run.classes)],
         "measures": _measures(run),
         "quality": _quality(run),
         "rounds": _steps(run),
         "privacy": [
-            (
-                "site",
-                "protects one",
-                "epsilon",
-                "epsilon of this noise",
-                "delta",
-                "mechanism",
-                "noise multiplier",
-            ),
-            *(
-                tuple(
-                    row[key]
-                    for key in (
-                        "name",
-                        "unit",
-                        "epsilon",
-                        "tight",
-                        "delta",
-                        "mechanism",
-                        "multiplier",
-                    )
-                )
-                for row in privacy["rows"]
-            ),
+            PRIVACY_COLUMNS,
+            *([row[key] for key in PRIVACY_KEYS] for row in privacy["rows"]),
         ],
         "settings": [("setting", "value", "default"), *settings],
     }
+    for site in run.sites:
+        reasons, own = "; ".join(why for _, why in site.troubles), run.downstream(site.name)
+        measured = (site.records, site.bytes, site.seconds, site.accuracy)
+        accuracies = (own.get(source) for source in sources)
+        tables["sites"].append((site.name, site.status, reasons, *measured, *accuracies))
+        if site.counts:
+            counts = (site.counts.get(name, 0.0) for name in run.classes)
+            tables["classes"].append((site.name, *counts))
     return {name: rows for name, rows in tables.items() if len(rows) > 1}
 
 

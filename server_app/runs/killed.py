@@ -4,7 +4,7 @@ Nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,14 @@ def interrupted_metrics(folder: Path, metrics: Json, why: str) -> Json:
         RunError: the events may not be read.
     """
     if metrics.get("status", "running") == "running":
-        metrics = metrics | _from_events(folder, metrics, why)
+        metrics = metrics | _from_events(folder, why)
     return metrics | {"status": "interrupted", "failure": why}
 
 
-def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
-    """What the events say of a run whose app was ended before it could write its metrics."""
+def _from_events(folder: Path, why: str) -> Json:
+    """What the events say of a run whose app was ended before it could write its metrics; empty for
+    a run whose manifest cannot be read.
+    """
     events = EventFile(folder / EVENTS).read(to_the_end=True)
     state = state_of(events)
     seconds = (
@@ -86,7 +88,7 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
     try:
         config = parse_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
     except (OSError, ValueError, TypeError, LookupError, FedSurrogateError):
-        return _bare(metrics, state, _rounds(events), seconds)
+        return {}
     from fedsurrogate.server_app.runs.metrics import End, make_metrics
 
     known = make_metrics(config, _outcome(folder, state, events), End("interrupted", why, seconds))
@@ -96,18 +98,6 @@ def _from_events(folder: Path, metrics: Mapping[str, Any], why: str) -> Json:
     if known["privacy"] is None and state.epsilon and config.settings.epsilon:
         known["privacy"] = _spent(config.plan.mechanism_name, state.epsilon, config.settings.delta)
     return known
-
-
-def _bare(
-    metrics: Mapping[str, Any], state: RunState, rounds: Sequence[Json], seconds: float
-) -> Json:
-    """The same without a readable manifest."""
-    up = {site.name: int(site.bytes) for site in state.sites.values() if site.bytes}
-    return {
-        "bytes": {**as_table(metrics.get("bytes")), "up": sum(up.values()), "up_per_site": up},
-        "rounds": list(rounds),
-        "seconds": {**as_table(metrics.get("seconds")), "total": seconds},
-    }
 
 
 def _rounds(events: Sequence[Json]) -> list[Json]:

@@ -84,26 +84,15 @@ class RunWriter:
                 file.truncate(size)
                 raise
 
-    def fail(self, outcome: Outcome, reason: str) -> None:
-        """Record that the run failed, and why. On a full disk the model is dropped to make space
-        for this.
+    def end_early(self, outcome: Outcome, status: str, reason: str) -> None:
+        """Record that the run did not succeed, and why. On a full disk the model is dropped to make
+        space for this.
 
         Args:
             outcome: sites and results so far.
-            reason: of the failure, for people.
+            status: "failed" or, where a person or the machine interrupted it, "interrupted".
+            reason: for people.
         """
-        self._end_early(outcome, "failed", reason)
-
-    def interrupt(self, outcome: Outcome, reason: str) -> None:
-        """Record that a person or the machine interrupted the run.
-
-        Args:
-            outcome: sites and results so far.
-            reason: of the interruption, for people.
-        """
-        self._end_early(outcome, "interrupted", reason)
-
-    def _end_early(self, outcome: Outcome, status: str, reason: str) -> None:
         self._reserve.unlink(missing_ok=True)
         self.event(status, reason=reason)
         try:

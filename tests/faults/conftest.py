@@ -13,7 +13,7 @@ import pytest
 from fedsurrogate.client_app.processes.warm import TASK_NAME
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import stop_process
-from fedsurrogate.server_app.lifecycle.settling import await_end
+from fedsurrogate.server_app.lifecycle.ends import await_end
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import PATIENCE, Federation, events, federation, newest, until
 

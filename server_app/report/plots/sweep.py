@@ -108,32 +108,23 @@ def _lines(axes: Any, axis: str, most: str, shown: Sequence[Summary], score: str
 def _line(
     axes: Any, axis: str, name: str, points: Sequence[Summary], colour: str, score: str
 ) -> None:
-    for each in points:
+    drawn = []
+    for each in sorted(points, key=lambda each: _place(axis, each)):
         if _has_no_privacy(axis, each):
             label = f"{name}, no privacy".removeprefix(", ")
             axes.axhline(_mean(each, score), color=colour, ls="--", lw=1, label=label)
-    points = sorted(
-        (each for each in points if not _has_no_privacy(axis, each)),
-        key=lambda each: _place(axis, each),
-    )
-    if not points:
-        return
-    places = [_place(axis, each) for each in points]
-    means = [_mean(each, score) for each in points]
-    axes.plot(places, means, color=colour, marker="o", ms=5, label=name)
-    limits = [_interval(each, score) for each in points]
-    low, high = ([ends[side] for ends in limits] for side in (0, 1))
-    if low != high:
-        axes.fill_between(places, low, high, color=colour, alpha=0.18, lw=0)
-        if len(points) == 1:
-            axes.errorbar(places, means, _beside(means, limits), color=colour, capsize=3)
+        else:
+            drawn.append(each)
+    if drawn:
+        places, means = [_place(axis, each) for each in drawn], [_mean(e, score) for e in drawn]
+        style = {"color": colour, "marker": "o", "ms": 5, "elinewidth": 1.4}
+        axes.errorbar(places, means, _beside(drawn, score), label=name, **style)
 
 
 def _bars(axes: Any, shown: Sequence[Summary], score: str) -> None:
     places = range(len(shown))
     means = [_mean(each, score) for each in shown]
-    off = _beside(means, [_interval(each, score) for each in shown])
-    axes.barh(places, means, xerr=off, color=COLOURS[0], height=0.6, capsize=3)
+    axes.barh(places, means, xerr=_beside(shown, score), color=COLOURS[0], height=0.6)
     axes.set_ylim(-0.5, max(4, len(shown)) - 0.5)
     axes.set_yticks(places, [named(each.varied) or "all runs" for each in shown])
     axes.invert_yaxis()
@@ -171,10 +162,7 @@ def _interval(summary: Summary, score: str) -> tuple[float, float]:
     return max(0.0, (mean or 0.0) - half), min(1.0, (mean or 0.0) + half)
 
 
-def _beside(
-    means: Sequence[float], limits: Sequence[tuple[float, float]]
-) -> tuple[list[float], list[float]] | None:
-    """Lengths of error bars below and above; None without any."""
-    pairs = list(zip(means, limits, strict=True))
-    found = [mean - low for mean, (low, _) in pairs], [high - mean for mean, (_, high) in pairs]
-    return found if any(map(any, found)) else None
+def _beside(points: Sequence[Summary], score: str) -> list[list[float]]:
+    """Lengths of error bars below and above."""
+    ends = [(_mean(each, score), *_interval(each, score)) for each in points]
+    return [[mean - low for mean, low, _ in ends], [high - mean for mean, _, high in ends]]

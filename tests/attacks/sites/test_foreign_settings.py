@@ -20,7 +20,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.deployment.submit import stop_process
-from fedsurrogate.server_app.lifecycle.settling import await_end
+from fedsurrogate.server_app.lifecycle.ends import await_end
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import PATIENCE, Federation, environment, federation, newest, until
 from tests.other_account import as_other_account

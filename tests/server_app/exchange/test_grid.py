@@ -34,7 +34,7 @@ from fedsurrogate.server_app.deployment.request_key import (
 from fedsurrogate.server_app.exchange import file_grid, run
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.exchange.run import run_by_files
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted
+from fedsurrogate.server_app.lifecycle.resume import Interrupted
 
 COORDINATOR = new_key()
 SITES = {"south": new_key(), "north": new_key()}

@@ -23,19 +23,21 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
+from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export import graph as graphs
-from fedsurrogate.server_app.export.classifier_modules import module_of
 from fedsurrogate.server_app.export.graph import (
     CHECKED,
     TOLERANCE,
     Graph,
+    InferenceModel,
     check_onnx,
     graph_of,
     write_graph,
@@ -47,6 +49,7 @@ from tests.client_app.model_use.hospitals import federation
 
 KEY = bytes(range(32))
 HAVE_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime", "onnxscript"))
+FRAME = Frame(torch.linspace(-1, 1, 64).double(), torch.linspace(1, 3, 64).double()).packed()
 WITH_ONNX = pytest.mark.skipif(not HAVE_ONNX, reason="no onnx")
 
 
@@ -181,6 +184,7 @@ def every_classifier() -> list[Classifier]:
             torch.randn(8, 64),
         ),
         Ensemble(heads),
+        Head(replace(header("f"), frame=FRAME), heads[0].weight, heads[0].bias),
         Quadratic(header("f"), torch.randn(3, 64), torch.rand(3, 64), torch.zeros(3)),
         Quadratic(header("f"), torch.randn(3, 64), whiteners, torch.zeros(3)),
         Network(header("f"), "mlp", 64, mlp),
@@ -188,13 +192,18 @@ def every_classifier() -> list[Classifier]:
     ]
 
 
+@WITH_ONNX
 @pytest.mark.parametrize("classifier", every_classifier(), ids=lambda each: type(each).__name__)
-def test_every_classifier_is_the_same_as_a_module(classifier: Classifier) -> None:
-    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        assert torch.allclose(
-            module_of(classifier)(x).softmax(1), classifier.scores(x).softmax(1), atol=1e-4
-        )
+def test_every_classifier_answers_in_a_graph_as_it_does(
+    classifier: Classifier, tmp_path: Path
+) -> None:
+    own, size = Preprocessing(8, 8), torch.Generator().manual_seed(1)
+    module = InferenceModel(graphs._Pixels(True), own, classifier, 1.0).eval()
+    images = (255 * torch.rand(20, 3, 8, 8, generator=size)).round()
+    assert write_graph(Graph(module, own, images[:2]), tmp_path / "graph") <= TOLERANCE
+    features = module.backbone((images / 255 - module.mean) / module.std)
+    wanted = classifier.scores(features).softmax(1)
+    torch.testing.assert_close(module(images), wanted, rtol=0, atol=1e-4)
 
 
 def test_a_graph_with_other_weights_is_refused() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsurrogate.common.number_format import percent
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.server_app.counting import CountingBudget
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
@@ -40,18 +41,17 @@ def test_the_card_shows_the_noisy_evaluation_with_its_intervals(
     deployment: tuple[Path, list[NodeConfig], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, run = deployment
-    card = exported(monkeypatch, run, "card", tmp_path / "README.md").read_text()
+    card = exported(monkeypatch, run, "card", tmp_path / "README.md").read_text().replace("\\", "")
     found = json.loads((run / "evaluation.json").read_text())
     for interval in (
         found["accuracy"],
         found["classes"]["1"]["sensitivity"],
         found["classes"]["7"]["specificity"],
     ):
-        assert f"{interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})" in card
-    assert (
-        "held-out records of 3 sites, from noisy counts: epsilon 8, delta 1e-05 at each site"
-        in card
-    )
+        low, value, high = (percent(interval[key]) for key in ("low", "value", "high"))
+        assert f"{value} ({low} to {high})" in card
+    assert "of the held-out records of 3 sites." in card
+    assert "counts with noise: epsilon 8, delta 1e-05 at each site" in card
     assert (
         f'"value": {round(found["accuracy"]["value"], 4)}, "name": "accuracy (95 % interval' in card
     )
@@ -72,7 +72,7 @@ def test_an_evaluation_of_another_model_is_not_on_the_card(
     )
     hidden = measured(model, tmp_path)
     assert hidden is not None
-    assert "Accuracy: hidden by the noise." in hidden.words
+    assert "right for hidden by the noise of" in hidden.words[0]
 
 
 def patients(home: Path, name: str, first: int) -> NodeConfig:

@@ -108,7 +108,7 @@ def test_a_card_says_what_is_answered_and_how_well(kind: str, tmp_path: Path) ->
         "privacy": {"epsilon": 2.0, "delta": 1e-5},
     }
     (tmp_path / "evaluation.json").write_text(json.dumps(content))
-    measured = model_card(model, tmp_path)
+    measured = model_card(model, tmp_path).replace("\\", "")
     assert "epsilon 2" in measured
     assert "75.0% (50.0% to 100.0%)" in measured
     assert "0.75 (0.5 to 1)" in measured

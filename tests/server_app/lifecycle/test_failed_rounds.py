@@ -52,15 +52,17 @@ def test_a_failed_run_shows_the_command_that_continues_it(tmp_path: Path, comple
 
 @pytest.mark.parametrize("late", [0.0, 0.7])
 @pytest.mark.parametrize(
-    ("record", "how"),
-    [(RunWriter.fail, "ended as finished:failed"), (RunWriter.interrupt, "was interrupted")],
+    ("status", "how"),
+    [("failed", "ended as finished:failed"), ("interrupted", "was interrupted")],
 )
 def test_the_reason_is_shown_also_if_it_is_recorded_after_flower_has_reported_the_end(
-    tmp_path: Path, record: Any, how: str, late: float
+    tmp_path: Path, status: str, how: str, late: float
 ) -> None:
     """Flower reports the end of an app that gets SIGTERM before the app can record why."""
     folder = RunWriter(parse_run({"output-dir": str(tmp_path), "sites": 1}), 7)
-    recording = threading.Timer(late, record, (folder, Outcome(), "Flower ended this app"))
+    recording = threading.Timer(
+        late, folder.end_early, (Outcome(), status, "Flower ended this app")
+    )
     recording.start()
     shown = str(ended(folder.path, "finished:failed"))
     recording.join()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.lifecycle.interruption import Interrupted, goodbye, interruptible
-from fedsurrogate.server_app.lifecycle.settling import mark_interrupted
+from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
+from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
 from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders
@@ -103,7 +103,7 @@ def test_only_the_first_signal_counts_and_handlers_return() -> None:
 
 def test_a_run_that_has_succeeded_is_not_marked(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"status": "ok"}')
-    mark_interrupted(tmp_path, "interrupted by Ctrl-C")
+    complete_interrupted(tmp_path, "interrupted by Ctrl-C")
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"status": "ok"}
     assert not (tmp_path / "events.jsonl").exists()
 
@@ -113,7 +113,7 @@ def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(
 ) -> None:
     (tmp_path / "metrics.json").write_text('{"status": "running"}')
     (tmp_path / "events.jsonl").write_text('{"event": "invited"}\n{"event": "rou')
-    mark_interrupted(tmp_path, "interrupted by Ctrl-C")
+    complete_interrupted(tmp_path, "interrupted by Ctrl-C")
     assert (
         json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])["event"]
         == "interrupted"
@@ -149,7 +149,8 @@ def test_what_sites_have_sent_is_learned_from_in_place_of_asking_again(
 def test_a_simulation_that_is_stopped_before_it_learns_is_learned_from_its_surrogates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["simulate", "--sites", "2", "-c", f'output-dir="{tmp_path}/runs"']
+    words = ["simulate", "--engine", "local", "--sites", "2"]
+    words += ["-c", f'output-dir="{tmp_path}/runs"']
     assert coordinator(monkeypatch, *words) == 0
     (folder,) = run_folders(tmp_path / "runs")
     for name in ("metrics.json", "model.safetensors", "report.html"):

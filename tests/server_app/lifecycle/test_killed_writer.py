@@ -17,10 +17,9 @@ import pytest
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.interrupted_runs import complete_killed
-from fedsurrogate.server_app.lifecycle import settling
+from fedsurrogate.server_app.lifecycle import ends
+from fedsurrogate.server_app.lifecycle.ends import complete_killed
 from fedsurrogate.server_app.lifecycle.resume import continuation
-from fedsurrogate.server_app.lifecycle.settling import settle
 from fedsurrogate.server_app.monitoring.following import look
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import LiveRun, read_run
@@ -133,27 +132,24 @@ def test_reading_a_killed_run_changes_nothing_and_shows_its_end(tmp_path: Path) 
     assert content_of(folder) == before
 
 
-def test_settling_writes_what_readers_saw_and_draws_nothing(tmp_path: Path) -> None:
+def test_the_end_that_is_written_is_what_readers_saw_and_is_drawn_once(tmp_path: Path) -> None:
     folder = killed_run(tmp_path)
     seen, before = read_run(folder).metrics, set(content_of(folder))
-    assert settle(folder)
-    assert not settle(folder), "it has an end now"
+    complete_killed(folder)
     assert metrics_of(folder) == seen
     assert events_of(folder)[-1]["event"] == "interrupted"
-    assert set(content_of(folder)) == before - {FILE, ".reserve"}
+    assert set(content_of(folder)) == before - {FILE, ".reserve"} | {"report.html"}
+    (folder / "report.html").unlink()
     complete_killed(folder)
-    assert not (folder / "report.html").exists(), "the process that records the end draws it"
+    assert not (folder / "report.html").exists(), "it has an end now"
 
 
 def test_a_killed_run_that_many_commands_read_at_once_gets_one_end(tmp_path: Path) -> None:
-    folder = killed_run(tmp_path)
-    together, ends = FORKS.Barrier(8), FORKS.Value("i", 0)
+    folder, together = killed_run(tmp_path), FORKS.Barrier(8)
 
     def command() -> None:
         together.wait(30)
-        if settle(folder):
-            with ends.get_lock():
-                ends.value += 1
+        complete_killed(folder)
 
     processes = [FORKS.Process(target=command) for _ in range(8)]
     for process in processes:
@@ -161,7 +157,6 @@ def test_a_killed_run_that_many_commands_read_at_once_gets_one_end(tmp_path: Pat
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    assert ends.value == 1
     assert [event["event"] for event in events_of(folder)].count("interrupted") == 1
     assert metrics_of(folder)["status"] == "interrupted"
 
@@ -271,7 +266,6 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     before = content_of(folder.path)
-    assert not settle(folder.path)
     complete_killed(folder.path)
     live = LiveRun(folder.path)
     look(live)
@@ -308,7 +302,7 @@ def test_a_folder_that_cannot_be_written_is_shown_truly(
     def refuse(*_: object) -> None:
         raise OSError(30, "read-only file system")
 
-    monkeypatch.setattr(settling, "_record", refuse)
+    monkeypatch.setattr(ends, "_record", refuse)
     (folder,) = run_folders(tmp_path)
     assert coordinator(monkeypatch, "watch", folder, "--once") == 1
     assert "interrupted" in capsys.readouterr().out

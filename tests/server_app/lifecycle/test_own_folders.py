@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import parse_overrides
 from fedsurrogate.server_app.lifecycle.before_start import own_folders
-from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, command_of, continuation
+from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, continuation, go_on
 
 NAMES = st.text(st.characters(categories=("L", "N", "Zs"), include_characters="-_."), min_size=1)
 
@@ -27,8 +27,8 @@ def test_the_printed_command_names_the_same_folder_wherever_it_is_typed(
     monkeypatch.chdir(here)
     kind = parse_run({"method": "fedavg"}).plan.kind
     (here / name / CHECKPOINTS[kind]).write_bytes(b"")
-    command, resumes = command_of(["coordinator", "run"], {"method": "fedavg"}, Path(name))
-    assert resumes
+    command = go_on(["coordinator", "run"], {"method": "fedavg"}, Path(name))
+    assert command.startswith("continue it: coordinator run -c ")
     monkeypatch.chdir(elsewhere)
     typed = parse_overrides([shlex.split(command)[-1]])
     assert Path(str(typed["resume"])) == here / name

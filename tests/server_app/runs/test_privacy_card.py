@@ -191,7 +191,7 @@ def test_a_private_run_leaves_its_card_and_shows_it(tmp_path: Path, mechanism: s
         "1 in 100,000",
         "54.6",
         "98.2%",
-        'class="privacy"',
+        "Signal/noise",
     ):
         assert text.replace("'", "&#39;") in page
     assert "Nothing protects" not in page

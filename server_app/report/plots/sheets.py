@@ -1,4 +1,4 @@
-"""Plots of a FedLAP run: the synthetic images, and the trust radius of each site's landscape."""
+"""Sheets of the synthetic images of a FedLAP run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsurrogate.common.number_format import shorten
-from fedsurrogate.common.pages.svg import BLUE, FAINT, INK, PURPLE, QUIET, make_axes, render
-from fedsurrogate.server_app.runs.json_values import (
-    Json,
-    as_list,
-    as_number,
-    as_numbers,
-    as_table,
-    natural_order,
-)
-from fedsurrogate.server_app.runs.reader import RunFolder
+from fedsurrogate.common.pages.svg import make_axes, render
+from fedsurrogate.server_app.runs.json_values import natural_order
 
 SHEETS = ("first", "middle", "last")
-# Most classes on a sheet, and most images of a class. The legend counts the sites if there are more
-# than NAMED.
-ROWS, COLUMNS, NAMED = 20, 10, 12
+# Most classes on a sheet, and most images of a class.
+ROWS, COLUMNS = 20, 10
 # Black and white lie this many standard deviations from grey.
 CONTRAST = 2.5
 
@@ -112,76 +103,3 @@ def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
             spine.set_visible(False)
 
     return render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)
-
-
-def radii(run: RunFolder) -> str | None:
-    """Draw by round each site's radius, the radius used, and the model's movement; None without
-    such rounds.
-    """
-    rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
-    rounds = [entry for entry in rounds if as_numbers(entry.get("radii"))]
-    if not rounds:
-        return None
-    numbers = [as_number(entry.get("round")) or 0.0 for entry in rounds]
-    reported = [as_numbers(entry.get("radii")) for entry in rounds]
-    sites = sorted({site for each in reported for site in each}, key=natural_order)
-
-    def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
-        for site in sites:
-            points = [
-                (n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each
-            ]
-            axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
-        for key, colour, label in (("radius", INK, "heeded"), ("moved", BLUE, "moved")):
-            line = [as_number(entry.get(key)) for entry in rounds]
-            axes.plot(
-                numbers,
-                [np.nan if v is None else v for v in line],
-                color=colour,
-                lw=2,
-                marker="o",
-                ms=4,
-                label=label,
-            )
-        axes.plot(
-            [],
-            [],
-            color=QUIET,
-            lw=0.8,
-            marker=".",
-            label="a site" if len(sites) <= NAMED else f"{len(sites)} sites",
-        )
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: "")
-        axes.grid(axis="y", color=FAINT)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("round")
-        axes.set_ylabel("distance from the round's model")
-        axes.legend(frameon=False, fontsize=8.5)
-
-    return render("radii", 2.8, draw)
-
-
-def epsilons(run: RunFolder) -> str | None:
-    """Draw epsilon spent by round; None without privacy."""
-    rounds: list[Json] = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
-    points = [
-        (n, e)
-        for r in rounds
-        if (n := as_number(r.get("round"))) and (e := as_number(r.get("epsilon"))) is not None
-    ]
-    if len(points) < 2:
-        return None
-
-    def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
-        axes.step(*zip(*points, strict=True), where="post", color=PURPLE, lw=2, marker="o", ms=4)
-        axes.set_ylim(0, 1.12 * max(e for _, e in points))
-        axes.grid(axis="y", color=FAINT)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("round")
-        axes.set_ylabel("ε spent at each site")
-
-    return render("epsilons", 2.4, draw)
