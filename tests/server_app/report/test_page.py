@@ -378,8 +378,6 @@ def test_flower_packs_every_template() -> None:
     packed = get_filtered_fab_paths(
         {file.relative_to(ROOT).as_posix(): file for file in files}, config
     )
-    templates = {
-        file.relative_to(ROOT).as_posix() for file in TEMPLATES.resolve().iterdir()
-    }
+    templates = {file.relative_to(ROOT).as_posix() for file in TEMPLATES.resolve().iterdir()}
     assert "server_app/report/templates/page.html.j2.md" in templates
     assert templates <= set(packed)
