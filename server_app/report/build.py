@@ -27,7 +27,7 @@ from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
 from fedsurrogate.server_app.report.plots.sheets import sheets
 from fedsurrogate.server_app.report.privacy_view import privacy_view
 from fedsurrogate.server_app.report.quality_view import quality_view
-from fedsurrogate.server_app.report.site_map import site_map_of, words_of
+from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
 from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tables
 from fedsurrogate.server_app.report.warnings import data_of, warnings_of
 from fedsurrogate.server_app.runs.json_values import (
@@ -125,7 +125,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     pictures, privacy = _pictures(run), privacy_view(run)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
-    site_map = site_map_of(run, folder)
+    if (site_map := site_map_of(run, folder)) is not None:
+        pictures["map"] = (drawn_map(site_map),)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     tables, warned = _tables(run), warnings_of(run)

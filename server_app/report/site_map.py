@@ -1,4 +1,4 @@
-"""Sites that stand apart from the others, by the surrogates in the run folder."""
+"""The map of the hospitals in a report: from the surrogates in the run folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
 from fedsurrogate.common.surrogates.surrogates import Surrogate
+from fedsurrogate.server_app.report.plots.site_map import draw_site_map
 from fedsurrogate.server_app.report.site_distances import MOST_SITES, SiteMap, site_map
 from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
 from fedsurrogate.strategies import stored_strategy
@@ -67,3 +68,9 @@ def words_of(map_of_sites: SiteMap) -> list[str]:
 
 def _site(name: str) -> str:
     return f"site {name}" if name.isdecimal() else name
+
+
+def drawn_map(map_of_sites: SiteMap) -> str:
+    """The picture of a map."""
+    marked = {*map_of_sites.odd, *(each.site for each in map_of_sites.resemblances)}
+    return draw_site_map(map_of_sites.sites, map_of_sites.points.tolist(), marked)
