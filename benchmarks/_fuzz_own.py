@@ -51,7 +51,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/processes/warm.py:serve_children",
         "server_app/deployment/audit_log.py:_entry",
         "server_app/deployment/audit_log.py:note",
-        "server_app/deployment/submit.py:find_folder",
         "server_app/export/graph.py:_onnx",
         "server_app/report/plots/landscape.py:_read",
         "server_app/runs/writer_lock.py:_boot_in",

@@ -20,8 +20,9 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.help import without_effect
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import find_folder
 from fedsurrogate.server_app.deployment.local_grid import ClientApp, LocalGrid
-from fedsurrogate.server_app.deployment.submit import OnEvent, find_folder, remark
+from fedsurrogate.server_app.deployment.submit import OnEvent, remark
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
 from fedsurrogate.server_app.lifecycle.interruption import Interrupted

@@ -17,8 +17,8 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import TABLE, Registration, write_table
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import find_folder
 from fedsurrogate.server_app.deployment.request_key import VARIABLE, read_request_key
-from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import with_map_digest
