@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 
 from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
-from fedsurrogate.client_app.processes.app_metrics import LEDGER, AppFigures
+from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.metrics_page import MachineCollector
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
@@ -71,11 +71,14 @@ def names_of(metrics: Iterator[Metric] | Any) -> set[str]:
 def test_every_query_names_only_what_a_page_has(tmp_path: Path) -> None:
     event = {"time": "2026-01-01T00:00:00+00:00", "event": "replied", "site": "a", "bytes": 7}
     make_run(tmp_path, "20260101T000000Z-fedavg-a", "running", event)
-    figures = AppFigures("north", True, {"state": (1.0, 2.0)}, dict.fromkeys(LEDGER, 1.0))
+    report = AppReport(
+        version="1", policy="", found_data=True, site="north", data_present=True,
+        disks={"state": (1.0, 2.0)}, ledger=dict.fromkeys(LEDGER, 1.0),
+    )  # fmt: skip
     collectors = (
         RunCollector(tmp_path, 5),
         MachineCollector((Path("none.crt"),), {}),
-        SiteCollector(lambda: figures, lambda: True),
+        SiteCollector(lambda: report, of_app=True),
     )
     served = set[str]().union(*(names_of(list(each.collect())) for each in collectors))
     served |= names_of([up_series(1.0), *site_series([]), run_series({})])

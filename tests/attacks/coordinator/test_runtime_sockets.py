@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes.joining import ready
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from tests.e2e.processes import environment, free_ports, site_command, until
+from tests.e2e.processes import environment, free_ports, ready, site_command, until
 from tests.other_account import as_other_account
 
 pytestmark = pytest.mark.slow
