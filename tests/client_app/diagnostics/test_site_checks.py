@@ -255,6 +255,16 @@ def test_isolation_is_read_from_a_command_line(
     assert (is_supernode(command.split()), is_isolated(command.split())) == (supernode, isolated)
 
 
+def test_code_of_an_interpreter_is_read_to_its_end() -> None:
+    code = "import sys; from flwr.supernode.cli import flower_supernode as run; run()"
+    assert is_supernode(["python3", "-u", "-c", code])
+
+
+def test_a_command_line_of_any_length_is_read_at_once() -> None:
+    for word in ("-W", "-WW", "-u", "--a", "-Wm"):
+        assert not is_supernode(["python", *([word] * 20_000)])
+
+
 @pytest.mark.parametrize(
     ("command", "found"),
     [
