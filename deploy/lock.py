@@ -2,9 +2,8 @@
 
     python3 deploy/lock.py print core simulation   # what these extras need, for `pip install
     --require-hashes --no-deps -r` python3 deploy/lock.py renew                   # `make lock`:
-    resolve again; needs uv and an index of packages python3 deploy/lock.py outdated
-    # `make outdated`: what has a newer version, and who holds it back python3 deploy/lock.py oldest
-    FILE             # a lock for `make test-oldest`: the oldest versions that are allowed
+    resolve again; needs uv and an index of packages python3 deploy/lock.py oldest FILE
+    # a lock for `make test-oldest`: the oldest versions that are allowed
 
 `print` needs nothing but Python: images are built with it. The head of the lock has the names of
 the packages of each extra, and the size of a whole installation, because pip's format cannot say
@@ -12,7 +11,6 @@ either.
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -32,7 +30,6 @@ TORCH_OF_CPU = (200, 750)
 """MB to download and on disk of these two in their builds for processors: those of torch 2.13, which is not in the index."""
 GPU_ONLY = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only torch's build for GPUs needs."""
-FREE = "no package; `make lock` takes it unless its own needs do not fit"
 END = "# end\n"
 HEAD = """\
 # All packages of all extras, each file by its hash: `make lock` renews this, `deploy/lock.py print` takes a part of it.
@@ -202,24 +199,9 @@ def oldest(file: Path) -> None:
 
 
 def _compile(*options: str) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "pyproject.toml",
-        "--quiet",
-        "--universal",
-        "--no-header",
-    ]
-    done = subprocess.run(
-        [*command, "--python-version", PYTHON, *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    words = f"-m uv pip compile pyproject.toml --quiet --universal --no-header --python-version {PYTHON}"
+    command = [sys.executable, *words.split(), *options]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit("uv found no set of versions; its reason stands above")
     return done.stdout
@@ -260,47 +242,6 @@ def _on_disk() -> dict[str, float]:
     return found
 
 
-def outdated() -> Iterator[tuple[str, str, str, str]]:
-    """Packages of this environment with a newer version: name, version here, newest, and who holds
-    it back.
-    """
-    from importlib.metadata import distributions
-
-    from packaging.requirements import Requirement
-
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "list",
-        "--outdated",
-        "--format",
-        "json",
-        "--python",
-        sys.executable,
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit("the index did not answer; its reason stands above")
-    lines = [
-        (each.name, Requirement(line)) for each in distributions() for line in each.requires or ()
-    ]
-    needed = [
-        (name, each)
-        for name, each in lines
-        if each.marker is None or each.marker.evaluate({"extra": ""})
-    ]
-    for package in json.loads(done.stdout):
-        name, newest = normal(package["name"]), package["latest_version"]
-        holders = {
-            f"{holder} needs {each.name}{each.specifier}"
-            for holder, each in needed
-            if normal(each.name) == name and not each.specifier.contains(newest, prereleases=True)
-        }
-        yield package["name"], package["version"], newest, "; ".join(sorted(holders)) or FREE
-
-
 def main(arguments: Collection[str] | None = None) -> None:
     """The command line; see above."""
     parser = argparse.ArgumentParser(
@@ -321,7 +262,6 @@ def main(arguments: Collection[str] | None = None) -> None:
         "--only-torch", action="store_true", help="only torch and torchvision, with no hashes"
     )
     commands.add_parser("renew", help="resolve all extras again")
-    commands.add_parser("outdated", help="list newer versions")
     old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")
     old.add_argument("file", type=Path)
     asked = parser.parse_args(None if arguments is None else list(arguments))
@@ -329,9 +269,6 @@ def main(arguments: Collection[str] | None = None) -> None:
         renew()
     elif asked.command == "oldest":
         oldest(asked.file)
-    elif asked.command == "outdated":
-        for name, version, newest, holder in outdated():
-            print(f"{name:28} {version:18} {newest:18} {holder}")
     else:
         try:
             lock = read()

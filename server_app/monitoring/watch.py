@@ -35,9 +35,8 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
         RunError: there is no run.
     """
     run, progress = LiveRun(await_run(path, known, timeout)), Progress()
-    for events in follow(run, timeout):
-        for event in events:
-            _print(console, progress.line(event))
+    for event in (event for events in follow(run, timeout) for event in events):
+        _print(console, progress.line(event))
         sys.stdout.flush()
     _print(console, *summary(run), str(run.folder))
     return run.state.status == "ok"
@@ -55,9 +54,8 @@ def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -
         Whether the run succeeded.
     """
     run = LiveRun(await_run(path, known, timeout))
-    for events in follow(run, timeout):
-        for event in events:
-            print(json.dumps(event), flush=True)
+    for event in (event for events in follow(run, timeout) for event in events):
+        print(json.dumps(event), flush=True)
     print(json.dumps(run.metrics), flush=True)
     return run.state.status == "ok"
 
@@ -92,7 +90,7 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
 
 def _facts(state: RunState) -> Json:
     """A run's state as a JSON object."""
-    keys = (
+    keys = [
         "status",
         "method",
         "step",
@@ -103,7 +101,7 @@ def _facts(state: RunState) -> Json:
         "epsilon",
         "bytes_up",
         "bytes_down",
-    )
+    ]
     site_keys = ("doing", "fate", "reason", "step", "bytes", "seconds", "accuracy", "epsilon")
     sites = {
         name: {key: getattr(site, key) for key in site_keys} for name, site in state.sites.items()
