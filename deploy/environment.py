@@ -84,7 +84,7 @@ def main() -> None:
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
         sys.exit(
-            f"Python {shown} or newer is needed, this is {sys.version.split()[0]}: make "
+            f"Python {shown} or newer is needed, this is {'.'.join(map(str, sys.version_info[:3]))}: make "
             f"PYTHON=/path/to/python{shown}"
         )
     sys.path[:0] = [str(ROOT / "deploy"), str(ROOT)]

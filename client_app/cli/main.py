@@ -55,22 +55,9 @@ app.add_typer(policy_app, name="policy")
 policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
 for command in (
-    enrol,
-    approve,
-    join,
-    doctor,
-    metrics,
-    settings,
-    predict,
-    evaluate,
-    adapt,
-    synthesize,
-    classify,
-    ood,
-    audit,
-    disclose,
-    forget_sums,
-):
+    enrol, approve, join, doctor, metrics, settings, predict, evaluate, adapt, synthesize, classify, ood,
+    audit, disclose, forget_sums,
+):  # fmt: skip
     app.command()(command)
 
 
@@ -123,9 +110,9 @@ def run_node(
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
     --root-certificates ca.crt --auth-supernode-private-key site.key
     """
-    from fedsurrogate.client_app.processes.node_process import serve
+    from fedsurrogate.client_app.processes.supervisor import serve_node
 
-    serve(runtime, context.args, retry)
+    serve_node(runtime, context.args, retry)
 
 
 @app.command()

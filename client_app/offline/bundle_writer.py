@@ -38,13 +38,14 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     Raises:
         FedSurrogateError: and then nothing has left.
     """
+    site = key_name(node)
     if file.exists():
         raise ConfigError(
             f"{str(file)!r} exists; a bundle is never replaced, because its release is in the "
             "ledger"
         )
     request = read_request(request_file, coordinator_key(node))
-    run, site = request.run(), key_name(node)
+    run = request.run()
     before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run.settings.data, flower_run)

@@ -127,6 +127,12 @@ def follow_run(
         time.sleep(POLL_SECONDS)
 
 
+def event_now(event: str, reason: str = "") -> dict[str, Any]:
+    """An event of this command, in the form of those of a run."""
+    made = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": event}
+    return made | ({"reason": reason} if reason else {})
+
+
 class _Link:
     """Asks the SuperLink about a run now and then."""
 
@@ -153,17 +159,13 @@ class _Link:
         if self._problem and live is None:
             raise RunError(self._problem)
         if self._problem and not before:
-            self._say("remark", self._problem)
+            self._on_event(event_now("remark", self._problem))
         if live is None and run is not None and run.status == PENDING and now > self._remind:
             self._remind = now + REMIND_SECONDS
-            self._say("waiting", NOT_STARTED)
+            self._on_event(event_now("waiting", NOT_STARTED))
         if run is not None and run.is_over:
             self._over = self._over or now
         if live is not None and self._over and now - self._over > END_SECONDS:
             raise RunError(f"the run has ended, but {live.folder} records no end")
         # A folder that was begun meanwhile is found before the next look.
         return live is None and 0 < self._over < now
-
-    def _say(self, event: str, reason: str) -> None:
-        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
-        self._on_event({"time": now, "event": event, "reason": reason})

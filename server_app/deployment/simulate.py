@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
@@ -25,6 +24,7 @@ from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.machine.ray_folder import VARIABLE, ray_folder, remark_on
 from fedsurrogate.common.machine.user_folders import STATE, user_folder
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import event_now
 from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.installed_app import COORDINATOR
 from fedsurrogate.server_app.deployment.submit import (
@@ -136,12 +136,7 @@ def simulate(
             try:
                 return _simulate(sites, settings, machine, on_event)
             except NotStartedError as error:
-                on_event(
-                    {
-                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
-                        "event": "Ray did not start, trying again",
-                    }
-                )
+                on_event(event_now("Ray did not start, trying again"))
                 if error.folder is not None:
                     # It holds nothing but the reason; that of the last attempt stays.
                     shutil.rmtree(error.folder, ignore_errors=True)

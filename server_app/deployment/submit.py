@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.control_api.following import (
     Handle,
+    event_now,
     find_folder,
     follow_run,
 )
@@ -100,9 +100,7 @@ def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
         on_event: takes each event.
     """
     for each in remarks:
-        on_event(
-            {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": "remark", "reason": each}
-        )
+        on_event(event_now("remark", each))
 
 
 @contextmanager
@@ -119,25 +117,18 @@ def app_folder() -> Iterator[Path]:
     Raises:
         RunError: pyproject.toml is missing.
     """
-    if (APP_FOLDER / "pyproject.toml").is_file() and (
-        APP_FOLDER / "server_app" / "app.py"
-    ).is_file():
+    if all((APP_FOLDER / each).is_file() for each in ("pyproject.toml", "server_app/app.py")):
         yield APP_FOLDER
         return
     # `pip install --target` puts the data files into the folder of the packages, and records
     # another place for them.
-    installed = files("fedsurrogate") or ()
     recorded = [
         Path(str(file.locate())).parent
-        for file in installed
+        for file in files("fedsurrogate") or ()
         if "share/fedsurrogate/" in file.as_posix()
     ]
-    folders = (
-        each
-        for each in (*recorded, APP_FOLDER.parent / "share" / "fedsurrogate")
-        if (each / "pyproject.toml").is_file()
-    )
-    data = next(folders, None)
+    folders = (*recorded, APP_FOLDER.parent / "share" / "fedsurrogate")
+    data = next((each for each in folders if (each / "pyproject.toml").is_file()), None)
     if data is None:
         raise RunError(
             f"pyproject.toml of this app is neither in {APP_FOLDER} nor among the installed files; "
@@ -146,12 +137,10 @@ def app_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         # Flower takes the folder's name as the app's name, where it allows no underscore; random
         # names may hold one.
-        app = Path(folder) / "fedsurrogate"
+        app, compiled = Path(folder) / "fedsurrogate", shutil.ignore_patterns("__pycache__")
         shutil.copytree(data, app)
         for package in PACKED:
-            shutil.copytree(
-                APP_FOLDER / package, app / package, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            shutil.copytree(APP_FOLDER / package, app / package, ignore=compiled)
         (app / "fedsurrogate").mkdir()
         for file in APP_FOLDER.glob("*.py"):
             shutil.copy(file, app / "fedsurrogate")
@@ -162,16 +151,10 @@ def flower_environment(home: Path) -> dict[str, str]:
     """Environment of Flower's commands: their own home folder, little output, and this Python's
     scripts first.
     """
-    variables = (
-        os.environ
-        | QUIET
-        | without_proxy_here(os.environ)
-        | quoted_python(sys.executable, os.environ)
-    )
-    return variables | {
-        "FLWR_HOME": str(home),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
+    variables = os.environ | QUIET | without_proxy_here(os.environ)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    quoted = quoted_python(sys.executable, os.environ)
+    return variables | quoted | {"FLWR_HOME": str(home), "PATH": programs}
 
 
 def failure(folder: Path) -> str:

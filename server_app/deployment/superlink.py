@@ -44,9 +44,10 @@ def serve(arguments: Sequence[str]) -> None:
     if table is not None:
         # The coordinator's app inherits this variable, and does not run without the table.
         table = Path(os.environ.setdefault(VARIABLE, str(table)))
-    if folder := folder_of_key(arguments):
-        os.environ.setdefault(SIGNING, str(folder))
     papers = meant.certificate.parent if meant.certificate else None
+    if papers is not None and (papers / KEY).is_file():
+        # The coordinator's app signs with the key that is next to the SuperLink's certificate.
+        os.environ.setdefault(SIGNING, str(papers))
     apps = (*COORDINATOR, "app", "--parent-pid", str(os.getpid()), "--runtime")
     admit = admission(not meant.simulates, papers)
     flower().superlink(arguments, Validity(table).refusal, admit, apps)
@@ -72,12 +73,3 @@ def table_of_registered(arguments: Sequence[str]) -> Path | None:
         if settings.certificate and settings.authenticates
         else None
     )
-
-
-def folder_of_key(arguments: Sequence[str]) -> Path | None:
-    """The folder of the coordinator's key, next to the SuperLink's certificate; None if there is no
-    key.
-    """
-    certificate = flower().parse_superlink(arguments).certificate
-    folder = certificate.parent if certificate else None
-    return folder if folder is not None and (folder / KEY).is_file() else None

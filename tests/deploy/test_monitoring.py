@@ -136,19 +136,6 @@ def test_tables_of_several_queries_ask_for_columns_that_agree() -> None:
                 assert re.search(r"\b(max|sum) by \(", target["expr"]), panel["title"]
 
 
-def test_dashboards_show_what_operators_ask_for() -> None:
-    found = {name for text in queries() for name in OURS.findall(text)}
-    assert {
-        "fedsurrogate_run_status",
-        "fedsurrogate_site_connected",
-        "fedsurrogate_budget_left_ratio",
-        "fedsurrogate_superlink_runs",
-        "fedsurrogate_site_bytes_up",
-        "fedsurrogate_certificate_expiry_timestamp_seconds",
-        "fedsurrogate_data_present",
-    } <= found
-
-
 def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine_only(
     tmp_path: Path,
 ) -> None:

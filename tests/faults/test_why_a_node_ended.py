@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.processes.node_process import TWIN
+from fedsurrogate.client_app.processes.supervisor import TWIN
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.processes import Federation, environment, federation, ready

@@ -29,10 +29,12 @@ def start(home: Path, program: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def ports(process: subprocess.Popen[bytes]) -> set[int]:
-    """Ports on which the process listens."""
+    """Ports on which the process listens, or one that it has started."""
+    parent = psutil.Process(process.pid)
     return {
         each.laddr.port
-        for each in psutil.Process(process.pid).net_connections()
+        for one in (parent, *parent.children(recursive=True))
+        for each in one.net_connections()
         if each.status == psutil.CONN_LISTEN
     }
 
