@@ -57,29 +57,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="the environment; it is made if it is not there")
-    parser.add_argument(
+    option = parser.add_argument
+    option(
         "--extras",
         nargs="+",
         default=["dev"],
         metavar="EXTRA",
         help="of pyproject.toml; core: none",
     )
-    parser.add_argument(
-        "--torch",
-        choices=("auto", "gpu", "cpu"),
-        default="auto",
-        help="cpu: torch from --torch-index, without libraries for GPUs. auto: as it is in the "
-        "environment, else gpu",
+    kinds = (
+        "cpu: torch from --torch-index, without libraries for GPUs. auto: as it is there, else gpu"
     )
-    parser.add_argument(
-        "--torch-index",
-        default=TORCH_INDEX,
-        metavar="URL",
-        help="an index that has torch's build for CPUs",
-    )
-    parser.add_argument(
-        "--lock", type=Path, default=ROOT / "requirements.lock", metavar="FILE", help="another lock"
-    )
+    option("--torch", choices=("auto", "gpu", "cpu"), default="auto", help=kinds)
+    index = "an index that has torch's build for CPUs"
+    option("--torch-index", default=TORCH_INDEX, metavar="URL", help=index)
+    lock = ROOT / "requirements.lock"
+    option("--lock", type=Path, default=lock, metavar="FILE", help="another lock")
     asked = parser.parse_args()
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
@@ -91,12 +84,7 @@ def main() -> None:
     asked.folder = folder = asked.folder.expanduser().resolve()
     _check_folder(folder)
     try:
-        wrong = (
-            _differences(folder, asked)
-            if (folder / "pyvenv.cfg").exists()
-            else ["there is no environment"]
-        )
-        if wrong:
+        if not (folder / "pyvenv.cfg").exists() or _differences(folder, asked):
             if asked.torch == "auto":
                 asked.torch = _kind(folder)
             _install(folder, asked)

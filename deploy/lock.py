@@ -66,9 +66,7 @@ class Lock:
 
     def part(self, names: Collection[str]) -> str:
         """What pip reads to install these packages."""
-        return "".join(
-            line for name, lines in self.entries.items() if name in names for line in lines
-        )
+        return "".join("".join(self.entries[name]) for name in self.entries if name in names)
 
 
 def read(file: Path = LOCK) -> Lock:
@@ -95,12 +93,8 @@ def read(file: Path = LOCK) -> Lock:
             f"{file.name} is damaged, it has no entry for {', '.join(lacking[:5])}; take it from "
             "the repository"
         )
-    sizes = {
-        kind: (int(download), int(disk))
-        for kind, download, disk in re.findall(
-            r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE
-        )
-    }
+    stated = r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk"
+    sizes = {kind: (int(a), int(b)) for kind, a, b in re.findall(stated, text, re.MULTILINE)}
     return Lock(entries, sets, sizes)
 
 
@@ -121,11 +115,8 @@ def without_gpu(names: Collection[str]) -> frozenset[str]:
 
 def with_build(names: Collection[str], torch: str) -> frozenset[str]:
     """The packages of an environment with this build of torch, "gpu" or "cpu"."""
-    return (
-        without_gpu(names) | frozenset(TORCH) & frozenset(names)
-        if torch == "cpu"
-        else frozenset(names)
-    )
+    kept = without_gpu(names) | frozenset(TORCH) & frozenset(names)
+    return kept if torch == "cpu" else frozenset(names)
 
 
 def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
@@ -135,9 +126,8 @@ def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
     With "+cpu", so that no index without such builds can give one for GPUs, which does not start
     without their libraries.
     """
-    return [
-        f"{name}=={next(versions_of(lock.entries[name]))[0]}+cpu" for name in TORCH if name in names
-    ]
+    chosen = {name: next(versions_of(lock.entries[name]))[0] for name in TORCH if name in names}
+    return [f"{name}=={version}+cpu" for name, version in chosen.items()]
 
 
 def normal(name: str) -> str:
@@ -190,12 +180,9 @@ def oldest(file: Path) -> None:
     pyproject.toml names.
     """
     entries = _compile("--extra", "dev", "--generate-hashes", "--resolution", "lowest-direct")
-    sizes = [
-        line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")
-    ]
-    file.write_text(
-        f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}{END}"
-    )
+    sizes = "".join(re.findall(r"^# size .*\n", LOCK.read_text(), re.MULTILINE))
+    names = " ".join(sorted(set(_names(entries))))
+    file.write_text(f"# extra dev: {names}\n{sizes}{entries}{END}")
 
 
 def _compile(*options: str) -> str:
@@ -236,9 +223,8 @@ def _on_disk() -> dict[str, float]:
     found = {}
     for each in distributions():
         places = [Path(str(file.locate())) for file in each.files or ()]
-        found[normal(each.name)] = (
-            sum(place.stat().st_size for place in places if place.is_file()) / 1e6
-        )
+        size = sum(place.stat().st_size for place in places if place.is_file())
+        found[normal(each.name)] = size / 1e6
     return found
 
 
@@ -253,14 +239,10 @@ def main(arguments: Collection[str] | None = None) -> None:
         "extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}"
     )
     torch = printing.add_mutually_exclusive_group()
-    torch.add_argument(
-        "--without-torch",
-        action="store_true",
-        help="leave out torch, torchvision and libraries of GPUs",
-    )
-    torch.add_argument(
-        "--only-torch", action="store_true", help="only torch and torchvision, with no hashes"
-    )
+    without = "leave out torch, torchvision and libraries of GPUs"
+    torch.add_argument("--without-torch", action="store_true", help=without)
+    only = "only torch and torchvision, with no hashes"
+    torch.add_argument("--only-torch", action="store_true", help=only)
     commands.add_parser("renew", help="resolve all extras again")
     old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")
     old.add_argument("file", type=Path)

@@ -194,18 +194,13 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
 def _row(entry: dict[str, Any]) -> list[str]:
     from fedsurrogate.common.number_format import human_bytes
 
-    when, budget = (
-        entry["time"][:19].replace("T", " "),
-        f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}",
-    )
+    when = entry["time"][:19].replace("T", " ")
+    budget = f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
     if entry["kind"] == "decision":
         return [when, "", "a person's decision", f"{entry['reason']}; {budget}", ""]
     noise = "".join(f", {name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
-    privacy = (
-        f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}"
-        if entry["events"]
-        else "none"
-    )
+    claim = f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}"
+    privacy = claim if entry["events"] else "none"
     if allowed_by := entry.get("allowed_by"):
         privacy += f"; allowed by {allowed_by}"
     sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"

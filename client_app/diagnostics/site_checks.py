@@ -187,13 +187,8 @@ def _ledger(gate: Gate) -> Told:
         facts += f"; {noise} of them WITHOUT ANY RECORD, pure noise, because the records could not be used"
     if spent >= total:
         return "FAIL", facts, SPENT
-    if noise:
-        return (
-            "WARN",
-            facts,
-            "site.log in state-dir has the error; correct it before the next run",
-        )
-    return "PASS", facts, ""
+    remedy = "site.log in state-dir has the error; correct it before the next run"
+    return ("WARN", facts, remedy) if noise else ("PASS", facts, "")
 
 
 def _demanded(gate: Callable[[], Gate]) -> str:
@@ -202,13 +197,8 @@ def _demanded(gate: Callable[[], Gate]) -> str:
         policy = gate().policy
     except FedSurrogateError:
         return ""  # Another check reports the policy.
-    return (
-        "require-seal"
-        if policy.require_seal
-        else "require-secure-sum"
-        if policy.require_secure_sum
-        else ""
-    )
+    sums = "require-secure-sum" if policy.require_secure_sum else ""
+    return "require-seal" if policy.require_seal else sums
 
 
 def _peers(gate: Callable[[], Gate], node: NodeConfig) -> Told:

@@ -19,14 +19,22 @@ from fedsurrogate.server_app.runs.reader import LiveRun, find_run
 from fedsurrogate.server_app.runs.state import RunState
 
 
-def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Show a run until it ends: a line for every event, then its state.
+def watch(
+    path: Path,
+    console: Console,
+    timeout: float = 0.0,
+    known: Collection[Path] = (),
+    as_json: bool = False,
+) -> bool:
+    """Show a run until it ends: each of its events, then its state.
 
     Args:
         path: as for `await_run`.
         console: where it is shown.
         timeout: as for `await_run`.
         known: as for `await_run`.
+        as_json: whether each event is printed as a JSON object on its own line, and then the metrics,
+            in place of lines for people.
 
     Returns:
         Whether the run succeeded.
@@ -36,27 +44,9 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
     """
     run, progress = LiveRun(await_run(path, known, timeout)), Progress()
     for event in (event for events in follow(run, timeout) for event in events):
-        _print(console, progress.line(event))
+        _print(console, json.dumps(event) if as_json else progress.line(event))
         sys.stdout.flush()
-    _print(console, *summary(run), str(run.folder))
-    return run.state.status == "ok"
-
-
-def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Print each event of a run as a JSON object on its own line, then its metrics.
-
-    Args:
-        path: as for `await_run`.
-        timeout: as for `await_run`.
-        known: as for `await_run`.
-
-    Returns:
-        Whether the run succeeded.
-    """
-    run = LiveRun(await_run(path, known, timeout))
-    for event in (event for events in follow(run, timeout) for event in events):
-        print(json.dumps(event), flush=True)
-    print(json.dumps(run.metrics), flush=True)
+    _print(console, *([json.dumps(run.metrics)] if as_json else [*summary(run), str(run.folder)]))
     return run.state.status == "ok"
 
 
