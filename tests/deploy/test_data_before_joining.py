@@ -145,7 +145,7 @@ def test_a_node_joins_only_after_its_app_has_found_data(containers: Containers) 
     assert containers.running[-1].poll() is None
     # Its node, started anew, stays away.
     containers.end(1)
-    (containers.shared / "app").unlink()
+    until(lambda: not containers.joins, 60)
     last = containers.node()
     until(lambda: WAITS in last.read_text() or containers.joins, 60)
     assert not containers.joins

@@ -81,7 +81,9 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
             assert "PermissionError" in foreign.stderr
         # A killed process leaves the file; the next one takes its place.
         before = socket.stat().st_ino, socket.stat().st_mtime_ns
-        process.kill()
+        parent = psutil.Process(process.pid)
+        for each in (*parent.children(recursive=True), parent):
+            each.kill()
         process.wait()
         assert socket.exists()
         time.sleep(0.1)
