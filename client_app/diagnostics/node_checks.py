@@ -45,13 +45,13 @@ def check_isolation() -> Finding:
         )
         return Finding("isolation", "WARN", facts, remedy)
     listed = {kind: ", ".join(map(str, processes)) for kind, processes in seen.items()}
-    for kind, runs in (
+    foreign = (
         ("bare", f"{PROGRAM} runs without --isolation process"),
         ("starter", f"{STARTER} --plugin-type clientapp runs"),
-    ):
-        if kind in listed:
-            facts = f"{runs} (process {listed[kind]}): it starts code that a run brings"
-            return Finding("isolation", "FAIL", facts, REMEDY)
+    )
+    if found := [f"{runs} (process {listed[kind]})" for kind, runs in foreign if kind in listed]:
+        facts = f"{', '.join(found)}: it starts code that a run brings"
+        return Finding("isolation", "FAIL", facts, REMEDY)
     if "hidden" in listed:
         which = f"{PROGRAM} or {STARTER} (process {listed['hidden']})"
         remedy = "ask its user whether it runs with --isolation process, and starts no apps itself"

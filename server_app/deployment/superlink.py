@@ -33,11 +33,11 @@ def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
     # Flower would else fetch packages for each run, which fails without internet.
     os.environ.update(QUIET | dict(os.environ) | without_proxy_here(os.environ))
-    # Its database holds what sites send, and its sockets ask for no authentication.
-    os.umask(0o077)
     configure_log(os.environ)
     arguments = with_sockets(arguments)
     meant = flower().parse_superlink(arguments)
+    # Its database holds what sites send, and its sockets ask for no authentication.
+    os.umask(0o077)
     for address in meant.open_apis:
         check_socket(address)
     table = table_of_registered(arguments)
