@@ -37,7 +37,7 @@ lock:
 	@$(RUN) deploy/lock.py renew
 
 outdated: setup
-	@$(RUN) deploy/lock.py outdated
+	@"$(VENV)/bin/python" -m uv pip list --outdated --python "$(VENV)/bin/python"
 
 # An archive for machines without internet: wheels, list of software, licences, compose files, documentation, and the image IMAGE
 # with its base BASE where an engine has them. KEY signs it, and never leaves this machine. TORCH_PINS are builds of torch for

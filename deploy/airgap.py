@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -194,14 +194,11 @@ def sign(folder: Path, key: Path) -> None:
     """Sign the sums, so that `openssl` alone can check them."""
     if not key.exists():
         key.touch(0o600)
-        _openssl(
-            "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(key)
-        )
+        _openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out", str(key))
         print(f"made {key}: keep it, and copy it to no other machine")
-    _openssl("pkey", "-in", str(key), "-pubout", "-out", str(public_key(key)))
-    _openssl(
-        "dgst", "-sha256", "-sign", str(key), "-out", str(folder / SIGNATURE), str(folder / SUMS)
-    )  # fmt: skip
+    _openssl("pkey -pubout -in", str(key), "-out", str(public_key(key)))
+    signature = str(folder / SIGNATURE)
+    _openssl("dgst -sha256 -sign", str(key), "-out", signature, str(folder / SUMS))
 
 
 def public_key(key: Path) -> Path:
@@ -220,9 +217,8 @@ def copy(source: Path, target: Path) -> None:
 
 def save_image(name: str, folder: Path) -> None:
     """Save an image of the engine that runs here."""
-    for engine in ("docker", "podman"):
-        there = shutil.which(engine) and not _run(engine, "image", "inspect", name).returncode
-        if there:
+    for engine in filter(shutil.which, ("docker", "podman")):
+        if not _run(engine, "image", "inspect", name).returncode:
             folder.mkdir(exist_ok=True)
             file = folder / f"{name.replace('/', '-').replace(':', '-')}.tar"
             if _run(engine, "save", "--output", str(file), name).returncode:
@@ -239,18 +235,12 @@ def _unpack_facts(wheel: zipfile.ZipFile, folder: Path) -> None:
 
 
 def _copy_licences(package: Distribution, folder: Path) -> None:
-    for path in _licences(package):
-        target = folder / f"{lock.normal(package.name)}-{package.version}" / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
-
-
-def _licences(package: Distribution) -> Iterator[Path]:
     root = Path(str(package.locate_file("")))
-    for info in root.glob(f"{package.name.replace('-', '_')}-*.dist-info"):
-        for path in info.rglob("*"):
-            if path.is_file() and path.name.lower().startswith(LICENCE_NAMES):
-                yield path
+    target = folder / f"{lock.normal(package.name)}-{package.version}"
+    for path in root.glob(f"{package.name.replace('-', '_')}-*.dist-info/**/*"):
+        if path.is_file() and path.name.lower().startswith(LICENCE_NAMES):
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target / path.name)
 
 
 def _digest(file: Path) -> str:
@@ -268,10 +258,10 @@ def _pip(*words: str) -> None:
         )
 
 
-def _openssl(*words: str) -> None:
-    done = _run("openssl", *words)
+def _openssl(command: str, *words: str) -> None:
+    done = _run("openssl", *command.split(), *words)
     if done.returncode:
-        sys.exit(f"openssl {words[0]} failed: {done.stderr.strip()}")
+        sys.exit(f"openssl {command.split()[0]} failed: {done.stderr.strip()}")
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (3, 11)
@@ -56,46 +57,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="the environment; it is made if it is not there")
-    parser.add_argument(
+    option = parser.add_argument
+    option(
         "--extras",
         nargs="+",
         default=["dev"],
         metavar="EXTRA",
         help="of pyproject.toml; core: none",
     )
-    parser.add_argument(
-        "--torch",
-        choices=("auto", "gpu", "cpu"),
-        default="auto",
-        help="cpu: torch from --torch-index, without libraries for GPUs. auto: as it is in the "
-        "environment, else gpu",
+    kinds = (
+        "cpu: torch from --torch-index, without libraries for GPUs. auto: as it is there, else gpu"
     )
-    parser.add_argument(
-        "--torch-index",
-        default=TORCH_INDEX,
-        metavar="URL",
-        help="an index that has torch's build for CPUs",
-    )
-    parser.add_argument(
-        "--lock", type=Path, default=ROOT / "requirements.lock", metavar="FILE", help="another lock"
-    )
+    option("--torch", choices=("auto", "gpu", "cpu"), default="auto", help=kinds)
+    index = "an index that has torch's build for CPUs"
+    option("--torch-index", default=TORCH_INDEX, metavar="URL", help=index)
+    lock = ROOT / "requirements.lock"
+    option("--lock", type=Path, default=lock, metavar="FILE", help="another lock")
     asked = parser.parse_args()
     if sys.version_info < NEEDED:
         shown = ".".join(map(str, NEEDED))
         sys.exit(
-            f"Python {shown} or newer is needed, this is {_python()}: make "
+            f"Python {shown} or newer is needed, this is {'.'.join(map(str, sys.version_info[:3]))}: make "
             f"PYTHON=/path/to/python{shown}"
         )
     sys.path[:0] = [str(ROOT / "deploy"), str(ROOT)]
     asked.folder = folder = asked.folder.expanduser().resolve()
     _check_folder(folder)
     try:
-        wrong = (
-            _differences(folder, asked)
-            if (folder / "pyvenv.cfg").exists()
-            else ["there is no environment"]
-        )
-        if wrong:
+        if not (folder / "pyvenv.cfg").exists() or _differences(folder, asked):
             if asked.torch == "auto":
                 asked.torch = _kind(folder)
             _install(folder, asked)
@@ -115,17 +104,11 @@ def _check_folder(folder: Path) -> None:
             f"{folder} is not empty, and no Python environment; name another folder: make setup "
             "VENV=/path"
         )
-    code = f"import sys; sys.exit(sys.version_info < {NEEDED})"
     try:
-        works = (
-            subprocess.run(
-                [str(folder / "bin" / "python"), "-c", code], capture_output=True, check=False
-            ).returncode
-            == 0
-        )
+        done = _said(_python_of(folder), "-c", f"import sys; sys.exit(sys.version_info < {NEEDED})")
     except OSError:
-        works = False
-    if not works:
+        done = None
+    if done is None or done.returncode:
         sys.exit(
             f"the Python of the environment in {folder} does not start, or is older than "
             f"{'.'.join(map(str, NEEDED))}; remove that folder, or name another: make setup "
@@ -133,26 +116,23 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _python() -> str:
-    return ".".join(map(str, sys.version_info[:3]))
+def _python_of(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def _said(python: Path | str, *words: str, **named: Any) -> subprocess.CompletedProcess[str]:
+    """What a Python says when it is started so."""
+    return subprocess.run(
+        [str(python), *words], capture_output=True, text=True, check=False, **named
+    )
 
 
 def _kind(folder: Path) -> str:
     """The build of torch that this environment has, or was begun with; that for GPUs in a new one."""
     found = _read_stamp(folder).get("torch", "gpu")
     code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
-    python = folder / "bin" / "python"
-    if python.exists():
-        done = subprocess.run(
-            [str(python), "-c", code], capture_output=True, text=True, check=False
-        )
-        found = (
-            "cpu"
-            if done.stdout.strip().endswith("+cpu")
-            else "gpu"
-            if done.stdout.strip()
-            else found
-        )
+    if (python := _python_of(folder)).exists() and (torch := _said(python, "-c", code).stdout):
+        found = "cpu" if torch.strip().endswith("+cpu") else "gpu"
     return str(found)
 
 
@@ -169,13 +149,8 @@ def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
     installation is not complete.
     """
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
-    return {
-        "lock": digest,
-        "extras": sorted(extras),
-        "torch": torch,
-        "checkout": str(ROOT),
-        "complete": True,
-    }
+    facts = {"lock": digest, "extras": sorted(extras), "torch": torch, "checkout": str(ROOT)}
+    return facts | {"complete": True}
 
 
 def _install(folder: Path, asked: argparse.Namespace) -> None:
@@ -183,7 +158,7 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
 
     from fedsurrogate.common.machine.environment_path import environment_remark
 
-    locked, began, python = lock.read(asked.lock), time.monotonic(), folder / "bin" / "python"
+    locked, began, python = lock.read(asked.lock), time.monotonic(), _python_of(folder)
     names = locked.names(asked.extras)
     installed = lock.with_build(names, asked.torch)
     download, disk = locked.sizes[asked.torch]
@@ -206,44 +181,21 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
     _check_pip(python, folder)
     stamp = stamp_of(asked.lock, asked.extras, asked.torch)
     (folder / STAMP).write_text(json.dumps(stamp | {"complete": False}))
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--progress-bar",
-        "off",
-        "--disable-pip-version-check",
-    ]
-    other = _kind(folder) != asked.torch
+    hashed, other = ["--require-hashes"], _kind(folder) != asked.torch
     if asked.torch == "cpu":
         pins = "\n".join(lock.torch_pins(locked, names))
-        _run(
-            [*pip, "--extra-index-url", asked.torch_index],
-            pins,
-            folder,
-            len(lock.TORCH),
-            force=other,
-        )
+        index = ["--extra-index-url", asked.torch_index]
+        _install_lines(folder, index, pins, len(lock.TORCH), force=other)
+    elif other:
+        lines = locked.part(set(lock.TORCH) & names)
+        _install_lines(folder, hashed, lines, len(lock.TORCH), force=True)
     lines = locked.part(names if asked.torch == "gpu" else lock.without_gpu(names))
-    if asked.torch == "gpu" and other:
-        _run(
-            [*pip, "--require-hashes"],
-            locked.part(set(lock.TORCH) & names),
-            folder,
-            len(lock.TORCH),
-            force=True,
-        )
-    _run([*pip, "--require-hashes"], lines, folder, len(installed))
+    _install_lines(folder, hashed, lines, len(installed))
     # Nothing but the command lines and the path of this checkout: all that it needs is there.
-    _run(
-        [*pip, "--no-build-isolation", "--force-reinstall", "--editable", str(ROOT)], "", folder, 0
-    )
+    own = ["--no-build-isolation", "--editable", str(ROOT)]
+    _install_lines(folder, own, "", 0, force=True)
     for words in (["-m", "pip", "check"], ["-c", IMPORTS]):
-        done = subprocess.run(
-            [str(python), *words], capture_output=True, text=True, check=False, cwd=ROOT
-        )
+        done = _said(python, *words, cwd=ROOT)
         if done.returncode:
             sys.exit(
                 "The packages are installed, but they do not work "
@@ -262,17 +214,9 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
 
 def _check_pip(python: Path, folder: Path) -> None:
     """An environment of uv, or one whose making was interrupted, has no pip."""
-    if (
-        subprocess.run(
-            [str(python), "-m", "pip", "--version"], capture_output=True, check=False
-        ).returncode
-        == 0
-    ):
+    if not _said(python, "-m", "pip", "--version").returncode:
         return
-    done = subprocess.run(
-        [str(python), "-m", "ensurepip", "--upgrade"], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+    if _said(python, "-m", "ensurepip", "--upgrade").returncode:
         sys.exit(
             f"The environment in {folder} has no pip; remove that folder, and set up again. "
             f"{VENV_HINT}"
@@ -290,9 +234,7 @@ def _check_disk(folder: Path, needed: float) -> None:
 
 
 def _make(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False
-    )
+    done = _said(sys.executable, "-m", "venv", str(folder))
     if done.returncode:
         said = (done.stdout + done.stderr).strip()
         # Otherwise a part of it stays, which looks like an environment.
@@ -301,7 +243,9 @@ def _make(folder: Path) -> None:
         sys.exit(f"No environment could be made in {folder}. {hint}Python's own words:\n{said}")
 
 
-def _run(command: list[str], lines: str, folder: Path, packages: int, force: bool = False) -> None:
+def _install_lines(
+    folder: Path, options: list[str], lines: str, packages: int, force: bool = False
+) -> None:
     """Run pip with these requirements, count the packages that it has collected, and name the
     reason when it fails.
     """
@@ -310,10 +254,16 @@ def _run(command: list[str], lines: str, folder: Path, packages: int, force: boo
     wanted = folder / f"{os.getpid()}-{REQUIREMENTS}"
     wanted.write_text(lines)
     command = [
-        *command,
-        *(["--force-reinstall"] if force else []),
-        *(["-r", str(wanted)] if lines else []),
+        str(_python_of(folder)),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--progress-bar",
+        "off",
     ]
+    command += ["--disable-pip-version-check", *options, *(["--force-reinstall"] if force else [])]
+    command += ["-r", str(wanted)] if lines else []
     variables = os.environ | {"PIP_QUIET": "0", "PIP_USER": "0"}
     variables.pop("PYTHONPATH", None)
     try:
@@ -357,24 +307,14 @@ def _differences(folder: Path, asked: argparse.Namespace) -> list[str]:
         stamp["checkout"] = str(ROOT)
     if stamp != wanted:
         return ["it was not set up to the end, or for another lock, checkout or build of torch"]
-    return _wrong_versions(folder / "bin" / "python", asked, torch)
+    return _wrong_versions(_python_of(folder), asked, torch)
 
 
 def _wrong_versions(python: Path, asked: argparse.Namespace, torch: str) -> list[str]:
     """The packages of an environment that are not there, or at another version than in the lock."""
-    command = [
-        str(python),
-        "-c",
-        CHECK,
-        str(ROOT),
-        str(asked.lock.absolute()),
-        torch,
-        *asked.extras,
-    ]
+    given = (str(ROOT), str(asked.lock.absolute()), torch, *asked.extras)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=python.parent, env=variables
-    )
+    done = _said(python, "-c", CHECK, *given, cwd=python.parent, env=variables)
     if done.returncode:
         return [(done.stderr.strip().splitlines() or ["its Python does not start"])[-1]]
     return done.stdout.splitlines()

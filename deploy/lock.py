@@ -2,9 +2,8 @@
 
     python3 deploy/lock.py print core simulation   # what these extras need, for `pip install
     --require-hashes --no-deps -r` python3 deploy/lock.py renew                   # `make lock`:
-    resolve again; needs uv and an index of packages python3 deploy/lock.py outdated
-    # `make outdated`: what has a newer version, and who holds it back python3 deploy/lock.py oldest
-    FILE             # a lock for `make test-oldest`: the oldest versions that are allowed
+    resolve again; needs uv and an index of packages python3 deploy/lock.py oldest FILE
+    # a lock for `make test-oldest`: the oldest versions that are allowed
 
 `print` needs nothing but Python: images are built with it. The head of the lock has the names of
 the packages of each extra, and the size of a whole installation, because pip's format cannot say
@@ -12,7 +11,6 @@ either.
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -32,7 +30,6 @@ TORCH_OF_CPU = (200, 750)
 """MB to download and on disk of these two in their builds for processors: those of torch 2.13, which is not in the index."""
 GPU_ONLY = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only torch's build for GPUs needs."""
-FREE = "no package; `make lock` takes it unless its own needs do not fit"
 END = "# end\n"
 HEAD = """\
 # All packages of all extras, each file by its hash: `make lock` renews this, `deploy/lock.py print` takes a part of it.
@@ -69,9 +66,7 @@ class Lock:
 
     def part(self, names: Collection[str]) -> str:
         """What pip reads to install these packages."""
-        return "".join(
-            line for name, lines in self.entries.items() if name in names for line in lines
-        )
+        return "".join("".join(self.entries[name]) for name in self.entries if name in names)
 
 
 def read(file: Path = LOCK) -> Lock:
@@ -98,12 +93,8 @@ def read(file: Path = LOCK) -> Lock:
             f"{file.name} is damaged, it has no entry for {', '.join(lacking[:5])}; take it from "
             "the repository"
         )
-    sizes = {
-        kind: (int(download), int(disk))
-        for kind, download, disk in re.findall(
-            r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk", text, re.MULTILINE
-        )
-    }
+    stated = r"^# size (\S+): (\d+) MB to download, (\d+) MB on disk"
+    sizes = {kind: (int(a), int(b)) for kind, a, b in re.findall(stated, text, re.MULTILINE)}
     return Lock(entries, sets, sizes)
 
 
@@ -124,11 +115,8 @@ def without_gpu(names: Collection[str]) -> frozenset[str]:
 
 def with_build(names: Collection[str], torch: str) -> frozenset[str]:
     """The packages of an environment with this build of torch, "gpu" or "cpu"."""
-    return (
-        without_gpu(names) | frozenset(TORCH) & frozenset(names)
-        if torch == "cpu"
-        else frozenset(names)
-    )
+    kept = without_gpu(names) | frozenset(TORCH) & frozenset(names)
+    return kept if torch == "cpu" else frozenset(names)
 
 
 def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
@@ -138,9 +126,8 @@ def torch_pins(lock: Lock, names: Collection[str]) -> list[str]:
     With "+cpu", so that no index without such builds can give one for GPUs, which does not start
     without their libraries.
     """
-    return [
-        f"{name}=={next(versions_of(lock.entries[name]))[0]}+cpu" for name in TORCH if name in names
-    ]
+    chosen = {name: next(versions_of(lock.entries[name]))[0] for name in TORCH if name in names}
+    return [f"{name}=={version}+cpu" for name, version in chosen.items()]
 
 
 def normal(name: str) -> str:
@@ -193,33 +180,15 @@ def oldest(file: Path) -> None:
     pyproject.toml names.
     """
     entries = _compile("--extra", "dev", "--generate-hashes", "--resolution", "lowest-direct")
-    sizes = [
-        line for line in LOCK.read_text().splitlines(keepends=True) if line.startswith("# size ")
-    ]
-    file.write_text(
-        f"# extra dev: {' '.join(sorted(set(_names(entries))))}\n{''.join(sizes)}{entries}{END}"
-    )
+    sizes = "".join(re.findall(r"^# size .*\n", LOCK.read_text(), re.MULTILINE))
+    names = " ".join(sorted(set(_names(entries))))
+    file.write_text(f"# extra dev: {names}\n{sizes}{entries}{END}")
 
 
 def _compile(*options: str) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "pyproject.toml",
-        "--quiet",
-        "--universal",
-        "--no-header",
-    ]
-    done = subprocess.run(
-        [*command, "--python-version", PYTHON, *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    words = f"-m uv pip compile pyproject.toml --quiet --universal --no-header --python-version {PYTHON}"
+    command = [sys.executable, *words.split(), *options]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit("uv found no set of versions; its reason stands above")
     return done.stdout
@@ -254,51 +223,9 @@ def _on_disk() -> dict[str, float]:
     found = {}
     for each in distributions():
         places = [Path(str(file.locate())) for file in each.files or ()]
-        found[normal(each.name)] = (
-            sum(place.stat().st_size for place in places if place.is_file()) / 1e6
-        )
+        size = sum(place.stat().st_size for place in places if place.is_file())
+        found[normal(each.name)] = size / 1e6
     return found
-
-
-def outdated() -> Iterator[tuple[str, str, str, str]]:
-    """Packages of this environment with a newer version: name, version here, newest, and who holds
-    it back.
-    """
-    from importlib.metadata import distributions
-
-    from packaging.requirements import Requirement
-
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "list",
-        "--outdated",
-        "--format",
-        "json",
-        "--python",
-        sys.executable,
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit("the index did not answer; its reason stands above")
-    lines = [
-        (each.name, Requirement(line)) for each in distributions() for line in each.requires or ()
-    ]
-    needed = [
-        (name, each)
-        for name, each in lines
-        if each.marker is None or each.marker.evaluate({"extra": ""})
-    ]
-    for package in json.loads(done.stdout):
-        name, newest = normal(package["name"]), package["latest_version"]
-        holders = {
-            f"{holder} needs {each.name}{each.specifier}"
-            for holder, each in needed
-            if normal(each.name) == name and not each.specifier.contains(newest, prereleases=True)
-        }
-        yield package["name"], package["version"], newest, "; ".join(sorted(holders)) or FREE
 
 
 def main(arguments: Collection[str] | None = None) -> None:
@@ -312,16 +239,11 @@ def main(arguments: Collection[str] | None = None) -> None:
         "extras", nargs="+", metavar="EXTRA", help=f"an extra of pyproject.toml, or {CORE}"
     )
     torch = printing.add_mutually_exclusive_group()
-    torch.add_argument(
-        "--without-torch",
-        action="store_true",
-        help="leave out torch, torchvision and libraries of GPUs",
-    )
-    torch.add_argument(
-        "--only-torch", action="store_true", help="only torch and torchvision, with no hashes"
-    )
+    without = "leave out torch, torchvision and libraries of GPUs"
+    torch.add_argument("--without-torch", action="store_true", help=without)
+    only = "only torch and torchvision, with no hashes"
+    torch.add_argument("--only-torch", action="store_true", help=only)
     commands.add_parser("renew", help="resolve all extras again")
-    commands.add_parser("outdated", help="list newer versions")
     old = commands.add_parser("oldest", help="write a lock with the oldest allowed versions")
     old.add_argument("file", type=Path)
     asked = parser.parse_args(None if arguments is None else list(arguments))
@@ -329,9 +251,6 @@ def main(arguments: Collection[str] | None = None) -> None:
         renew()
     elif asked.command == "oldest":
         oldest(asked.file)
-    elif asked.command == "outdated":
-        for name, version, newest, holder in outdated():
-            print(f"{name:28} {version:18} {newest:18} {holder}")
     else:
         try:
             lock = read()

@@ -29,13 +29,8 @@ def python_packages(
     installed = {_plain(each.name): each for each in packages if each.name}
     references = {name: f"pkg:pypi/{name}@{each.version}" for name, each in installed.items()}
     for name in sorted(installed):
-        component = {
-            "type": "application" if name == MAIN else "library",
-            "bom-ref": references[name],
-            "name": name,
-            "version": installed[name].version,
-            "purl": references[name],
-        }
+        kind = "application" if name == MAIN else "library"
+        component = _component(kind, name, installed[name].version, references[name])
         if text := _licence(installed[name]):
             component["licenses"] = [{"license": {"name": text}}]
         needed = {
@@ -55,13 +50,11 @@ def debian_packages(status: Path) -> Iterator[dict[str, Any]]:
         )
         if fields.get("Status", "").endswith(" installed"):
             purl = f"pkg:deb/debian/{fields['Package']}@{fields['Version']}?arch={fields['Architecture']}"
-            yield {
-                "type": "library",
-                "bom-ref": purl,
-                "name": fields["Package"],
-                "version": fields["Version"],
-                "purl": purl,
-            }
+            yield _component("library", fields["Package"], fields["Version"], purl)
+
+
+def _component(kind: str, name: str, version: str, purl: str) -> dict[str, Any]:
+    return {"type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def bom(status: Path = DPKG, packages: Iterable[Distribution] | None = None) -> dict[str, Any]:

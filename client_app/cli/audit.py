@@ -43,58 +43,40 @@ def audit(
     run, node = run_config_of(run_config), node_of(node_config)
     with Progress(console=console, transient=True, disable=as_json) as bar:
         task = bar.add_task("releases", total=None)
-        result = audit_release(
-            run,
-            node,
-            seconds,
-            progress=lambda done, most: bar.update(task, completed=done, total=most),
-        )
+
+        def show(done: int, most: int) -> None:
+            bar.update(task, completed=done, total=most)
+
+        result = audit_release(run, node, seconds, progress=show)
     pictures = pictures_of(run, node, [each.row for each in result.standing_out])
     facts, page = write_audit(result, out, pictures)
     broken = limit_broken(result, policy_of(node))
     if as_json:
-        print(
-            json.dumps(
-                {"page": str(page), "refusal": broken or None} | json.loads(facts.read_text()),
-                indent=2,
-            )
-        )
+        refusal = {"page": str(page), "refusal": broken or None}
+        print(json.dumps(refusal | json.loads(facts.read_text()), indent=2))
     else:
-        table = Table(
-            "attack",
-            "value",
-            "95 % interval",
-            title=f"{result.releases} releases, {result.records} records",
-        )
-        attack = result.attack
+        attack, nearest = result.attack, result.nearest
+        table = Table("attack", "value", "95 % interval")
+        table.title = f"{result.releases} releases, {result.records} records"
+        for name, each in (
+            ("AUC (0.5 is a guess)", attack),
+            *((f"AUC, {name}", other) for name, other in result.others.items()),
+        ):
+            table.add_row(name, f"{each.auc:.3f}", f"{each.low:.3f} to {each.high:.3f}")
+        table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %")
         table.add_row(
-            "AUC (0.5 is a guess)", f"{attack.auc:.3f}", f"{attack.low:.3f} to {attack.high:.3f}"
+            "found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %"
         )
-        table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %", "")
-        table.add_row(
-            "found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %", ""
-        )
-        for name, other in result.others.items():
-            table.add_row(
-                f"AUC, {name}", f"{other.auc:.3f}", f"{other.low:.3f} to {other.high:.3f}"
-            )
         if result.epsilon:
-            table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}", "")
-        if result.nearest is not None:
-            table.add_row(
-                "means that are nearly a record", f"{100 * result.nearest.copies:.1f} %", ""
-            )
+            table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}")
+        if nearest is not None:
+            table.add_row("means that are nearly a record", f"{100 * nearest.copies:.1f} %")
         console.print(table)
-        if result.nearest is not None and result.nearest.classes:
-            console.print(
-                f"a mean is nearly a record: class {', '.join(result.nearest.classes)}",
-                style="yellow",
-            )
-        if result.standing_out_count:
-            console.print(
-                f"{result.standing_out_count} records stand out; the page names them",
-                style="yellow",
-            )
+        if nearest is not None and nearest.classes:
+            text = f"a mean is nearly a record: class {', '.join(nearest.classes)}"
+            console.print(text, style="yellow")
+        if count := result.standing_out_count:
+            console.print(f"{count} records stand out; the page names them", style="yellow")
         console.print(str(page), soft_wrap=True)
     if broken:
         print_error(broken)

@@ -73,7 +73,7 @@ def doctor(
 
     from fedsurrogate.client_app.diagnostics.connection_checks import check_link
     from fedsurrogate.client_app.diagnostics.findings import Link
-    from fedsurrogate.client_app.processes.app_status import check_app
+    from fedsurrogate.client_app.processes.app_report import check_app
     from fedsurrogate.client_app.processes.joining import check_data
 
     if link_only and not superlink:
@@ -90,9 +90,9 @@ def doctor(
     )
     findings = []
     for each in chain(
-        (check_data(runtime) if link_only else check_app(runtime, node),) if runtime else (),
-        check_link(link) if link else (),
-        () if link_only else _check_site(run, node, fingerprint, bool(run_config)),
+        [check_data(runtime) if link_only else check_app(runtime, node)] if runtime else [],
+        check_link(link) if link else [],
+        [] if link_only else _check_site(run, node, fingerprint, bool(run_config)),
     ):
         findings.append(each)
         if not as_json:

@@ -31,36 +31,28 @@ def enrol(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import replace_file
-    from fedsurrogate.common.security.enrolment import (
-        KEY,
-        PUBLIC,
-        READABLE,
-        check_site_name,
-        new_node_key,
-        new_request,
-        read_node_key,
-        read_request,
-    )
+    from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.fingerprints import in_groups
 
-    check_site_name(name)
+    enrolment.check_site_name(name)
     folder = out or Path(name)
     papers, request = folder / "papers", folder / f"{name}.csr"
     try:
-        new_node_key(papers, name)
-        content = new_request(name, hospital, contact, read_node_key(papers / KEY))
-        replace_file(request, content, mode=READABLE)
+        enrolment.new_node_key(papers, name)
+        key = enrolment.read_node_key(papers / enrolment.KEY)
+        content = enrolment.new_request(name, hospital, contact, key)
+        replace_file(request, content, mode=enrolment.READABLE)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from None
     lines = {
-        papers / KEY: "stays here; make a copy of it, and show it to no one",
-        papers / PUBLIC: "its public half",
+        papers / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
+        papers / enrolment.PUBLIC: "its public half",
         request: "for the coordinator; it holds no secret",
     }
     for file, words in lines.items():
         console.print(f"  {file}: {words}", soft_wrap=True, markup=False)
     console.print(
-        f"fingerprint  {in_groups(read_request(content).fingerprint())}\n"
+        f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
         f"  tar xzf {name}.tar.gz           the first time\n"
         f"  tar xzf {name}.tar.gz {name}/papers    to renew: settings and policy stay as they are",

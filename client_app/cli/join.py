@@ -71,6 +71,8 @@ def check_settings(node: NodeConfig) -> None:
     from fedsurrogate.client_app.governance.policy import load_policy
     from fedsurrogate.client_app.node_config import check_folders
     from fedsurrogate.client_app.own_files import close_to_others
+    from fedsurrogate.common.backbones.backbone_names import check_weights_file
+    from fedsurrogate.common.models.devices import pick_device
 
     if not node.data:
         raise ConfigError(
@@ -84,35 +86,24 @@ def check_settings(node: NodeConfig) -> None:
         )
     if node.policy:
         load_policy(node.policy)
-    if node.data != "digits" and not _readable(
-        folder := Path(node.data_dir).expanduser(), folder=True
-    ):
+    folder = Path(node.data_dir).expanduser()
+    if node.data != "digits" and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
         raise ConfigError(
             f"node-config: data-dir = {node.data_dir!r} is not a folder that user {os.getuid()} "
             f"may read; data = {node.data!r} is read from {folder.absolute()}"
         )
-    _check_files_and_device(node)
-    check_folders(node)
-    close_to_others(node)
-    if (ledger := own_ledger(node)) is not None:
-        ledger.check()
-
-
-def _check_files_and_device(node: NodeConfig) -> None:
-    from fedsurrogate.common.backbones.backbone_names import check_weights_file
-    from fedsurrogate.common.models.devices import pick_device
-
     for key in FILES:
-        name = getattr(node, key.replace("-", "_"))
-        if name and not _readable(Path(name).expanduser()):
-            raise ConfigError(
-                f"node-config: {key} = {name!r} is not a file that user {os.getuid()} may read"
-            )
+        if name := getattr(node, key.replace("-", "_")):
+            _check_readable(f"node-config: {key} =", Path(name))
     if node.weights_path:
         check_weights_file(Path(node.weights_path).expanduser())
     if node.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
         pick_device(node.device)
+    check_folders(node)
+    close_to_others(node)
+    if (ledger := own_ledger(node)) is not None:
+        ledger.check()
 
 
 def _check_link(link: Link, insecure: bool) -> None:
@@ -130,16 +121,14 @@ def _check_link(link: Link, insecure: bool) -> None:
         ("--root-certificates", link.authority),
         ("--auth-supernode-private-key", link.key),
     ):
-        if file is not None and not _readable(file.expanduser()):
-            raise ConfigError(
-                f"{option} {str(file)!r} is not a file that user {os.getuid()} may read; take it "
-                "from the site kit"
-            )
+        if file is not None:
+            _check_readable(option, file, "; take it from the site kit")
 
 
-def _readable(path: Path, folder: bool = False) -> bool:
-    right = os.R_OK | (os.X_OK if folder else 0)
-    return (path.is_dir() if folder else path.is_file()) and os.access(path, right)
+def _check_readable(what: str, file: Path, remedy: str = "") -> None:
+    if not (file.expanduser().is_file() and os.access(file.expanduser(), os.R_OK)):
+        place = f"{what} {str(file)!r}"
+        raise ConfigError(f"{place} is not a file that user {os.getuid()} may read{remedy}")
 
 
 def _print(name: str, line: str) -> None:

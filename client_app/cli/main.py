@@ -55,22 +55,9 @@ app.add_typer(policy_app, name="policy")
 policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
 for command in (
-    enrol,
-    approve,
-    join,
-    doctor,
-    metrics,
-    settings,
-    predict,
-    evaluate,
-    adapt,
-    synthesize,
-    classify,
-    ood,
-    audit,
-    disclose,
-    forget_sums,
-):
+    enrol, approve, join, doctor, metrics, settings, predict, evaluate, adapt, synthesize, classify, ood,
+    audit, disclose, forget_sums,
+):  # fmt: skip
     app.command()(command)
 
 
@@ -123,9 +110,9 @@ def run_node(
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
     --root-certificates ca.crt --auth-supernode-private-key site.key
     """
-    from fedsurrogate.client_app.processes.node_process import serve
+    from fedsurrogate.client_app.processes.supervisor import serve_node
 
-    serve(runtime, context.args, retry)
+    serve_node(runtime, context.args, retry)
 
 
 @app.command()
@@ -156,10 +143,8 @@ def ledger(
     if open_new:
         opened = open_ledger(node)
         console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
-        console.print(
-            "keep both, and never restore an older copy of either: it lacks later releases",
-            soft_wrap=True,
-        )
+        warning = "keep both, and never restore an older copy of either: it lacks later releases"
+        console.print(warning, soft_wrap=True)
         return
     gate = open_gate(node, Settings().data, "")
     entries, policy = gate.ledger.entries(), gate.policy
@@ -181,28 +166,18 @@ def ledger(
     if not entries:
         console.print(f"nothing has left yet; the ledger is {gate.ledger.path}", soft_wrap=True)
         if runs := sorted(gate.ledger.path.parent.glob(f"*/{gate.ledger.path.name}")):
-            console.print(
-                "public data: every run has its own ledger, and no budget adds them up",
-                soft_wrap=True,
-            )
-            for file in runs:
-                console.print(f"  {file}", soft_wrap=True)
+            public = "public data: every run has its own ledger, and no budget adds them up"
+            console.print("\n  ".join([public, *map(str, runs)]), soft_wrap=True)
         return
     console.print(ledger_table(entries))
     of_total = f"spent epsilon {spent:.4g} of {policy.epsilon_total:g} at delta {policy.delta:g}"
-    console.print(
-        f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}", soft_wrap=True
-    )
     fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
-    console.print(
-        f"{fits}; the total holds at delta {shown['delta_total']:g}, for any later requests",
-        soft_wrap=True,
-    )
-    if shown["without_privacy"]:
-        console.print(
-            f"{shown['without_privacy']} releases left without privacy: no epsilon covers them",
-            style="yellow",
-        )
+    holds = f"the total holds at delta {shown['delta_total']:g}, for any later requests"
+    left = f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}"
+    console.print(f"{left}\n{fits}; {holds}", soft_wrap=True)
+    if bare := shown["without_privacy"]:
+        text = f"{bare} releases left without privacy: no epsilon covers them"
+        console.print(text, style="yellow")
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
@@ -219,18 +194,13 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
 def _row(entry: dict[str, Any]) -> list[str]:
     from fedsurrogate.common.number_format import human_bytes
 
-    when, budget = (
-        entry["time"][:19].replace("T", " "),
-        f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}",
-    )
+    when = entry["time"][:19].replace("T", " ")
+    budget = f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
     if entry["kind"] == "decision":
         return [when, "", "a person's decision", f"{entry['reason']}; {budget}", ""]
     noise = "".join(f", {name} {sigma:.3g}" for name, sigma in entry["sigmas"].items())
-    privacy = (
-        f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}"
-        if entry["events"]
-        else "none"
-    )
+    claim = f"{entry['mechanism']}, a {entry['unit']}: {budget}; noise{noise[1:]}"
+    privacy = claim if entry["events"] else "none"
     if allowed_by := entry.get("allowed_by"):
         privacy += f"; allowed by {allowed_by}"
     sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
@@ -268,11 +238,11 @@ def reopen_ledger(
     gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
     what = (
-        "the ledger continues, with epsilon {} more"
+        "the ledger continues, with epsilon {:g} more"
         if keep
-        else "a new ledger begins with epsilon {}"
+        else "a new ledger begins with epsilon {:g}"
     )
-    console.print(f"{what.format(f'{epsilon_spent:g}')} spent: {gate.ledger.path}", soft_wrap=True)
+    console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}", soft_wrap=True)
 
 
 @app.command()
@@ -282,16 +252,11 @@ def key(node_config: Node) -> None:
 
     The private key is created when first needed and stays in the state folder.
     """
-    from fedsurrogate.client_app.features.site_features import site_name
-    from fedsurrogate.client_app.offline.keys import private_key
+    from fedsurrogate.client_app.offline.keys import key_name, private_key
     from fedsurrogate.common.security.sealing import public_key
 
     node = node_of(node_config)
-    if not (node.site or node.num_partitions > 1):
-        raise ConfigError(
-            "the node-config names no site, and other sites know keys by name; set site"
-        )
-    name = site_name(node, 0)
+    name = key_name(node)
     print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
 
 
@@ -319,22 +284,13 @@ def release(
         facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
     else:
         made = release_to(out, request, node_of(node_config))
-        facts = {
-            "file": str(out),
-            **{key: getattr(made, key) for key in ("bytes", "sha256", "epsilon", "delta")},
-        }
-        budget = (
-            f"epsilon {made.epsilon:g}, delta {made.delta:g}"
-            if made.events
-            else "no differential privacy"
-        )
+        shown = ("bytes", "sha256", "epsilon", "delta")
+        facts = {"file": str(out), **{key: getattr(made, key) for key in shown}}
+        budget = f"epsilon {made.epsilon:g}, delta {made.delta:g}"
+        budget = budget if made.events else "no differential privacy"
         line = f"{out}: {human_bytes(made.bytes)}, {budget}; it is in the ledger"
-    console.print(
-        json.dumps(facts, indent=2) if as_json else line,
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    text = json.dumps(facts, indent=2) if as_json else line
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command("dry-run")
@@ -401,15 +357,10 @@ def features(
     )
     for row in rows[~torch.as_tensor(computed.ok)[rows]].tolist():
         print_error(f"cannot be read, and is left out: {dataset.where(row)}")
-    left = (
-        f"; {len(rows) - len(records.labels)} images left out"
-        if len(rows) > len(records.labels)
-        else ""
-    )
-    console.print(
-        f"{len(records.labels)} features of dimension {records.features.shape[1]}: {out}{left}",
-        soft_wrap=True,
-    )
+    lost = len(rows) - len(records.labels)
+    left = f"; {lost} images left out" if lost else ""
+    facts = f"{len(records.labels)} features of dimension {records.features.shape[1]}"
+    console.print(f"{facts}: {out}{left}", soft_wrap=True)
 
 
 def _text(value: object) -> str:

@@ -55,11 +55,9 @@ def metrics(
     ):
         console.print(f"{url} reports this site; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
-            warning = (
-                "other machines can read this site's budget and the state of its data: allow only "
-                "your monitoring to reach this port"
-            )
-            stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
+            warning = "other machines can read this site's budget and the state of its data"
+            allow = "allow only your monitoring to reach this port"
+            stderr_console().print(f"warning: {warning}: {allow}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
 
 
@@ -67,16 +65,15 @@ def metrics(
 def _of_site(runtime: str, node_config: list[str] | None) -> Iterator[SiteCollector]:
     """The collector of the app at this address, or of this node-config."""
     from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
-    from fedsurrogate.client_app.processes.app_metrics import ask, watching
-    from fedsurrogate.client_app.processes.joining import check_data
+    from fedsurrogate.client_app.processes.app_report import ask, watching
 
     if runtime:
-        yield SiteCollector(lambda: ask(runtime), lambda: check_data(runtime).state == "PASS")
+        yield SiteCollector(lambda: ask(runtime), of_app=True)
         return
     if node_config is None:
         raise ConfigError(
             "nothing to report: name the socket of a running site with --runtime unix:/PATH, or the "
             "site's settings with --node-config"
         )
-    with watching(node_of(node_config)) as watched:
-        yield SiteCollector(watched.figures, None)
+    with watching(node_of(node_config)) as reporter:
+        yield SiteCollector(reporter.report, of_app=False)

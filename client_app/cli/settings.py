@@ -41,11 +41,8 @@ def settings(
 
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
-        typer.echo(
-            json.dumps(
-                [{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows], indent=2
-            )
-        )
+        shown = [{k: v for k, v in asdict(row).items() if k != "methods"} for row in rows]
+        typer.echo(json.dumps(shown, indent=2))
         return
     for table in setting_tables(rows, key):
         console.print(table)
@@ -74,13 +71,10 @@ def policy_check(
     if as_json:
         print(json.dumps(values, indent=2))
         return
-    narrow = (
-        Column(name, overflow="fold", max_width=max(14, console.width // 5))
-        for name in ("value", "default")
-    )
-    table = Table(
-        Column("key", no_wrap=True), *narrow, Column("meaning", overflow="fold"), box=SIMPLE_HEAD
-    )
+    width = max(14, console.width // 5)
+    narrow = (Column(name, overflow="fold", max_width=width) for name in ("value", "default"))
+    meaning = Column("meaning", overflow="fold")
+    table = Table(Column("key", no_wrap=True), *narrow, meaning, box=SIMPLE_HEAD)
     for name, field in Policy.model_fields.items():
         value, default = getattr(policy, name), getattr(DEFAULT, name)
         shown = Text(_shown(value), style="" if value == default else "bold")

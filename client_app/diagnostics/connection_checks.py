@@ -1,27 +1,85 @@
-"""Checks of the connection from a site to its coordinator, step by step: the way, TLS, packets,
-clock, the site's key.
+"""Checks of the connection from a site to its coordinator, step by step up to the first that fails: the
+name, the port, a proxy and its tunnel, TLS, packets, and the site's certificate and key.
 """
 
 from __future__ import annotations
 
-import datetime
+import errno
 import os
+import socket
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedsurrogate.client_app.diagnostics.certificate_check import check_certificate
 from fedsurrogate.client_app.diagnostics.findings import SECONDS, Finding, Link
 from fedsurrogate.client_app.diagnostics.large_packets import large_packets_arrive
-from fedsurrogate.client_app.diagnostics.presented_certificates import inspector, presented
-from fedsurrogate.client_app.diagnostics.proxies import Proxy, capitals_only, open_tunnel, proxy_for
-from fedsurrogate.client_app.diagnostics.way_checks import check_way
+from fedsurrogate.client_app.diagnostics.proxies import (
+    Proxy,
+    ProxyError,
+    capitals_only,
+    open_tunnel,
+    proxy_for,
+)
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.security.enrolment import read_node_key
+from fedsurrogate.common.security.enrolment import CERTIFICATE, read_node_key
 
 PROBE_SECONDS = 3.0
-SOON = datetime.timedelta(days=30)
+SOON = timedelta(days=30)
+NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+DNS = (
+    "check the name, and this machine's DNS; if other machines here know it, the containers have "
+    "another DNS server: set dns or extra_hosts for node in compose.yml"
+)
+FLEET = "check that the coordinator is running and that this is its Fleet port (usually 9092)"
+INTERCEPTED = "that no proxy on the path intercepts TLS"
+CLOCK = "check this machine's clock"
+RENEW_SITE = (
+    "renew it: `site enrol SITE --hospital NAME --contact ADDRESS` in the folder above this site's, "
+    "and send the file SITE.csr to the coordinator"
+)
+RENEW = "ask the coordinator to renew it"
+REFUSED = {
+    "expired": f"{RENEW} (`coordinator certs FOLDER --renew`), and {CLOCK}",
+    "not yet valid": CLOCK,
+    "mismatch": "use the name in the certificate, or ask the coordinator: `coordinator certs FOLDER "
+    "--renew --host NAME`",
+    "": "take ca.crt from the site kit again; it is of another federation, or the coordinator has a new "
+    "authority",
+}
+"""What to do about a certificate that is refused, by words of the reason."""
+STANDING = {
+    "registered": Finding(
+        "key", "PASS", "the coordinator knows this site's key, and the clocks agree"
+    ),
+    "unknown": Finding(
+        "key", "FAIL", "the coordinator does not know this site's key",
+        "ask the coordinator to add it with `coordinator register`; a key that it has revoked stays "
+        "barred, and this site then needs a new kit",
+    ),
+    "clock": Finding(
+        "key", "FAIL", "the coordinator refuses this site's signature; the clocks are more than 5 seconds "
+        "apart, or it has another key", "set both clocks by NTP",
+    ),
+    "open": Finding(
+        "key", "WARN", "the coordinator requires no keys of sites",
+        "ask to start it with --enable-supernode-auth",
+    ),
+    "silent": Finding(
+        "key", "FAIL", "the reply is not that of a coordinator to this site's Flower",
+        "check the port: a coordinator has one for sites of Flower 1.34 (gRPC), and may have another for "
+        "sites of 1.42 (HTTP)",
+    ),
+}  # fmt: skip
+
+
+class _FailedError(Exception):
+    """A step that has failed; no later one is tried."""
+
+    def __init__(self, what: str, found: str, remedy: str) -> None:
+        super().__init__(found)
+        self.finding = Finding(what, "FAIL", found, remedy)
 
 
 def check_link(link: Link) -> Iterator[Finding]:
@@ -29,231 +87,239 @@ def check_link(link: Link) -> Iterator[Finding]:
     takes.
     """
     try:
+        yield from _steps(link)
+    except _FailedError as failed:
+        yield failed.finding
+        if failed.finding.what in ("name", "port") and (ignored := capitals_only(os.environ)):
+            facts = f"{ignored} is in capital letters, which gRPC does not read"
+            setting = f"set {ignored.lower()}, in small letters (PROXY in a kit's .env)"
+            yield Finding("proxy", "WARN", facts, f"{setting}, if this site needs the proxy")
+
+
+def _steps(link: Link) -> Iterator[Finding]:
+    try:
         proxy = proxy_for(link.host, os.environ)
     except ConfigError as error:
-        yield Finding(
-            "proxy",
-            "FAIL",
-            str(error),
-            "correct the variable, or remove it if this site needs no proxy",
-        )
-        return
-    for step in check_way(link, proxy):
-        yield step
-        if step.state == "FAIL":
-            if ignored := capitals_only(os.environ):
-                remedy = (
-                    f"set {ignored.lower()}, in small letters (PROXY in a kit's .env), if "
-                    "this site needs the proxy"
-                )
-                yield Finding(
-                    "proxy",
-                    "WARN",
-                    f"{ignored} is in capital letters, which gRPC does not read",
-                    remedy,
-                )
-            return
-    if link.authority is None and _speaks_tls(link, proxy):
-        remedy = "give --root-certificates with ca.crt of the site kit, and leave --insecure out"
-        yield Finding(
-            "TLS", "FAIL", "the coordinator requires TLS, and no certificate is given", remedy
-        )
-        return
-    if link.authority is None:
-        remedy = "give --root-certificates; the coordinator's `certs` command makes them"
-        yield Finding(
-            "TLS",
-            "WARN",
-            "not used: anyone on the network path can read and change all messages",
-            remedy,
-        )
+        remedy = "correct the variable, or remove it if this site needs no proxy"
+        raise _FailedError("proxy", str(error), remedy) from None
+    if proxy is None:
+        yield from _reached(link.host, link.port, FLEET)
     else:
-        trusted = _shake_hands(link, link.authority, proxy)
-        yield trusted
-        if trusted.state == "FAIL":
-            return
-        if (stuck := _large_packets(link, link.authority, proxy)) is not None:
-            yield stuck
-    yield from _key_checks(link)
-
-
-def _key_checks(link: Link) -> Iterator[Finding]:
-    """Of this site's certificate, if it has one and, unless that has expired, of its key."""
-    certificate = check_certificate(link.key) if link.key else None
-    if certificate is not None:
+        remedy = f"check the proxy, and the variable {proxy.variable}"
+        yield from _reached(proxy.host, proxy.port, remedy)
+        yield _tunnel(link, proxy)
+    if link.authority is not None:
+        yield from _secured(link, link.authority, proxy)
+    elif _presented(link, proxy):
+        facts = "the coordinator requires TLS, and no certificate is given"
+        remedy = "give --root-certificates with ca.crt of the site kit, and leave --insecure out"
+        raise _FailedError("TLS", facts, remedy)
+    else:
+        facts = "not used: anyone on the network path can read and change all messages"
+        remedy = "give --root-certificates; the coordinator's `certs` command makes them"
+        yield Finding("TLS", "WARN", facts, remedy)
+    if link.key is None:
+        remedy = "give --auth-supernode-private-key; without it the coordinator cannot identify "
+        yield Finding("key", "WARN", "no key of this site is given", f"{remedy}registered sites")
+        return
+    if (certificate := check_certificate(link.key)) is not None:
         yield certificate
-        if certificate.state == "FAIL":
-            return
-    yield _standing(link)
+    if certificate is None or certificate.state != "FAIL":
+        yield _standing(link, link.key)
 
 
-def _speaks_tls(link: Link, proxy: Proxy | None) -> bool:
+def _reached(host: str, port: int, if_refused: str) -> Iterator[Finding]:
     try:
-        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
-            plain.settimeout(PROBE_SECONDS)
-            presented(plain, link.host)
-    except OSError:
-        return False
-    return True
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _FailedError("name", f"{host} has no address ({error})", DNS) from None
+    addresses = sorted({str(each[4][0]) for each in found})
+    yield Finding("name", "PASS", f"{host} is {', '.join(addresses)}")
+    failed: dict[str, OSError] = {}
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), SECONDS / min(len(addresses), 4)).close()
+        except OSError as error:
+            failed[address] = error
+    if not failed:
+        yield Finding("port", "PASS", f"{host} answers on port {port}")
+    elif len(failed) < len(addresses):
+        facts = f"{host} answers on port {port}, but not at {', '.join(failed)}"
+        remedy = "connections may begin slowly; remove the address from DNS, or mend its route"
+        yield Finding("port", "WARN", facts, remedy)
+    elif all(":" in address for address in failed) and any(
+        error.errno in NO_ROUTE for error in failed.values()
+    ):
+        facts = f"{host} has IPv6 addresses only, and there is no IPv6 route from here"
+        remedy = (
+            "give this machine and its containers IPv6 (Docker: enable_ipv6), or ask for a name "
+        )
+        raise _FailedError("port", facts, f"{remedy}with an IPv4 address")
+    elif all(isinstance(each, ConnectionRefusedError) for each in failed.values()):
+        raise _FailedError("port", f"{host} refuses connections to port {port}", if_refused)
+    else:
+        facts = f"no reply from {host} port {port} ({next(iter(failed.values()))})"
+        remedy = (
+            f"allow outgoing connections to {host}, TCP port {port}; no incoming ones are needed"
+        )
+        raise _FailedError("port", facts, remedy)
 
 
-def _shake_hands(link: Link, authority: Path, proxy: Proxy | None) -> Finding:
+def _tunnel(link: Link, proxy: Proxy) -> Finding:
+    target = f"{link.host} port {link.port}"
+    try:
+        open_tunnel(proxy, link.host, link.port, SECONDS).close()
+    except OSError as error:
+        facts, status = f"gives no tunnel to {target} ({error})", getattr(error, "status", None)
+        remedy = (
+            f"ask its administrators to allow the method CONNECT to {target}, without inspection"
+        )
+        if not isinstance(error, ProxyError):
+            remedy = "check the proxy"
+        elif status == 407:
+            given = "refuses this user and password"
+            facts = given if proxy.credentials else "requires a user and password"
+            place = f"http://USER:PASSWORD@{proxy.host}:{proxy.port}"
+            remedy = f"set {proxy.variable}={place} (PROXY in the .env of a kit)"
+        elif status in (502, 503, 504):
+            facts = f"cannot reach {target} ({error})"
+            remedy = (
+                "check the name of the coordinator: the proxy resolves it; and that the proxy may "
+            )
+            remedy += "reach it"
+        raise _FailedError("proxy", f"the proxy {proxy} {facts}", remedy) from None
+    return Finding("proxy", "PASS", f"the proxy {proxy} gives a tunnel to {target}")
+
+
+def _secured(link: Link, authority: Path, proxy: Proxy | None) -> Iterator[Finding]:
+    """The handshake, and large packets over the same connection."""
+    place = f"{link.host} port {link.port}"
     try:
         context = ssl.create_default_context(cafile=str(authority.expanduser()))
     except (OSError, ssl.SSLError) as error:
-        reason = error.strerror or str(error)
-        return Finding(
-            "TLS",
-            "FAIL",
-            f"{authority} cannot be read as a certificate ({reason})",
-            "take ca.crt from the site kit",
-        )
+        why = f"{authority} cannot be read as a certificate ({error.strerror or error})"
+        raise _FailedError("TLS", why, "take ca.crt from the site kit") from None
     context.set_alpn_protocols(["h2"])
     try:
         with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
             plain.settimeout(SECONDS)
             with context.wrap_socket(plain, server_hostname=link.host) as secured:
-                certificate = secured.getpeercert() or {}
+                shown = secured.getpeercert() or {}
+                arrive = large_packets_arrive(secured, SECONDS)
     except ssl.SSLCertVerificationError as error:
-        if device := _inspector(link, authority, proxy):
+        if device := inspector(_presented(link, proxy), authority):
             facts = (
-                f"a device on the way inspects TLS: it presents a certificate of {device!r} "
-                f"for {link.host}"
+                f"a device on the way inspects TLS: it presents a certificate of {device!r} for "
             )
-            remedy = (
-                f"ask the administrators of this network to exempt {link.host} port "
-                f"{link.port} from TLS inspection"
-            )
-            return Finding("TLS", "FAIL", facts, remedy)
-        return Finding(
-            "TLS",
-            "FAIL",
-            f"the certificate is refused: {error.verify_message}",
-            _remedy(error.verify_message),
-        )
+            remedy = "ask the administrators of this network to exempt {} from TLS inspection"
+            raise _FailedError("TLS", facts + link.host, remedy.format(place)) from None
+        why = error.verify_message
+        remedy = next(text for words, text in REFUSED.items() if words in why)
+        raise _FailedError("TLS", f"the certificate is refused: {why}", remedy) from None
     except ssl.SSLError as error:
-        remedy = (
-            "check that the coordinator runs with its certificate, and that no proxy on the "
-            "path intercepts TLS"
-        )
-        return Finding(
-            "TLS", "FAIL", f"no TLS at {link.host} port {link.port} ({error.reason})", remedy
-        )
+        remedy = f"check that the coordinator runs with its certificate, and {INTERCEPTED}"
+        raise _FailedError("TLS", f"no TLS at {place} ({error.reason})", remedy) from None
     except OSError as error:
-        remedy = "check that no proxy on the path intercepts TLS"
-        return Finding(
-            "TLS", "FAIL", f"{link.host} port {link.port} closed the connection ({error})", remedy
+        facts = f"{place} closed the connection ({error})"
+        raise _FailedError("TLS", facts, f"check {INTERCEPTED}") from None
+    facts = f"the certificate is for {link.host}, trusted, and"
+    until = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
+    yield _valid("TLS", facts, until, f"{RENEW}: `coordinator certs FOLDER --renew`")
+    if arrive:
+        yield Finding("packets", "PASS", f"large packets arrive at {link.host}")
+    elif arrive is False:
+        facts = f"small packets arrive at {link.host}, large ones do not"
+        remedy = (
+            "a VPN or tunnel on the way may need a smaller MTU: set it on this machine, and for "
         )
-    until = datetime.datetime.fromtimestamp(
-        ssl.cert_time_to_seconds(str(certificate["notAfter"])), datetime.UTC
-    )
-    facts = f"the certificate is for {link.host}, trusted, and valid until {until:%Y-%m-%d}"
-    if until - datetime.datetime.now(datetime.UTC) < SOON:
-        return Finding(
-            "TLS",
-            "WARN",
-            facts,
-            "ask the coordinator to renew it: `coordinator certs FOLDER --renew`",
-        )
-    return Finding("TLS", "PASS", facts)
+        yield Finding("packets", "WARN", facts, f"{remedy}the containers' network")
 
 
-def _inspector(link: Link, authority: Path, proxy: Proxy | None) -> str:
-    try:
-        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
-            return inspector(presented(plain, link.host), authority)
-    except OSError:
-        return ""
-
-
-def _large_packets(link: Link, authority: Path, proxy: Proxy | None) -> Finding | None:
-    """Whether large packets pass; None if that could not be tried."""
-    context = ssl.create_default_context(cafile=str(authority.expanduser()))
+def _presented(link: Link, proxy: Proxy | None) -> bytes:
+    """The certificate that is presented, without any check (DER); empty if there is none. Nothing is
+    sent over this connection.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with (
-            open_tunnel(proxy, link.host, link.port, SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=link.host) as secured,
-        ):
-            arrive = large_packets_arrive(secured, SECONDS)
+        with open_tunnel(proxy, link.host, link.port, SECONDS) as plain:
+            plain.settimeout(PROBE_SECONDS)
+            with context.wrap_socket(plain, server_hostname=link.host) as secured:
+                return secured.getpeercert(binary_form=True) or b""
     except OSError:
+        return b""
+
+
+def inspector(der: bytes, authority: Path) -> str:
+    """The issuer of a certificate, if that is not an authority of a federation: a device on the way
+    inspects TLS.
+
+    Authorities of `coordinator certs` have the common name fedsurrogate and a number.
+
+    Args:
+        der: the certificate.
+        authority: file of the federation's authority.
+
+    Returns:
+        The issuer; empty if it is such an authority, or unreadable.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        issuer = x509.load_der_x509_certificate(der).issuer
+        own = x509.load_pem_x509_certificate(authority.expanduser().read_bytes()).subject
+        names, organisations = (
+            [str(each.value) for each in issuer.get_attributes_for_oid(which)]
+            for which in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)
+        )
+    # TypeError, KeyError: for a name in a kind of text that is not allowed, or not known.
+    except (ValueError, TypeError, KeyError, x509.InvalidVersion, OSError):
+        return ""
+    if issuer == own or any(name.startswith("fedsurrogate ") for name in names):
+        return ""
+    return ", ".join(dict.fromkeys([*names, *organisations])) or issuer.rfc4514_string()
+
+
+def check_certificate(key: Path) -> Finding | None:
+    """How long this site's key is accepted.
+
+    Args:
+        key: file of the private key, next to which the certificate is.
+
+    Returns:
+        None for a site without a certificate, whose key is accepted for as long as it is
+        registered.
+    """
+    from cryptography import x509
+
+    file = key.expanduser().with_name(CERTIFICATE)
+    if not file.is_file():
         return None
-    if arrive is None:
-        return None
-    if arrive:
-        return Finding("packets", "PASS", f"large packets arrive at {link.host}")
-    remedy = (
-        "a VPN or tunnel on the way may need a smaller MTU: set it on this machine, and for "
-        "the containers' network"
-    )
-    return Finding(
-        "packets", "WARN", f"small packets arrive at {link.host}, large ones do not", remedy
-    )
+    try:
+        until = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError, x509.InvalidVersion) as error:
+        facts = f"{CERTIFICATE} cannot be read ({type(error).__name__})"
+        remedy = f"take {CERTIFICATE} from the site kit again"
+        return Finding("certificate", "FAIL", facts, remedy)
+    if until <= datetime.now(UTC):
+        return Finding("certificate", "FAIL", f"this site's ended on {until:%Y-%m-%d}", RENEW_SITE)
+    return _valid("certificate", "this site's is", until, RENEW_SITE)
 
 
-def _remedy(error: str) -> str:
-    if "expired" in error:
-        return (
-            "ask the coordinator to renew it (`coordinator certs FOLDER --renew`), and check "
-            "this machine's clock"
-        )
-    if "not yet valid" in error:
-        return "check this machine's clock"
-    if "mismatch" in error:
-        return (
-            "use the name in the certificate, or ask the coordinator: `coordinator certs "
-            "FOLDER --renew --host NAME`"
-        )
-    return (
-        "take ca.crt from the site kit again; it is of another federation, or the coordinator "
-        "has a new authority"
-    )
+def _valid(what: str, facts: str, until: datetime, renew: str) -> Finding:
+    facts = f"{facts} valid until {until:%Y-%m-%d}"
+    if until - datetime.now(UTC) <= SOON:
+        return Finding(what, "WARN", facts, renew)
+    return Finding(what, "PASS", facts)
 
 
-def _standing(link: Link) -> Finding:
-    if link.key is None:
-        remedy = (
-            "give --auth-supernode-private-key; without it the coordinator cannot identify "
-            "registered sites"
-        )
-        return Finding("key", "WARN", "no key of this site is given", remedy)
+def _standing(link: Link, key: Path) -> Finding:
     authority = link.authority.expanduser().read_bytes() if link.authority else None
     host = f"[{link.host}]" if ":" in link.host else link.host
     try:
-        standing = flower().key_standing(
-            f"{host}:{link.port}", authority, read_node_key(link.key), SECONDS
-        )
+        own = read_node_key(key)
+        return STANDING[flower().key_standing(f"{host}:{link.port}", authority, own, SECONDS)]
     except ConfigError as error:
-        return Finding("key", "FAIL", str(error), "take site.key from the site kit")
-    return {
-        "registered": Finding(
-            "key", "PASS", "the coordinator knows this site's key, and the clocks agree"
-        ),
-        "unknown": Finding(
-            "key",
-            "FAIL",
-            "the coordinator does not know this site's key",
-            "ask the coordinator to add it with `coordinator register`; a key that it has revoked "
-            "stays barred, and this site then needs a new kit",
-        ),
-        "clock": Finding(
-            "key",
-            "FAIL",
-            "the coordinator refuses this site's signature; the clocks are more than 5 seconds "
-            "apart, or it has another key",
-            "set both clocks by NTP",
-        ),
-        "open": Finding(
-            "key",
-            "WARN",
-            "the coordinator requires no keys of sites",
-            "ask to start it with --enable-supernode-auth",
-        ),
-        "silent": Finding(
-            "key",
-            "FAIL",
-            "the reply is not that of a coordinator to this site's Flower",
-            "check the port: a coordinator has one for sites of Flower 1.34 (gRPC), and may have "
-            "another for sites of 1.42 (HTTP)",
-        ),
-    }[standing]
+        raise _FailedError("key", str(error), "take site.key from the site kit") from None

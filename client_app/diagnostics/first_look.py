@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,11 +44,18 @@ def check_files(node: NodeConfig) -> list[str]:
     if node.data in OF_DATA:
         check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
     warnings: list[str] = []
-    for name in node.dataset or ("",):
-        source = _source(node, name)
+    for source in _sources(node):
         read_schema(source)
-        if node.data in ("imagefolder", "dicom"):
-            warnings += _of_folders(source, name)
+        try:
+            found = _in_folders(source)
+            if found is not None and not found[1]:
+                images = "images" if source.kind == "imagefolder" else "files"
+                what = f"'{found[0]}' has no {images} in class folders"
+                warnings.append(f"{what}; make one folder per class, or a table")
+            elif found is not None:
+                note_depth(*found, LeftOut(), () if source.kind == "imagefolder" else None)
+        except DataError as error:
+            warnings.append(str(error))
     return warnings
 
 
@@ -66,10 +73,7 @@ def check_enough(node: NodeConfig, smallest_site: int) -> None:
     """
     if not smallest_site or not node.data or node.data == "digits":
         return
-    found = 0
-    for name in node.dataset or ("",):
-        source = _source(node, name)
-        found += _records(source, name)
+    found = sum(map(_records, _sources(node)))
     if found < smallest_site:
         raise DataError(
             f"data-dir = {node.data_dir!r} has {found or 'no'} records of kind {node.data!r}, and the "
@@ -85,57 +89,39 @@ class _Columns(Number):
     gaps = True
 
 
-def _source(node: NodeConfig, name: str) -> DataSource:
-    """A data set of the site. Where the node-config names columns that runs may learn, its records
+def _sources(node: NodeConfig) -> Iterator[DataSource]:
+    """The data sets of the site. Where the node-config names columns that runs may learn, their records
     need these, and no class.
     """
     assert node.data
     columns = node.target_columns
     target = _Columns(columns, ((-1.0, 1.0),) * len(columns)) if columns else None
-    return DataSource(
-        node.data,
-        node.data_dir,
-        (name,),
-        node.label_column,
-        "",
-        node.patient_column,
-        classes=() if target is None else target.rows,
-        target=target,
-    )
+    classes = () if target is None else target.rows
+    for name in node.dataset or ("",):
+        where = (node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)
+        yield DataSource(*where, classes=classes, target=target)
 
 
-def _records(source: DataSource, name: str) -> int:
+def _records(source: DataSource) -> int:
     """Records of a data set, without a look into images; those that its files list."""
-    if source.kind in ("imagefolder", "dicom"):
-        try:
-            root, table = find_table(folder_of(source, name), name)
-            if table is None:
-                return len(in_class_folders(root, _wanted(source.kind), LeftOut())[0])
-        except (DataError, OSError):
-            return 0
+    try:
+        found = _in_folders(source)
+    except (DataError, OSError):
+        return 0
+    if found is not None:
+        return len(found[1])
     return sum(map(len, load_all(replace(source, one_by_one=True), 0)))
 
 
-def _wanted(kind: str) -> Callable[[Path], bool]:
-    """Which files of class folders are records."""
-    if kind == "dicom":
-        return is_file
-    return lambda path: path.suffix.lower() in IMAGE_SUFFIXES
-
-
-def _of_folders(source: DataSource, name: str) -> list[str]:
+def _in_folders(source: DataSource) -> tuple[Path, Sequence[tuple[Path, str]]] | None:
+    """The folder of a data set without a table, and the files in its class folders; None for others."""
+    if source.kind not in ("imagefolder", "dicom"):
+        return None
+    (name,) = source.names
     root, table = find_table(folder_of(source, name), name)
-    if table is not None:
-        return []
-    images = source.kind == "imagefolder"
-    try:
-        files, _ = in_class_folders(root, _wanted(source.kind), LeftOut())
-        if not files:
-            return [
-                f"'{root}' has no {'images' if images else 'files'} in class folders; make one "
-                "folder per class, or a table"
-            ]
-        note_depth(root, files, LeftOut(), () if images else None)
-    except DataError as error:
-        return [str(error)]
-    return []
+    wanted = is_file if source.kind == "dicom" else _is_image
+    return None if table is not None else (root, in_class_folders(root, wanted, LeftOut())[0])
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES

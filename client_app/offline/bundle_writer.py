@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.client_app.audit.output import check_attacks
-from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.release import SurrogateRequest, charge_and_release, prepare
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import coordinator_key, private_key
+from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
 from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError
 from fedsurrogate.common.files import replace_file, stage_file
 from fedsurrogate.common.security.signed_requests import Request, read_request
@@ -39,17 +38,14 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
     Raises:
         FedSurrogateError: and then nothing has left.
     """
-    if not (node.site or node.num_partitions > 1):
-        raise ConfigError(
-            "the node-config names no site, and the coordinator knows keys by name; set site"
-        )
+    site = key_name(node)
     if file.exists():
         raise ConfigError(
             f"{str(file)!r} exists; a bundle is never replaced, because its release is in the "
             "ledger"
         )
     request = read_request(request_file, coordinator_key(node))
-    run, site = request.run(), site_name(node, 0)
+    run = request.run()
     before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run.settings.data, flower_run)

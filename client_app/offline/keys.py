@@ -44,6 +44,13 @@ def private_key(node: NodeConfig, site: str) -> bytes:
     return key
 
 
+def key_name(node: NodeConfig) -> str:
+    """The name by which others know this site's key. Raises ConfigError if it has none."""
+    if not (node.site or node.num_partitions > 1):
+        raise ConfigError("the node-config names no site, and others know keys by name; set site")
+    return node.site or str(node.partition_id)
+
+
 def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     """Public keys by site, as received from the coordinator.
 

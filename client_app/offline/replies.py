@@ -11,10 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.own_ledger import own_ledger
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import coordinator_key, private_key
+from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
 from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer
 from fedsurrogate.common.errors import ConfigError, StateError
 from fedsurrogate.common.exchange.message_files import (
@@ -66,11 +65,7 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
     Raises:
         FedSurrogateError: for a request that the site refuses or cannot answer.
     """
-    if not (node.site or node.num_partitions > 1):
-        raise ConfigError(
-            "the node-config names no site, and the coordinator knows keys by name; set site"
-        )
-    site = site_name(node, 0)
+    site = key_name(node)
     if file.exists():
         raise ConfigError(
             f"{str(file)!r} exists, and a reply is never replaced; choose another file"

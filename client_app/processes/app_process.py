@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.processes.app_metrics import reporting
-from fedsurrogate.client_app.processes.app_status import answering
+from fedsurrogate.client_app.processes.app_report import reporting
 from fedsurrogate.client_app.processes.joining import found_data
 from fedsurrogate.client_app.processes.kernel import end_with_parent, name_process
 from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, take_arguments
@@ -66,8 +65,9 @@ def serve(runtime: str, settings: str, joined: bool = False) -> None:
     configure_log(os.environ)
     command = Path(sys.executable).with_name(COMMAND)
     with ExitStack() as kept:
-        for each in () if joined else (reporting, found_data, answering):
-            kept.enter_context(each(runtime, node))
+        if not joined:
+            reporter = kept.enter_context(reporting(runtime, node))
+            reporter.found_data = found_data(runtime, node)
         flower().superexec(runtime, kept.enter_context(WarmStarter(command, os.environ)))
 
 

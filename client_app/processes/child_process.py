@@ -102,9 +102,9 @@ class Child:
         self.postpone()
         return code
 
-    def postpone(self) -> float:
-        """Postpone the next start, longer each time; return the pause in seconds."""
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+    def postpone(self, seconds: float = 0.0) -> float:
+        """Postpone the next start by so long, or longer each time; return the pause in seconds."""
+        pause, self._pause = seconds or self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._next_start = time.monotonic() + pause
         return pause
 

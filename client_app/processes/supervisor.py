@@ -1,5 +1,5 @@
-"""Supervisor of a site's two processes: its SuperNode, which starts no code, and the app installed
-here.
+"""Supervisor of a site's processes: its SuperNode, which starts no code, and the app installed here,
+where that is not in a container of its own.
 
 Flower sends an app's code with every run, and a SuperNode without `--isolation process` starts it.
 The supervisor always sets this flag; the user cannot omit it.
@@ -15,25 +15,33 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
 from fedsurrogate.client_app.processes.child_process import Child
-from fedsurrogate.client_app.processes.link_look import look_at_link
-from fedsurrogate.client_app.processes.node_process import TWIN
-from fedsurrogate.client_app.processes.own_account import SETTINGS, unseen
+from fedsurrogate.client_app.processes.joining import await_data
+from fedsurrogate.client_app.processes.node_process import look_at_link
+from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, unseen
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 
 NODE_MODULE = "fedsurrogate.client_app.processes.node_process"
+LINK_OPTIONS = ("--superlink", "--root-certificates", "--auth-supernode-private-key")
+TWIN = (
+    "the coordinator knows this site's key, but a node with this key is connected already; stop the "
+    "other one, or wait a minute if it has just ended; each machine needs a kit of its own"
+)
 ATTEMPTS = 3
 """Number of early ends of a process after which a site that was never connected gives up."""
 REFUSALS = 2
 """Number of refusals of key or certificate in a row after which a site that was never connected gives up."""
 ANSWER_SECONDS, SEND_SECONDS, END_SECONDS = 60.0, 15.0, 15.0
 """Waiting times at the end: for the app's reply, for the reply to be sent, for the SuperNode to end."""
+OWN = "join"
+"""Name of the supervisor, before its lines."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -43,12 +51,12 @@ class Commands:
 
     Attributes:
         node: the SuperNode's, and variables of its environment.
-        app: the app's, likewise.
+        app: the app's, likewise; None: it runs in a container of its own.
         look: checks the connection.
     """
 
     node: tuple[Sequence[str], Mapping[str, str]]
-    app: tuple[Sequence[str], Mapping[str, str]]
+    app: tuple[Sequence[str], Mapping[str, str]] | None
     look: Callable[[], Sequence[Finding]]
 
 
@@ -72,14 +80,43 @@ def site_commands(
     if key is not None:
         trust += ["--auth-supernode-private-key", str(key.expanduser())]
     link = ["--superlink", superlink, *trust]
-    of_node = [runtime, *link, *(["--insecure"] if authority is None else [])]
+    of_node = _node([runtime, *link, *(["--insecure"] if authority is None else [])])
     of_app = unseen(["--runtime", runtime, "--joined"]) | {SETTINGS: node_config}
-    return Commands(
-        # -P: files of the folder from which the site joins are no modules.
-        ([sys.executable, "-P", "-m", NODE_MODULE], unseen(of_node) | {SETTINGS: ""}),
-        ([_installed("site"), "app"], of_app),
-        lambda: look_at_link(link),
-    )
+    return Commands(of_node, ([_installed("site"), "app"], of_app), lambda: look_at_link(link))
+
+
+def _node(arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    # -P: files of the folder from which the site joins are no modules.
+    command = [sys.executable, "-P", "-m", NODE_MODULE]
+    return command, unseen(arguments) | {SETTINGS: ""}
+
+
+def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
+    """Run a SuperNode whose app is in a container of its own, once that has found the site's data,
+    until a signal ends it.
+
+    Args:
+        runtime: Address of its Runtime API: unix:/path of a socket, which only this user may open.
+        arguments: All others of `flower-supernode`.
+        retry: Seconds after which a SuperNode that ended by an error is started again, as for a
+            site whose key is not registered yet; 0: never.
+
+    Raises:
+        RunError: The SuperNode ended by an error and is not started again.
+        ConfigError: `runtime` is a port, where Flower's API asks for no authentication, or a socket that
+            others could replace.
+    """
+    runtime = own_socket(runtime)
+    os.umask(0o077)  # Its socket, too: only this account may open it.
+    await_data(runtime)
+    pairs = pairwise([*arguments, ""])
+    link = [word for pair in pairs if pair[0] in LINK_OPTIONS for word in pair]
+    commands = Commands(_node([runtime, *arguments]), None, lambda: look_at_link(link))
+
+    def show(name: str, line: str) -> None:
+        print(line, file=sys.stderr if name == OWN else sys.stdout, flush=True)
+
+    Supervisor(commands, show, retry).run()
 
 
 def _installed(name: str) -> str:
@@ -98,10 +135,14 @@ class Supervisor:
     Args:
         commands: of the processes.
         show: prints a line of a named process.
+        retry: without an app, seconds after which a SuperNode that has ended is started again; 0:
+            never.
     """
 
-    def __init__(self, commands: Commands, show: Callable[[str, str], None]) -> None:
-        self._commands, self._show = commands, show
+    def __init__(
+        self, commands: Commands, show: Callable[[str, str], None], retry: float = 0.0
+    ) -> None:
+        self._commands, self._show, self._retry = commands, show, retry
         self._environment = (
             os.environ
             | QUIET
@@ -111,7 +152,7 @@ class Supervisor:
         self._node, self._app = Child("node"), Child("app")
         self._log = flower().supernode_log
         self._warnings: list[Finding] = []
-        self._listens = self._was_connected = self._works = self._looks = False
+        self._listens = self._was_connected = self._works = self._looks = self._barred = False
         self._refusals = self._signals = 0
 
     def run(self) -> None:
@@ -133,13 +174,37 @@ class Supervisor:
         if (code := self._node.ended()) is not None:
             self._listen()
             self._listens = self._works = False
-            if self._node.soon_ended >= ATTEMPTS and not self._was_connected:
+            if self._commands.app is None:
+                self._say_why()
+            elif self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
-            self._say(f"the SuperNode has ended with exit code {code}; it is started again")
-        if self._node.due and self._reachable():
+            else:
+                self._say(f"the SuperNode has ended with exit code {code}; it is started again")
+        if self._node.due and (self._commands.app is None or self._reachable()):
+            self._barred = False
             self._start(self._node, *self._commands.node)
 
+    def _say_why(self) -> None:
+        """Say why a SuperNode without an app has ended: what is wrong with its connection now, and what
+        to do. Raises RunError if it is not started again.
+        """
+        findings = self._look()
+        failed = next((each for each in findings if each.state == "FAIL"), None)
+        if failed is not None:
+            why = f"{failed.what}: {failed.found}; {failed.remedy}"
+        elif self._barred:
+            why = TWIN
+        else:
+            state = "is good" if findings else "could not be checked"
+            why = f"its connection {state}; its log names the cause"
+        if not self._retry:
+            raise RunError(f"the SuperNode has ended: {why}")
+        self._node.postpone(self._retry)
+        self._say(f"the SuperNode has ended: {why}; it is started again in {self._retry:g} s")
+
     def _tend_app(self) -> None:
+        if self._commands.app is None:
+            return
         if (code := self._app.ended()) is not None:
             if self._app.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(f"`site app` does not start; it wrote:\n{_written(self._app)}")
@@ -154,16 +219,7 @@ class Supervisor:
         """Whether this site can reach the coordinator. Raises RunError for an error that only a
         person can correct.
         """
-        self._looks = True
-        try:
-            findings = list(self._commands.look())
-        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
-            self._say(
-                f"the connection to the coordinator could not be checked ({type(error).__name__})"
-            )
-            return True
-        finally:
-            self._looks = False
+        findings = self._look()
         failed = next((each for each in findings if each.state == "FAIL"), None)
         warnings = [each for each in findings if each.state != "PASS"]
         for each in warnings:
@@ -174,7 +230,7 @@ class Supervisor:
         if failed is None:
             self._refusals = 0
             return True
-        if failed.what in ("TLS", "key") and not self._was_connected:
+        if failed.what in ("TLS", "certificate", "key") and not self._was_connected:
             self._refusals += 1
             if self._refusals >= REFUSALS:
                 raise RunError(
@@ -182,6 +238,18 @@ class Supervisor:
                 )
         self._say(f"waiting for the coordinator; next attempt in {self._node.postpone():g} s")
         return False
+
+    def _look(self) -> list[Finding]:
+        """What is found about the connection; nothing if it could not be checked."""
+        self._looks = True
+        try:
+            return list(self._commands.look())
+        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
+            name = type(error).__name__
+            self._say(f"the connection to the coordinator could not be checked ({name})")
+            return []
+        finally:
+            self._looks = False
 
     def _listen(self, seconds: float = 0.3) -> None:
         """Show the output of the processes; wait for it at most this long."""
@@ -199,7 +267,9 @@ class Supervisor:
             self._was_connected = True
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
         elif self._log.inactive in line:
-            self._say(TWIN)
+            self._barred = True
+            if self._commands.app is not None:
+                self._say(TWIN)
         elif self._log.receives in line:
             self._works = True
         elif any(word in line for word in self._log.done):
@@ -238,7 +308,7 @@ class Supervisor:
         )
 
     def _say(self, text: str) -> None:
-        self._show("join", text)
+        self._show(OWN, text)
 
 
 class _EndRequestedError(Exception):

@@ -200,6 +200,20 @@ class Control(Protocol):
     def runs(self) -> list[FlowerRun]:
         """All its runs."""
 
+    def start(self, app: Path, settings: Mapping[str, Scalar], sites: Mapping[str, Scalar]) -> str:
+        """Submit a run; return its id.
+
+        Args:
+            app: The folder of the app, as `packed_digest` has it.
+            settings: Of the run, flat.
+            sites: Those of a simulation and their resources, by Flower's names; empty for others.
+        """
+
+    def log(self, run: str) -> str:
+        """What the app of this run has written until its end, for which it waits; Flower drops the
+        messages of an ended run when it is asked.
+        """
+
     def stop(self, run: str) -> bool:
         """Stop the run of this id; return whether it did."""
 
@@ -299,9 +313,6 @@ class FlowerProcesses(Protocol):
 
 class FlowerLink(Protocol):
     """What a SuperLink knows, and the form of keys there."""
-
-    def commands(self) -> None:
-        """Run Flower's own command `flwr` with the arguments of this process. Does not return."""
 
     def control(self, address: str, authority: Path | None) -> AbstractContextManager[Control]:
         """Connect to a Control API.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
     import grpc
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    from fedsurrogate.common.settings.flat import Scalar
+
 SECONDS = 30.0
 """How long a request to the Control API may take."""
 
 
 class Link134(FlowerLink):
     """Connections to a SuperLink of Flower 1.34."""
-
-    def commands(self) -> None:
-        """They reach Unix sockets."""
-        from flwr.cli.app import app
-
-        app(prog_name="flwr")
 
     @contextmanager
     def control(self, address: str, authority: Path | None) -> Iterator[Control]:
@@ -118,6 +115,31 @@ class Control134(Control):
 
         reply = self._stub.ListRuns(ListRunsRequest(), timeout=SECONDS)
         return [_run(number, each) for number, each in reply.run_dict.items()]
+
+    def start(self, app: Path, settings: Mapping[str, Scalar], sites: Mapping[str, Scalar]) -> str:
+        """As `flwr run` does."""
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+        from flwr.supercore.utils import simulation_config_from_json
+
+        packed = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab),
+            override_config=user_config_to_proto(dict(settings)),
+            override_federation_config=simulation_config_from_json(dict(sites)) if sites else None,
+        )
+        return str(self._stub.StartRun(request, timeout=SECONDS).run_id)
+
+    def log(self, run: str) -> str:
+        """In pieces."""
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
+        request = StreamLogsRequest(run_id=int(run))
+        pieces = self._stub.StreamLogs(request, timeout=SECONDS)
+        return "".join(piece.log_output for piece in pieces)
 
     def stop(self, run: str) -> bool:
         """The SuperLink refuses to stop a run that has ended."""

@@ -25,11 +25,6 @@ AGAIN = 0.3
 class Link142(Link134):
     """Connections to a SuperLink of Flower 1.42."""
 
-    def commands(self) -> None:
-        """They reach no Unix socket by themselves."""
-        reach_unix_sockets()
-        super().commands()
-
     @contextmanager
     def control(self, address: str, authority: Path | None) -> Iterator[Control]:
         """Over HTTP, as Flower's own commands speak since 1.42."""

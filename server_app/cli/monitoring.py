@@ -60,18 +60,13 @@ def watch(
     stopped at any time. Prints a line for every event, then the state. Exits with 0 when the run
     succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
     """
-    from fedsurrogate.server_app.monitoring.watch import show_once, watch_json
+    from fedsurrogate.server_app.monitoring.watch import show_once
     from fedsurrogate.server_app.monitoring.watch import watch as show
     from fedsurrogate.server_app.runs.reader import run_folders
 
     known = run_folders(run) if wait_for_next else []
-    if once:
-        well = show_once(run, console, as_json)
-    elif as_json:
-        well = watch_json(run, timeout, known)
-    else:
-        well = show(run, console, timeout, known)
-    if not well:
+    shown = show_once(run, console, as_json) if once else None
+    if not (show(run, console, timeout, known, as_json) if shown is None else shown):
         raise typer.Exit(1)
 
 

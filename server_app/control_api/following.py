@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.interface import FlowerRun, UnreachableError
+from fedsurrogate.common.flower.interface import UnreachableError
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.lifecycle.ends import complete_killed
 from fedsurrogate.server_app.runs.json_files import PARTS
 from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
 
 LATEST = "latest"
-LOOK_SECONDS = 5.0
+PENDING = "pending"
+LOOK_SECONDS, REMIND_SECONDS = 2.0, 60.0
+NOT_STARTED = (
+    "the SuperLink has not started the run; check that it starts apps itself, or that `coordinator app` runs, and "
+    "that no other run is active"
+)
 # How long a run that its SuperLink has ended may take to complete its folder.
 END_SECONDS = 60.0
 OnEvent = Callable[[dict[str, Any]], None]
@@ -51,9 +56,7 @@ def find_handle(run: str, output: Path) -> Handle:
         RunError: there is none.
     """
     if run.isdecimal():
-        return Handle(
-            run, next((folder for folder in run_folders(output) if flower_id(folder) == run), None)
-        )
+        return Handle(run, find_folder(output, run))
     if run == LATEST:
         newest = next(iter(run_folders(output)), None)
         if newest is None:
@@ -71,6 +74,11 @@ def find_handle(run: str, output: Path) -> Handle:
     )
 
 
+def find_folder(output: Path, run_id: str) -> Path | None:
+    """The run folder in `output` of Flower's run of this number; None if there is none yet."""
+    return next((folder for folder in run_folders(output) if flower_id(folder) == run_id), None)
+
+
 def flower_id(folder: Path) -> str:
     """Flower's number of the run of this folder; "" if unknown."""
     try:
@@ -81,12 +89,7 @@ def flower_id(folder: Path) -> str:
 
 
 def follow_run(
-    handle: Handle,
-    output: Path,
-    address: str,
-    authority: Path | None,
-    on_event: OnEvent,
-    shown: int = 0,
+    handle: Handle, output: Path, address: str, authority: Path | None, on_event: OnEvent
 ) -> Path | None:
     """Pass the events of a run on until it ends.
 
@@ -96,117 +99,73 @@ def follow_run(
     Args:
         handle: the run.
         output: folder of all runs.
-        address: of the Control API, host:port.
+        address: of the Control API, unix:/path or host:port.
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
         on_event: takes each event of the run.
-        shown: number of events at the start that are not passed on.
 
     Returns:
-        The run folder; None if the coordinator's app writes it on another machine.
+        The run folder; None if the SuperLink reports an end, and there is none here: the
+        coordinator's app writes it on another machine, or has begun none.
 
     Raises:
-        RunError: the run ended without a folder here and was not successful, the SuperLink does not
-            know it and there is no folder, or its folder records no end.
+        RunError: the SuperLink does not know the run and there is no folder, or its folder records no
+            end.
     """
-    followed = _Followed(handle, output, on_event, shown)
-    link = _Link(handle.id, address, authority)
-    while not followed.read():
-        if handle.id and link.due:
-            link.ask()
-            if followed.live is None and link.run is None:
-                raise RunError(link.problem)
-            if link.news:
-                on_event(
-                    {
-                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
-                        "event": "remark",
-                        "reason": link.problem,
-                    }
-                )
-            if link.run is not None and link.run.is_over:
-                if followed.live is None:
-                    _check_end(link.run)
-                    return None
-                if link.over_for > END_SECONDS:
-                    raise RunError(
-                        f"the SuperLink reports {link.run.status}, but {followed.live.folder} "
-                        "records no end"
-                    )
+    live = None if handle.folder is None else LiveRun(handle.folder)
+    link = _Link(handle.id, address, authority, on_event)
+    while True:
+        if live is None and (folder := find_handle(handle.id, output).folder) is not None:
+            live = LiveRun(folder)
+        if live is not None:
+            complete_killed(live.folder)
+            for event in live.refresh():
+                on_event(event)
+            if live.state.ended:
+                return live.folder
+        if handle.id and link.is_over(live):
+            return None
         time.sleep(POLL_SECONDS)
-    return None if followed.live is None else followed.live.folder
 
 
-class _Followed:
-    """The run folder of a run, once there is one, and the number of its events so far."""
-
-    def __init__(self, handle: Handle, output: Path, on_event: OnEvent, shown: int) -> None:
-        self.live: LiveRun | None = None
-        self._handle, self._output, self._on_event = handle, output, on_event
-        self._shown, self._seen = shown, 0
-
-    def read(self) -> bool:
-        """Pass new events on; return whether the run has ended."""
-        if self.live is None:
-            folder = self._handle.folder or find_handle(self._handle.id, self._output).folder
-            self.live = None if folder is None else LiveRun(folder)
-        if self.live is None:
-            return False
-        complete_killed(self.live.folder)
-        for event in self.live.refresh():
-            self._seen += 1
-            if self._seen > self._shown:
-                self._on_event(event)
-        return self.live.state.ended
+def event_now(event: str, reason: str = "") -> dict[str, Any]:
+    """An event of this command, in the form of those of a run."""
+    made = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}", "event": event}
+    return made | ({"reason": reason} if reason else {})
 
 
 class _Link:
-    """What the SuperLink last reported of a run. problem: why it is not known there; news: whether
-    that is new.
-    """
+    """Asks the SuperLink about a run now and then."""
 
-    def __init__(self, run_id: str, address: str, authority: Path | None) -> None:
+    def __init__(
+        self, run_id: str, address: str, authority: Path | None, on_event: OnEvent
+    ) -> None:
         self._run_id, self._address, self._authority = run_id, address, authority
-        self.run: FlowerRun | None = None
-        self.problem, self.news = "", False
+        self._on_event, self._problem = on_event, ""
         self._next = self._over = 0.0
+        self._remind = time.monotonic() + REMIND_SECONDS
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to ask."""
-        return time.monotonic() >= self._next
-
-    @property
-    def over_for(self) -> float:
-        """Seconds since the SuperLink first reported that the run is over."""
-        return time.monotonic() - self._over if self._over else 0.0
-
-    def ask(self) -> None:
-        """Ask the SuperLink."""
-        before, self._next = self.problem, time.monotonic() + LOOK_SECONDS
+    def is_over(self, live: LiveRun | None) -> bool:
+        """Whether the run has ended, and has no folder here. Raises RunError."""
+        if (now := time.monotonic()) < self._next:
+            return False
+        self._next, before = now + LOOK_SECONDS, self._problem
         try:
-            self.run = next(
-                (
-                    run
-                    for run in list_runs(self._address, self._authority)
-                    if run.id == self._run_id
-                ),
-                None,
-            )
-            self.problem = (
-                ""
-                if self.run
-                else f"the SuperLink at {self._address} does not know run {self._run_id}"
-            )
+            runs = list_runs(self._address, self._authority)
+            run = next((run for run in runs if run.id == self._run_id), None)
+            unknown = f"the SuperLink at {self._address} does not know run {self._run_id}"
+            self._problem = "" if run else unknown
         except UnreachableError as error:
-            self.run, self.problem = None, str(error)
-        self.news = bool(self.problem) and not before
-        if self.run is not None and self.run.is_over:
-            self._over = self._over or time.monotonic()
-
-
-def _check_end(run: FlowerRun) -> None:
-    if run.status != "finished:completed":
-        raise RunError(
-            f"run {run.id} ended as {run.status}; its folder is on the machine of the "
-            "coordinator's app"
-        )
+            run, self._problem = None, str(error)
+        if self._problem and live is None:
+            raise RunError(self._problem)
+        if self._problem and not before:
+            self._on_event(event_now("remark", self._problem))
+        if live is None and run is not None and run.status == PENDING and now > self._remind:
+            self._remind = now + REMIND_SECONDS
+            self._on_event(event_now("waiting", NOT_STARTED))
+        if run is not None and run.is_over:
+            self._over = self._over or now
+        if live is not None and self._over and now - self._over > END_SECONDS:
+            raise RunError(f"the run has ended, but {live.folder} records no end")
+        # A folder that was begun meanwhile is found before the next look.
+        return live is None and 0 < self._over < now

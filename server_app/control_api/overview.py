@@ -13,7 +13,6 @@ from fedsurrogate.server_app.control_api.following import flower_id
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.runs.json_values import as_table
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
-from fedsurrogate.server_app.runs.state import RunState
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def overview(
         live = LiveRun(folder)
         live.refresh()
         rows.append(_row(live, by_id.pop(flower_id(folder), None)))
-    rows += [_nameless(run) for run in by_id.values()]
+    rows += [Row("", run.id, "", run.status, "", "", _age(run.begun)) for run in by_id.values()]
     return sorted(rows, key=lambda row: row.age if row.age is not None else 0.0)[:newest], problem
 
 
@@ -80,15 +79,8 @@ def _row(live: LiveRun, flower: FlowerRun | None) -> Row:
         status = f"running, but {flower.status} at the SuperLink"
     number = flower.id if flower else flower_id(live.folder)
     progress = f"{min(state.done, state.planned)} of {state.planned}"
-    return Row(live.folder.name, number, state.method, status, progress, _sites(state), _age(began))
-
-
-def _nameless(run: FlowerRun) -> Row:
-    return Row("", run.id, "", run.status, "", "", _age(run.begun))
-
-
-def _sites(state: RunState) -> str:
-    return ", ".join(f"{count} {fate}" for fate, count in state.fates.items() if count)
+    sites = ", ".join(f"{count} {fate}" for fate, count in state.fates.items() if count)
+    return Row(live.folder.name, number, state.method, status, progress, sites, _age(began))
 
 
 def _started(live: LiveRun) -> datetime | None:

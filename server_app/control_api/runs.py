@@ -8,6 +8,8 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerRun
 
+UNKNOWN = "unknown"
+
 
 def list_runs(address: str, authority: Path | None) -> list[FlowerRun]:
     """All runs of a SuperLink.
@@ -41,8 +43,8 @@ def status_of(run_id: str, address: str, authority: Path | None) -> str:
     try:
         runs = list_runs(address, authority)
     except RunError:
-        return "unknown"
-    return next((run.status for run in runs if run.id == run_id), "unknown")
+        return UNKNOWN
+    return next((run.status for run in runs if run.id == run_id), UNKNOWN)
 
 
 def stop(run_id: str, address: str, authority: Path | None) -> bool:

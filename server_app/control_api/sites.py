@@ -92,9 +92,8 @@ def _sites_of(run: Path) -> Mapping[str, SiteState]:
 
 
 def _version(runs: list[Mapping[str, SiteState]], name: str) -> str:
-    return next(
-        (sites[name].version for sites in runs if name in sites and sites[name].version), ""
-    )
+    versions = (sites[name].version for sites in runs if name in sites)
+    return next(filter(None, versions), "")
 
 
 def _part(runs: list[Mapping[str, SiteState]], name: str) -> str:

@@ -146,16 +146,10 @@ def certify(folder: Path, asks: Enrolment, days: int) -> bytes:
     Raises:
         ConfigError: the authority's key is missing, or not that of its certificate.
     """
-    signer, authority = _signer(folder), _certificate(folder / "ca.crt")
-    builder = _begin(asks.subject(), authority.subject, asks.key, _at_most(days, authority))
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
-    )
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
-    )
-    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    authority = _certificate(folder / "ca.crt")
+    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    subject, days = asks.subject(), _at_most(days, authority)
+    return _signed(subject, authority.subject, asks.key, days, _signer(folder), use)
 
 
 def expiry(file: Path) -> datetime.datetime | None:
@@ -226,20 +220,11 @@ def papers(folder: Path) -> list[Paper]:
     ).public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
     listed = [
-        Paper(
-            "authority",
-            _common_name(authority),
-            folder / "ca.crt",
-            _digest(authority),
-            authority.not_valid_after_utc,
-        ),
-        Paper(
-            "server",
-            ", ".join(hosts_of(folder)),
-            folder / "server.crt",
-            _digest(server),
-            server.not_valid_after_utc,
-        ),
+        Paper(kind, name, folder / file, _digest(each), each.not_valid_after_utc)
+        for kind, name, file, each in (
+            ("authority", _common_name(authority), "ca.crt", authority),
+            ("server", ", ".join(hosts_of(folder)), "server.crt", server),
+        )
     ]
     for file in sorted((folder / "sites").glob("*/site.pub")):
         fingerprint, site = key_fingerprint(file.read_bytes()), file.parent
@@ -264,19 +249,13 @@ def hosts_of(folder: Path) -> tuple[str, ...]:
 
 
 def _make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"fedsurrogate {os.urandom(4).hex()}")]
+    key, name = (
+        ec.generate_private_key(ec.SECP384R1()),
+        _name(f"fedsurrogate {os.urandom(4).hex()}"),
     )
-    builder = _begin(name, name, key.public_key(), AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
     replace_file(folder / "ca.key", _pem(key))
-    replace_file(
-        folder / "ca.crt",
-        builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
-        mode=PUBLIC,
-    )
+    certificate = _signed(name, name, key.public_key(), AUTHORITY_DAYS, key)
+    replace_file(folder / "ca.crt", certificate, mode=PUBLIC)
     return key
 
 
@@ -306,25 +285,17 @@ def _make_server(
     if not (folder / "server.key").is_file():
         replace_file(folder / "server.key", _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _private(folder / "server.key")
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsurrogate coordinator")])
-    builder = _begin(name, authority.subject, key.public_key(), _at_most(days, authority))
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    certificate = _signed(
+        _name("fedsurrogate coordinator"),
+        authority.subject,
+        key.public_key(),
+        _at_most(days, authority),
+        signer,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([_alternative(host) for host in hosts]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     )
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-    )
-    builder = builder.add_extension(
-        x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
-    )
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = builder.add_extension(issuer, critical=False)
-    replace_file(
-        folder / "server.crt",
-        builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
-        mode=PUBLIC,
-    )
+    replace_file(folder / "server.crt", certificate, mode=PUBLIC)
 
 
 def _make_site(folder: Path, authority: bytes) -> None:
@@ -340,30 +311,33 @@ def _at_most(days: int, authority: x509.Certificate) -> int:
     return min(days, (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days)
 
 
-def _begin(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - BEFORE).not_valid_after(
-        now + datetime.timedelta(days=days)
-    )
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+def _signed(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    signer: ec.EllipticCurvePrivateKey,
+    *uses: x509.ExtensionType,
+) -> bytes:
+    """A certificate, PEM; of an authority, which signs others, if it names no use."""
+    now, signs = datetime.datetime.now(datetime.UTC), not uses
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(now - BEFORE)
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    # Signatures, and of an authority those of certificates and of their lists; none of the others.
+    usage = x509.KeyUsage(not signs, False, False, False, False, signs, signs, False, False)
+    for extension, critical in (
+        (x509.SubjectKeyIdentifier.from_public_key(key), False),
+        (x509.BasicConstraints(ca=signs, path_length=0 if signs else None), True),
+        (usage, True),
+        *((each, False) for each in uses),
+    ):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def _usage(signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _alternative(host: str) -> x509.GeneralName:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.environment import UNIX
-from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import read_setting
 from fedsurrogate.common.settings.flat import Scalar
@@ -22,26 +18,21 @@ from fedsurrogate.server_app.control_api.following import (
     find_handle,
     follow_run,
 )
-from fedsurrogate.server_app.control_api.runs import status_of
+from fedsurrogate.server_app.control_api.runs import UNKNOWN, status_of
 from fedsurrogate.server_app.control_api.runs import stop as stop_at_superlink
 from fedsurrogate.server_app.deployment.addresses import connect, is_here
 from fedsurrogate.server_app.deployment.audit_log import note
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
-    Reached,
     failure,
-    flower_environment,
-    plain,
     reason,
-    run_id_in,
-    stop_run,
     submit,
+    to_the_end,
 )
 from fedsurrogate.server_app.lifecycle.ends import await_end, complete_interrupted, final_metrics
 from fedsurrogate.server_app.lifecycle.resume import Interrupted, can_continue, continuation
 
-NAME = "coordinator"
 STOPPED = "stopped with `coordinator stop`"
 
 
@@ -73,22 +64,6 @@ def _check_listening(address: str) -> None:
         raise RunError(f"{what}; start one with `coordinator superlink`, or name another") from None
 
 
-@contextmanager
-def _connection(address: str, authority: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A home folder for Flower's commands, whose configuration names the SuperLink's Control API
-    `NAME`, and their environment.
-    """
-    check_connection(address, authority)
-    trust = "insecure = true"
-    if authority is not None and not address.startswith(UNIX):
-        trust = f"root-certificates = {json.dumps(str(authority.absolute()))}"
-    with tempfile.TemporaryDirectory(prefix="fedsurrogate-") as home:
-        (Path(home) / "config.toml").write_text(
-            f'[superlink.{NAME}]\naddress = "{address}"\n{trust}\n'
-        )
-        yield Path(home), flower_environment(Path(home))
-
-
 def run(
     overrides: Mapping[str, Scalar],
     output: Path,
@@ -111,42 +86,37 @@ def run(
     Raises:
         RunError: the run did not finish.
     """
+    check_connection(address, authority)
     _check_listening(address)
     papers = None if authority is None else authority.parent
     note(papers, "start", facts_of_run(overrides))
-    shown: list[dict[str, Any]] = []
-
-    def show(event: dict[str, Any]) -> None:
-        shown.append(event)
-        on_event(event)
-
-    with _connection(address, authority) as (home, environment):
-        log = home / "flower.log"
-        reached = Reached(NAME, environment, lambda run_id: status_of(run_id, address, authority))
-        try:
-            folder, status = submit(reached, overrides, output, log, show)
-        except Interrupted as stop:
-            if stop.terminal_is_lost:
-                # `coordinator attach` continues to watch it.
-                raise
-            # Otherwise the run would continue at the SuperLink without anyone who watches it.
-            stop_run(log, NAME, environment)
-            if stop.folder is not None:
-                complete_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
-            note(papers, "end", {"run": _name(stop.folder), "status": "interrupted"})
+    try:
+        run_id = submit(address, authority, overrides)
+    except RunError:
+        note(papers, "end", {"run": "", "status": "not started"})
+        raise
+    try:
+        folder, status, log = to_the_end(run_id, output, address, authority, on_event)
+    except Interrupted as stop:
+        if stop.terminal_is_lost:
+            # `coordinator attach` continues to watch it.
             raise
-        if status != DONE and not status.startswith(FINISHED) and (run_id := run_id_in(log)):
-            # Flower's own command has lost its connection; the run has not ended.
-            folder = follow_run(
-                Handle(run_id, folder), output, address, authority, on_event, len(shown)
-            )
-            status = DONE if folder is None or succeeded(folder) else status
-        note(papers, "end", {"run": _name(folder), "status": status})
-        if status != DONE:
-            if folder is not None:
-                (folder / "flower.log").write_text(plain(log))
-                raise ended(folder, status)
-            raise RunError(f"the run ended as {status}: {reason(log)}")
+        # Otherwise the run would continue at the SuperLink without anyone who watches it.
+        with suppress(RunError):
+            stop_at_superlink(run_id, address, authority)
+        if stop.folder is not None:
+            complete_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
+        note(papers, "end", {"run": _name(stop.folder), "status": "interrupted"})
+        raise
+    if status == UNKNOWN and folder is not None and succeeded(folder):
+        # The SuperLink has gone meanwhile.
+        status = DONE
+    note(papers, "end", {"run": _name(folder), "status": status})
+    if status != DONE:
+        if folder is not None:
+            (folder / "flower.log").write_text(log, encoding="utf-8")
+            raise ended(folder, status)
+        raise RunError(f"the run ended as {status}: {reason(log)}")
     return folder
 
 
@@ -186,7 +156,13 @@ def attach(
         RunError: the run did not finish.
     """
     check_connection(address, authority)
-    folder = follow_run(find_handle(run, output), output, address, authority, on_event)
+    handle = find_handle(run, output)
+    folder = follow_run(handle, output, address, authority, on_event)
+    if folder is None and (status := status_of(handle.id, address, authority)) != DONE:
+        raise RunError(
+            f"run {handle.id} ended as {status}; its folder is on the machine of the coordinator's "
+            "app"
+        )
     if folder is not None and not succeeded(folder):
         raise ended(folder, "failed")
     return folder

@@ -84,29 +84,21 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
     own_key = (folder / CERTIFICATE).is_file()
     for name in (*PAPERS, CERTIFICATE if own_key else SITE_KEY):
-        try:
-            yield f"papers/{name}", (folder / name).read_bytes()
-        except OSError:
-            raise ConfigError(
-                f"{folder / name} is missing; make it with coordinator certs --site {site}"
-            ) from None
-    try:
-        yield f"papers/{PUBLIC}", (folder.parents[1] / PUBLIC).read_bytes()
-    except OSError:
-        raise ConfigError(
-            f"{folder.parents[1] / PUBLIC} is missing; coordinator key {folder.parents[1]} makes it"
-        ) from None
+        make = f"make it with coordinator certs --site {site}"
+        yield f"papers/{name}", _content(folder / name, make)
+    papers = folder.parents[1]
+    yield f"papers/{PUBLIC}", _content(papers / PUBLIC, f"coordinator key {papers} makes it")
     for name, source in TEMPLATES.items():
-        try:
-            yield (
-                name,
-                (DEPLOY / source).read_bytes().replace(b"{coordinator}", coordinator.encode()),
-            )
-        except OSError:
-            raise ConfigError(
-                f"deploy/{source} is missing; use a checkout or the image, which have it"
-            ) from None
+        content = _content(DEPLOY / source, "use a checkout or the image, which have it")
+        yield name, content.replace(b"{coordinator}", coordinator.encode())
     yield ".env", _settings(site, coordinator, image).encode()
+
+
+def _content(file: Path, remedy: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        raise ConfigError(f"{file} is missing; {remedy}") from None
 
 
 def _settings(site: str, coordinator: str, image: str) -> str:

@@ -8,8 +8,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.help import without_effect
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import find_folder
 from fedsurrogate.server_app.deployment.local_grid import ClientApp, LocalGrid
-from fedsurrogate.server_app.deployment.submit import OnEvent, find_folder, remark
+from fedsurrogate.server_app.deployment.submit import OnEvent, remark
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
 from fedsurrogate.server_app.lifecycle.memory import check_local
@@ -106,12 +108,28 @@ def run_here(
         )
         grid = LocalGrid(_one_thread(_client_app()), nodes, run_id)
         grid.run_config = settings
-        try:
-            with _simulating(), quiet(), _watched(output, str(run_id), on_event):
-                federate(config, grid, run_id, simulated=True, report=report)
-        except Interrupted as stop:
-            stop.folder = find_folder(output, str(run_id))
-            raise
+        with _simulating(), quiet(), _watched(output, str(run_id), on_event):
+            work = partial(federate, config, grid, run_id, simulated=True, report=report)
+            return folder_after(work, output, run_id)
+
+
+def folder_after(work: Callable[[], object], output: Path, run_id: int) -> Path:
+    """The run folder of a run in this process.
+
+    Args:
+        work: makes the run.
+        output: folder of all runs.
+        run_id: number of the run.
+
+    Raises:
+        RunError: the run left no folder.
+        Interrupted: by a signal; with the run folder.
+    """
+    try:
+        work()
+    except Interrupted as stop:
+        stop.folder = find_folder(output, str(run_id))
+        raise
     folder = find_folder(output, str(run_id))
     if folder is None:
         raise RunError(f"the run left no folder in {output}")

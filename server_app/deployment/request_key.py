@@ -56,11 +56,14 @@ def make_request_key(folder: Path) -> None:
         (32, 128)
     """
     key, public = folder / KEY, folder / PUBLIC
-    if not (key.exists() or public.exists()):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(key, new_key(), 0o600)
-    if key.exists() and not public.exists():
-        _write(public, f"{public_key(read_request_key(folder)).hex()}\n".encode(), 0o644)
+    try:
+        if not (key.exists() or public.exists()):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            create_file(key, new_key(), mode=0o600)
+        if key.exists() and not public.exists():
+            create_file(public, f"{request_public_key(folder)}\n".encode(), mode=0o644)
+    except OSError as error:
+        raise ConfigError(f"{key} cannot be written ({error.strerror})") from None
 
 
 def read_request_key(folder: Path) -> bytes:
@@ -102,11 +105,3 @@ def request_public_key(folder: Path) -> str:
         ConfigError: the key cannot be read, or is damaged.
     """
     return public_key(read_request_key(folder)).hex()
-
-
-def _write(file: Path, content: bytes, mode: int) -> None:
-    """Write a new file atomically, with permissions `mode` from the start. An existing file stays."""
-    try:
-        create_file(file, content, mode=mode)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written ({error.strerror})") from None

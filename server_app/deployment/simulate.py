@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fedsurrogate.common.errors import RunError
@@ -25,12 +24,12 @@ from fedsurrogate.common.machine.cores import usable_cores
 from fedsurrogate.common.machine.ray_folder import VARIABLE, ray_folder, remark_on
 from fedsurrogate.common.machine.user_folders import STATE, user_folder
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.control_api.following import event_now
 from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.installed_app import COORDINATOR
 from fedsurrogate.server_app.deployment.submit import (
     DONE,
     OnEvent,
-    Reached,
     failure,
     flower_environment,
     plain,
@@ -38,6 +37,7 @@ from fedsurrogate.server_app.deployment.submit import (
     remark,
     stop_process,
     submit,
+    to_the_end,
 )
 from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
 from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
@@ -85,15 +85,16 @@ class Machine:
     parallel: int = 0
     gpus: float = 0.0
 
-    def resources(self, sites: int) -> str:
-        """As Flower's `--federation-config`, for this number of sites."""
+    def resources(self, sites: int) -> dict[str, Scalar]:
+        """By Flower's names, for this number of sites."""
         # Each site takes one of the cores that Ray believes to have. Flower starts a process a
         # core, and each loads all libraries; more of them than sites would wait for nothing.
-        cores = self.at_once(sites)
-        return (
-            f"client-resources-num-cpus=1 client-resources-num-gpus={self.gpus} "
-            f"init-args-num-cpus={cores}"
-        )
+        return {
+            "num_supernodes": sites,
+            "client_resources_num_cpus": 1,
+            "client_resources_num_gpus": self.gpus,
+            "init_args_num_cpus": self.at_once(sites),
+        }
 
     def at_once(self, sites: int) -> int:
         """How many of these sites run at the same time."""
@@ -135,12 +136,7 @@ def simulate(
             try:
                 return _simulate(sites, settings, machine, on_event)
             except NotStartedError as error:
-                on_event(
-                    {
-                        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
-                        "event": "Ray did not start, trying again",
-                    }
-                )
+                on_event(event_now("Ray did not start, trying again"))
                 if error.folder is not None:
                     # It holds nothing but the reason; that of the last attempt stays.
                     shutil.rmtree(error.folder, ignore_errors=True)
@@ -161,16 +157,11 @@ def _simulate(
         environment = (
             flower_environment(Path(home)) | short | prepared_ray(os.environ) | OWN_CLUSTER
         )
-        log = Path(home) / "flower.log"
-        resources, output = (
-            f"num-supernodes={sites} {machine.resources(sites)}",
-            Path(str(settings["output-dir"])),
-        )
+        output = Path(str(settings["output-dir"]))
         try:
-            with superlink(Path(home), environment) as name:
-                folder, status = submit(
-                    Reached(name, environment), settings, output, log, on_event, resources
-                )
+            with superlink(Path(home), environment) as control:
+                run_id = submit(control, None, settings, machine.resources(sites))
+                folder, status, log = to_the_end(run_id, output, control, None, on_event)
         except Interrupted as stop:
             # All processes have ended, some perhaps before they could record it.
             if stop.folder is not None:
@@ -178,11 +169,11 @@ def _simulate(
             raise
         if folder is None:
             raise NotStartedError(
-                f"the simulation ended before it had a run folder: {cause(plain(log))}; {REMEDY}"
+                f"the simulation ended before it had a run folder: {cause(log)}; {REMEDY}"
             )
         if status == DONE:
             return folder
-        (folder / "flower.log").write_text(plain(log), encoding="utf-8")
+        (folder / "flower.log").write_text(log, encoding="utf-8")
         why = failure(folder)
         text = f"the run ended as {status}: {why}\nrun folder: {folder}{_site_log()}"
         raise NotStartedError(text, folder) if why.startswith(DID_NOT_START) else RunError(text)
@@ -220,17 +211,14 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """A SuperLink with simulation, on sockets of this account, while the block runs.
 
     Args:
-        home: Flower's home folder, which gets its configuration, sockets and the log. This account
+        home: Flower's home folder, which gets its sockets and the log. This account
             alone may open it, and its path is short.
         environment: of the process.
 
     Yields:
-        The name of its connection.
+        The address of its Control API.
     """
     control = f"{UNIX}{home / 'control:9093'}"
-    (home / "config.toml").write_text(
-        f'[superlink.simulation]\naddress = "{control}"\ninsecure = true\n'
-    )
     addresses = [CONTROL_OPTION, control, RUNTIME_OPTION, f"{UNIX}{home / 'app:9091'}"]
     command = [*COORDINATOR, "superlink", *flower().simulation_flags(), *addresses]
     log = home / "superlink.log"
@@ -244,7 +232,7 @@ def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
         )
     try:
         _wait_for_api(process, control, log)
-        yield "simulation"
+        yield control
     finally:
         stop_process(process.pid)
 
@@ -253,7 +241,7 @@ def _wait_for_api(process: subprocess.Popen[bytes], address: str, log: Path) -> 
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise RunError(f"the SuperLink ended with code {process.returncode}:\n{reason(log)}")
+            raise RunError(f"the SuperLink ended with code {process.returncode}:\n{_end(log)}")
         try:
             connect(address, seconds=1)
         except OSError:
@@ -261,5 +249,9 @@ def _wait_for_api(process: subprocess.Popen[bytes], address: str, log: Path) -> 
         else:
             return
     raise RunError(
-        f"the SuperLink did not open its socket within {START_SECONDS:.0f} s:\n{reason(log)}"
+        f"the SuperLink did not open its socket within {START_SECONDS:.0f} s:\n{_end(log)}"
     )
+
+
+def _end(log: Path) -> str:
+    return reason(plain(log.read_text(errors="replace")))

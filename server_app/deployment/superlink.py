@@ -33,20 +33,21 @@ def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
     # Flower would else fetch packages for each run, which fails without internet.
     os.environ.update(QUIET | dict(os.environ) | without_proxy_here(os.environ))
-    # Its database holds what sites send, and its sockets ask for no authentication.
-    os.umask(0o077)
     configure_log(os.environ)
     arguments = with_sockets(arguments)
     meant = flower().parse_superlink(arguments)
+    # Its database holds what sites send, and its sockets ask for no authentication.
+    os.umask(0o077)
     for address in meant.open_apis:
         check_socket(address)
     table = table_of_registered(arguments)
     if table is not None:
         # The coordinator's app inherits this variable, and does not run without the table.
         table = Path(os.environ.setdefault(VARIABLE, str(table)))
-    if folder := folder_of_key(arguments):
-        os.environ.setdefault(SIGNING, str(folder))
     papers = meant.certificate.parent if meant.certificate else None
+    if papers is not None and (papers / KEY).is_file():
+        # The coordinator's app signs with the key that is next to the SuperLink's certificate.
+        os.environ.setdefault(SIGNING, str(papers))
     apps = (*COORDINATOR, "app", "--parent-pid", str(os.getpid()), "--runtime")
     admit = admission(not meant.simulates, papers)
     flower().superlink(arguments, Validity(table).refusal, admit, apps)
@@ -72,12 +73,3 @@ def table_of_registered(arguments: Sequence[str]) -> Path | None:
         if settings.certificate and settings.authenticates
         else None
     )
-
-
-def folder_of_key(arguments: Sequence[str]) -> Path | None:
-    """The folder of the coordinator's key, next to the SuperLink's certificate; None if there is no
-    key.
-    """
-    certificate = flower().parse_superlink(arguments).certificate
-    folder = certificate.parent if certificate else None
-    return folder if folder is not None and (folder / KEY).is_file() else None

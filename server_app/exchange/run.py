@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.exchange.message_files import LARGEST_MANIFEST
 from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
@@ -17,12 +17,11 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import TABLE, Registration, write_table
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.server_app.deployment.local_engine import folder_after
 from fedsurrogate.server_app.deployment.request_key import VARIABLE, read_request_key
-from fedsurrogate.server_app.deployment.submit import find_folder
 from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
 from fedsurrogate.server_app.federate import federate
 from fedsurrogate.server_app.lifecycle.before_start import with_map_digest
-from fedsurrogate.server_app.lifecycle.resume import Interrupted
 from fedsurrogate.server_app.offline import asked_of
 from fedsurrogate.strategies.base.registered import Registered
 
@@ -88,15 +87,8 @@ def run_by_files(
     with tempfile.TemporaryDirectory() as aside, _signing(signing):
         write_table(Path(aside) / TABLE, table)
         output = Path(config.settings.output_dir).expanduser().absolute()
-        try:
-            federate(config, FileGrid(exchange, show), run_id, Registered(Path(aside) / TABLE))
-        except Interrupted as stop:
-            stop.folder = find_folder(output, str(run_id))
-            raise
-    folder = find_folder(output, str(run_id))
-    if folder is None:
-        raise RunError(f"the run left no folder in {config.settings.output_dir}")
-    return folder
+        registered, grid = Registered(Path(aside) / TABLE), FileGrid(exchange, show)
+        return folder_after(lambda: federate(config, grid, run_id, registered), output, run_id)
 
 
 def _in_one_sum(

@@ -63,9 +63,8 @@ def log_to_mlflow(path: Path, place: Place = Place()) -> list[str]:
     try:
         client = MlflowClient(place.store)
         found = client.get_experiment_by_name(place.experiment)
-        experiment = (
-            client.create_experiment(place.experiment) if found is None else found.experiment_id
-        )
+        made = None if found is None else found.experiment_id
+        experiment = made or client.create_experiment(place.experiment)
         if path.is_dir():
             return [_log_run(client, experiment, path, {})]
         return _log_sweep(client, experiment, path)
@@ -143,26 +142,27 @@ def _log_parameters(client: Any, run: str, values: Mapping[str, Any]) -> None:
 
 def _results(metrics: Json) -> dict[str, float]:
     """The numbers at the end of a run, by the name that MLflow shows."""
-    accuracy, sent = as_table(metrics.get("accuracy")), as_table(metrics.get("bytes"))
+
+    def table(*keys: str) -> Json:
+        found = metrics
+        for key in keys:
+            found = as_table(found.get(key))
+        return found
+
+    sites, sent = table("accuracy", "per_site"), table("bytes")
     numbers: dict[str, object] = {
-        f"accuracy/{key}": value for key, value in accuracy.items() if key != "per_site"
+        f"accuracy/{key}": each for key, each in table("accuracy").items()
     }
-    per_site = as_table(accuracy.get("per_site"))
-    numbers |= {f"accuracy/site-{_plain(site)}": value for site, value in per_site.items()}
+    numbers |= {f"accuracy/site-{_plain(site)}": value for site, value in sites.items()}
     numbers |= {f"bytes/{key}": sent.get(key) for key in ("up", "down")}
-    numbers |= {f"seconds/{key}": value for key, value in as_table(metrics.get("seconds")).items()}
-    quality = as_table(as_table(metrics.get("quality")).get("averages"))
-    numbers |= {f"test/{key}": as_table(each).get("value") for key, each in quality.items()}
-    measures = as_table(as_table(metrics.get("measures")).get("all"))
-    numbers |= {
-        f"test/{_plain(output)}/{key}": value
-        for output, own in measures.items()
-        for key, value in as_table(own).items()
-    }
-    numbers["epsilon"] = as_table(metrics.get("privacy")).get("epsilon")
-    return {
-        key: number for key, value in numbers.items() if (number := as_number(value)) is not None
-    }
+    numbers |= {f"seconds/{key}": value for key, value in table("seconds").items()}
+    averages = table("quality", "averages")
+    numbers |= {f"test/{key}": as_table(each).get("value") for key, each in averages.items()}
+    for output, own in table("measures", "all").items():
+        numbers |= {f"test/{_plain(output)}/{key}": each for key, each in as_table(own).items()}
+    numbers["epsilon"] = table("privacy").get("epsilon")
+    found = {key: as_number(value) for key, value in numbers.items()}
+    return {key: number for key, number in found.items() if number is not None}
 
 
 def _by_round(metrics: Json) -> Iterator[tuple[str, float, int]]:
@@ -177,11 +177,8 @@ def _by_round(metrics: Json) -> Iterator[tuple[str, float, int]]:
 
 def _varied(row: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a sweep varied, which stand before the results."""
-    return (
-        {key: row[key] for key in list(row)[: list(row).index("accuracy")]}
-        if ("accuracy" in row)
-        else {}
-    )
+    keys = list(row)
+    return {key: row[key] for key in keys[: keys.index("accuracy") if "accuracy" in row else 0]}
 
 
 def _plain(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.metrics_page import Collector, serve_page
+from fedsurrogate.common.metrics_page import PREFIX, Collector, series, serve_page
 from fedsurrogate.server_app.monitoring.following import look
 from fedsurrogate.server_app.monitoring.watch_view import elapsed, silent_for
 from fedsurrogate.server_app.runs.json_values import natural_order
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 USER = "`coordinator metrics`"
+RUN = ("run", "method")
 STATUSES = ("running", "ok", "failed", "interrupted")
 # Only the first sites of a run, by name, have their own series; the counts by fate include all
 # sites.
@@ -122,50 +123,47 @@ def _is_there(run: LiveRun) -> bool:
 
 def _families(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     """All metrics by name, each with the runs that have a value for it."""
-    with needed_for(USER):
-        from prometheus_client.core import GaugeMetricFamily
-
-    yield GaugeMetricFamily("fedsurrogate_runs", "Runs on this page.", value=len(runs))
+    yield series("runs", "Runs on this page.", (), [((), len(runs))])
     yield from _counted(runs)
     for key, (help_text, of_run) in OF_A_RUN.items():
-        family = GaugeMetricFamily(f"fedsurrogate_run_{key}", help_text, labels=("run", "method"))
-        for name, state in runs:
-            if (value := of_run(state)) is not None:
-                family.add_metric((name, state.method), value)
-        yield family
+        found = [((name, state.method), of_run(state)) for name, state in runs]
+        yield series(f"run_{key}", help_text, RUN, _known(found))
     for key, (help_text, of_site) in OF_A_SITE.items():
-        family = GaugeMetricFamily(
-            f"fedsurrogate_{key}", help_text, labels=("run", "method", "site")
-        )
-        for name, state in runs:
-            for site in sorted(state.sites, key=natural_order)[:MOST_SITES]:
-                if (value := of_site(state.sites[site])) is not None:
-                    family.add_metric((name, state.method, site), value)
-        yield family
+        of_sites = [
+            ((name, state.method, site), of_site(state.sites[site]))
+            for name, state in runs
+            for site in sorted(state.sites, key=natural_order)[:MOST_SITES]
+        ]
+        yield series(key, help_text, (*RUN, "site"), _known(of_sites))
+
+
+def _known(
+    values: Iterable[tuple[Sequence[str], float | None]],
+) -> Iterator[tuple[Sequence[str], float]]:
+    return ((labels, value) for labels, value in values if value is not None)
 
 
 def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
     """Metrics with a category label: run status, sites by fate, bytes by direction."""
     with needed_for(USER):
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily
 
-    status = GaugeMetricFamily(
-        "fedsurrogate_run_status", "1 for the run's status.", labels=("run", "method", "status")
-    )
-    sites = GaugeMetricFamily(
-        "fedsurrogate_run_sites", "Number of sites by fate.", labels=("run", "method", "fate")
-    )
-    sent = CounterMetricFamily(
-        "fedsurrogate_run_bytes",
-        "Bytes up so far; bytes down after the run's end.",
-        labels=("run", "method", "direction"),
-    )
+    status = [
+        ((name, state.method, each), float(state.status == each))
+        for name, state in runs
+        for each in STATUSES
+    ]
+    yield series("run_status", "1 for the run's status.", (*RUN, "status"), status)
+    sites = [
+        ((name, state.method, fate), float(count))
+        for name, state in runs
+        for fate, count in state.fates.items()
+    ]
+    yield series("run_sites", "Number of sites by fate.", (*RUN, "fate"), sites)
+    help_text = "Bytes up so far; bytes down after the run's end."
+    sent = CounterMetricFamily(f"{PREFIX}run_bytes", help_text, labels=(*RUN, "direction"))
     for name, state in runs:
-        for each in STATUSES:
-            status.add_metric((name, state.method, each), state.status == each)
-        for fate, count in state.fates.items():
-            sites.add_metric((name, state.method, fate), count)
         for direction, total in (("up", state.bytes_up), ("down", state.bytes_down)):
             if total is not None:
                 sent.add_metric((name, state.method, direction), total)
-    yield from (status, sites, sent)
+    yield sent

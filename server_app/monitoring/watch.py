@@ -19,14 +19,22 @@ from fedsurrogate.server_app.runs.reader import LiveRun, find_run
 from fedsurrogate.server_app.runs.state import RunState
 
 
-def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Show a run until it ends: a line for every event, then its state.
+def watch(
+    path: Path,
+    console: Console,
+    timeout: float = 0.0,
+    known: Collection[Path] = (),
+    as_json: bool = False,
+) -> bool:
+    """Show a run until it ends: each of its events, then its state.
 
     Args:
         path: as for `await_run`.
         console: where it is shown.
         timeout: as for `await_run`.
         known: as for `await_run`.
+        as_json: whether each event is printed as a JSON object on its own line, and then the metrics,
+            in place of lines for people.
 
     Returns:
         Whether the run succeeded.
@@ -35,30 +43,10 @@ def watch(path: Path, console: Console, timeout: float = 0.0, known: Collection[
         RunError: there is no run.
     """
     run, progress = LiveRun(await_run(path, known, timeout)), Progress()
-    for events in follow(run, timeout):
-        for event in events:
-            _print(console, progress.line(event))
+    for event in (event for events in follow(run, timeout) for event in events):
+        _print(console, json.dumps(event) if as_json else progress.line(event))
         sys.stdout.flush()
-    _print(console, *summary(run), str(run.folder))
-    return run.state.status == "ok"
-
-
-def watch_json(path: Path, timeout: float = 0.0, known: Collection[Path] = ()) -> bool:
-    """Print each event of a run as a JSON object on its own line, then its metrics.
-
-    Args:
-        path: as for `await_run`.
-        timeout: as for `await_run`.
-        known: as for `await_run`.
-
-    Returns:
-        Whether the run succeeded.
-    """
-    run = LiveRun(await_run(path, known, timeout))
-    for events in follow(run, timeout):
-        for event in events:
-            print(json.dumps(event), flush=True)
-    print(json.dumps(run.metrics), flush=True)
+    _print(console, *([json.dumps(run.metrics)] if as_json else [*summary(run), str(run.folder)]))
     return run.state.status == "ok"
 
 
@@ -92,7 +80,7 @@ def show_once(path: Path, console: Console, as_json: bool) -> bool:
 
 def _facts(state: RunState) -> Json:
     """A run's state as a JSON object."""
-    keys = (
+    keys = [
         "status",
         "method",
         "step",
@@ -103,7 +91,7 @@ def _facts(state: RunState) -> Json:
         "epsilon",
         "bytes_up",
         "bytes_down",
-    )
+    ]
     site_keys = ("doing", "fate", "reason", "step", "bytes", "seconds", "accuracy", "epsilon")
     sites = {
         name: {key: getattr(site, key) for key in site_keys} for name, site in state.sites.items()

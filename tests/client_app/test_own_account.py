@@ -137,7 +137,7 @@ def test_a_site_that_joins_has_a_folder_of_its_own_and_short(
         assert first != second
         for each in map(Path, (first, second)):
             assert each.stat().st_mode & 0o777 == 0o700
-            assert len(f"{each}/app.metrics") < 100
+            assert len(f"{each}/app.status") < 100
     assert not Path(first).exists()
 
 

@@ -264,7 +264,10 @@ def test_no_command_of_generators_leaves_a_file_that_other_accounts_can_read(
             ("app", "--runtime", "unix:/x"),
             "fedsurrogate.client_app.processes.app_process.serve",
         ),
-        (("node", "--runtime", "unix:/x"), "fedsurrogate.client_app.processes.node_process.serve"),
+        (
+            ("node", "--runtime", "unix:/x"),
+            "fedsurrogate.client_app.processes.supervisor.serve_node",
+        ),
         (
             ("join", "--superlink", "127.0.0.1:1", "--insecure"),
             "fedsurrogate.client_app.processes.supervisor.Supervisor.run",

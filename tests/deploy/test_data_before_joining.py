@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,18 @@ from PIL import Image
 
 import fedsurrogate.client_app.processes.joining as joining
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.processes.app_report import Reporter, reporting
 from fedsurrogate.client_app.processes.joining import (
     LOOK_SECONDS,
     WAITS,
     await_data,
     check_data,
     found_data,
-    ready,
 )
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings.flat import parse_overrides
 from tests.client_app.model_use.hospitals import site
-from tests.e2e.processes import APP_FOLDER, free_ports, until
+from tests.e2e.processes import APP_FOLDER, free_ports, ready, until
 
 
 class Containers:
@@ -104,6 +105,15 @@ def containers(tmp_path: Path) -> Iterator[Containers]:
         made.end()
 
 
+@contextmanager
+def app_runs(containers: Containers) -> Iterator[Reporter]:
+    """As the app begins, without a pause before it gives up."""
+    runtime, node = containers.runtime, containers.node_config
+    with reporting(runtime, node) as reporter:
+        reporter.found_data = found_data(runtime, node, 0.0)
+        yield reporter
+
+
 @pytest.fixture
 def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look at the data in this process, in place of one that loads torch first."""
@@ -135,7 +145,7 @@ def test_a_node_joins_only_after_its_app_has_found_data(containers: Containers) 
     assert containers.running[-1].poll() is None
     # Its node, started anew, stays away.
     containers.end(1)
-    (containers.shared / "app").unlink()
+    until(lambda: not containers.joins, 60)
     last = containers.node()
     until(lambda: WAITS in last.read_text() or containers.joins, 60)
     assert not containers.joins
@@ -155,12 +165,12 @@ def test_the_policy_decides_how_many_records_are_enough(
         containers.policy.write_text(f"smallest-site = {smallest}\n")
     assert check_data(containers.runtime).state == "FAIL"
     if joins:
-        with found_data(containers.runtime, containers.node_config, 0.0):
+        with app_runs(containers):
             assert check_data(containers.runtime).state == "PASS"
             await_data(containers.runtime)
     else:
-        with pytest.raises(RunError, match="smallest-site"):
-            found_data(containers.runtime, containers.node_config, 0.0)
+        with pytest.raises(RunError, match="smallest-site"), app_runs(containers):
+            pass
     assert check_data(containers.runtime).state == "FAIL", "the app has ended"
 
 
@@ -176,7 +186,6 @@ def test_what_cannot_be_read_is_a_reason_not_to_join(wrong: str, containers: Con
         config = config.model_copy(update={"data": "parquet", "dataset": ("none",)})
     with pytest.raises(RunError):
         found_data(containers.runtime, config, 0.0)
-    assert not (containers.shared / "app.ready").exists()
 
 
 @pytest.mark.slow
@@ -186,8 +195,8 @@ def test_the_app_looks_without_loading_torch_into_its_own_process(containers: Co
         "import sys\nfrom fedsurrogate.client_app.cli.options import node_of\n"
         "from fedsurrogate.client_app.processes.joining import found_data\n"
         "if __name__ == '__main__':\n"
-        f"    with found_data({containers.runtime!r}, node_of([{containers.config!r}])):\n"
-        "        assert 'torch' not in sys.modules\n"
+        f"    assert found_data({containers.runtime!r}, node_of([{containers.config!r}]))\n"
+        "    assert 'torch' not in sys.modules\n"
     )
     script = containers.folder / "script.py"
     script.write_text(code)
@@ -208,7 +217,7 @@ def test_a_site_that_has_joined_is_served_without_data_but_does_not_let_a_new_no
     with socket.socket(socket.AF_UNIX) as node:
         node.bind(str(containers.shared / "app"))
         node.listen()
-        with found_data(containers.runtime, containers.node_config, 0.0):
+        with app_runs(containers):
             assert check_data(containers.runtime).state == "FAIL"
     assert "answers as one without records" in caplog.text
     # The file of a node that was killed is no node.
@@ -219,7 +228,7 @@ def test_a_site_that_has_joined_is_served_without_data_but_does_not_let_a_new_no
 def test_a_waiting_node_says_so_at_once_and_then_seldom(
     containers: Containers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, bound = [0.0], list[socket.socket]()
+    clock, bound = [0.0], list[ExitStack]()
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,13 +20,12 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 
 from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
-from fedsurrogate.client_app.processes.app_metrics import LEDGER, AppFigures
+from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.metrics_page import MachineCollector
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
 from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
-from tests.deploy.dashboards import draw
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import coordinator, federation, free_ports, until
@@ -71,11 +69,14 @@ def names_of(metrics: Iterator[Metric] | Any) -> set[str]:
 def test_every_query_names_only_what_a_page_has(tmp_path: Path) -> None:
     event = {"time": "2026-01-01T00:00:00+00:00", "event": "replied", "site": "a", "bytes": 7}
     make_run(tmp_path, "20260101T000000Z-fedavg-a", "running", event)
-    figures = AppFigures("north", True, {"state": (1.0, 2.0)}, dict.fromkeys(LEDGER, 1.0))
+    report = AppReport(
+        version="1", policy="", found_data=True, site="north", data_present=True,
+        disks={"state": (1.0, 2.0)}, ledger=dict.fromkeys(LEDGER, 1.0),
+    )  # fmt: skip
     collectors = (
         RunCollector(tmp_path, 5),
         MachineCollector((Path("none.crt"),), {}),
-        SiteCollector(lambda: figures, lambda: True),
+        SiteCollector(lambda: report, of_app=True),
     )
     served = set[str]().union(*(names_of(list(each.collect())) for each in collectors))
     served |= names_of([up_series(1.0), *site_series([]), run_series({})])
@@ -131,19 +132,6 @@ def test_tables_of_several_queries_ask_for_columns_that_agree() -> None:
         if len(panel["targets"]) > 1 and panel["type"] == "table":
             for target in panel["targets"]:
                 assert re.search(r"\b(max|sum) by \(", target["expr"]), panel["title"]
-
-
-def test_dashboards_show_what_operators_ask_for() -> None:
-    found = {name for text in queries() for name in OURS.findall(text)}
-    assert {
-        "fedsurrogate_run_status",
-        "fedsurrogate_site_connected",
-        "fedsurrogate_budget_left_ratio",
-        "fedsurrogate_superlink_runs",
-        "fedsurrogate_site_bytes_up",
-        "fedsurrogate_certificate_expiry_timestamp_seconds",
-        "fedsurrogate_data_present",
-    } <= found
 
 
 def test_prometheus_and_grafana_have_no_rights_and_are_reached_from_this_machine_only(
@@ -375,14 +363,6 @@ class Prometheus:
         assert found["status"] == "success", query
         return list(found["data"]["result"])
 
-    def ask_range(self, query: str) -> list[dict[str, Any]]:
-        """The series of a query in the last minutes."""
-        end = time.time()
-        words = {"query": query, "start": end - 120, "end": end, "step": 5}
-        url = f"http://127.0.0.1:{self._port}/api/v1/query_range?{urllib.parse.urlencode(words)}"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return list(json.load(answer)["data"]["result"])
-
     def alerts(self) -> set[str]:
         """Names of the alerts whose condition holds, whether or not it has lasted."""
         with urllib.request.urlopen(
@@ -411,7 +391,6 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
     tmp_path: Path,
 ) -> None:
     program("prometheus")
-    pictures = Path(os.environ.get("FEDSURROGATE_PICTURES", tmp_path))
     papers, home = tmp_path / "papers", tmp_path / "flower"
     issue(papers, ("127.0.0.1",), ("north", "south"))
     sites = [Hospital(tmp_path, name, seed) for seed, name in enumerate(("north", "south"))]
@@ -456,16 +435,6 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
             for query in queries():
                 found = database.ask(query)
                 assert found or any(word in query for word in absent), query
-            for board in DASHBOARDS:
-                own = of_hospital if board.stem == "hospital" else database
-                counts = draw(board, own.ask, own.ask_range, pictures / f"{board.stem}.png")
-                assert counts["Active alerts"] + counts["Alerts"] >= 1
-                # One row for each, not one for each figure of it.
-                assert (counts.get("Hospitals", 2), counts.get("Runs", 1)) == (2, 1)
-                empty = {title for title, count in counts.items() if not count}
-                assert empty <= {
-                    "Silence of the run", "Accuracy", "Active alerts", "Data at the start", "Progress",
-                }, empty  # fmt: skip
             connected = database.ask("fedsurrogate_site_connected")
             assert {
                 each["metric"]["site"]: each["value"][1] for each in connected

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.processes.app_report import reporting
 from fedsurrogate.client_app.processes.own_account import SETTINGS, own_folder
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.errors import RunError
@@ -42,6 +44,13 @@ def free_ports(count: int) -> list[int]:
     for probe in sockets:
         probe.close()
     return ports
+
+
+def ready(runtime: str) -> ExitStack:
+    """Stands for a site's app that has found its data, until it is closed."""
+    kept = ExitStack()
+    kept.enter_context(reporting(runtime, NodeConfig(site="s", data="digits"))).found_data = True
+    return kept
 
 
 def environment(home: Path) -> dict[str, str]:

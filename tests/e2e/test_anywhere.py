@@ -240,10 +240,12 @@ def test_under_flowers_own_command_a_ray_that_does_not_start_leaves_a_reason(
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", NOWHERE)
     settings = f'{FAST} output-dir="{tmp_path}/runs"'
-    with flower_engine.superlink(tmp_path, flower_environment(tmp_path)) as name:
+    with flower_engine.superlink(tmp_path, flower_environment(tmp_path)) as control:
+        trust = f'[superlink.here]\naddress = "{control}"\ninsecure = true\n'
+        (tmp_path / "config.toml").write_text(trust)
         options = ("--federation-config", "num-supernodes=2", "--run-config", settings)
-        run_id = submit(tmp_path, name, APP_FOLDER, tmp_path, *options)
-        assert wait(tmp_path, name, run_id, 80) == "finished:failed"
+        run_id = submit(tmp_path, "here", APP_FOLDER, tmp_path, *options)
+        assert wait(tmp_path, "here", run_id, 80) == "finished:failed"
     (folder,) = run_folders(tmp_path / "runs")
     assert metrics_of(folder)["status"] == "failed"
     assert metrics_of(folder)["failure"].startswith(f"{DID_NOT_START}: ")

@@ -17,7 +17,6 @@ from fedsurrogate.server_app.deployment.submit import (
     DONE,
     PACKED,
     flower_environment,
-    run_id_in,
 )
 from tests.e2e.processes import PATIENCE, until
 
@@ -55,8 +54,8 @@ class Checkout:
     def run(self, settings: str, *more: str) -> tuple[str, str]:
         """Type `flwr run .`; the id of the run, and the output."""
         text = self.type("flwr", "run", ".", *more, "--run-config", settings, *FLAGS)
-        (self.home / "typed.log").write_text(text)
-        return run_id_in(self.home / "typed.log"), text
+        (run,) = re.findall(r"Successfully started run (\d+)", text)
+        return run, text
 
     def status(self, run: str) -> str:
         """What `flwr list` shows of a run."""
@@ -84,9 +83,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     # A relative output-dir is relative to the folder in which the SuperLink was started.
     os.chdir(copy)
     try:
-        with superlink(home, flower_environment(home) | {"OMP_NUM_THREADS": "1"}) as name:
-            config = home / "config.toml"
-            config.write_text(f'[superlink]\ndefault = "{name}"\n\n{config.read_text()}')
+        with superlink(home, flower_environment(home) | {"OMP_NUM_THREADS": "1"}) as control:
+            (home / "config.toml").write_text(
+                '[superlink]\ndefault = "here"\n\n'
+                f'[superlink.here]\naddress = "{control}"\ninsecure = true\n'
+            )
             yield Checkout(copy, home)
     finally:
         os.chdir(before)

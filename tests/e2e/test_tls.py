@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.processes.joining import ready
 from fedsurrogate.common.security.registrations import TABLE, VARIABLE, read_table, write_table
 from fedsurrogate.server_app.deployment.certificates import certify, issue
 from fedsurrogate.server_app.deployment.enrolment import request_in
@@ -25,6 +24,7 @@ from tests.e2e.processes import (
     coordinator,
     environment,
     federation,
+    ready,
     site_command,
     until,
 )

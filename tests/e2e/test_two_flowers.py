@@ -17,7 +17,7 @@ import pytest
 
 from fedsurrogate.common.flower.interface import HTTP_OPTION
 from fedsurrogate.server_app.deployment.certificates import issue
-from fedsurrogate.server_app.deployment.submit import FLWR, stop_process
+from fedsurrogate.server_app.deployment.submit import stop_process
 from tests import newest_flower
 from tests.attacks.coordinator.test_foreign_app import PATIENTS, Theft
 from tests.attacks.coordinator.test_sent_code import doors
@@ -35,6 +35,14 @@ from tests.newest_flower import NEW, OLD
 
 pytestmark = [pytest.mark.slow, newest_flower.needed]
 FLOWERS = [OLD, OLD, NEW, NEW]
+# Flower's own command, which reaches no Unix socket by itself.
+FLWR = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from fedsurrogate.common.flower.v142_link import reach_unix_sockets as reach; reach(); "
+    "from flwr.cli.app import app; app(prog_name='flwr')",
+)
 ALL = 'sites=4 deadline=600.0 classes="0,1,2,3,4,5,6,7,8,9" '
 PRIVATE = ALL + "epsilon=1.0 delta=1e-5 secure-sum=true"
 LONG = 'method="fedavg" sites=4 deadline=600.0 fedavg.rounds=300 head.epochs=1'

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.processes.joining import ready
-from fedsurrogate.client_app.processes.node_process import TWIN
+from fedsurrogate.client_app.processes.supervisor import TWIN
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from tests.e2e.processes import Federation, environment, federation
+from tests.e2e.processes import Federation, environment, federation, ready
 
 pytestmark = pytest.mark.faults
 NODE = 'site="{0}" data="digits" partition-id={0} num-partitions=2 state-dir="{1}/{0}"'

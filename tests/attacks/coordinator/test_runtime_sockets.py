@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes.joining import ready
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from tests.e2e.processes import environment, free_ports, site_command, until
+from tests.e2e.processes import environment, free_ports, ready, site_command, until
 from tests.other_account import as_other_account
 
 pytestmark = pytest.mark.slow
@@ -30,10 +29,12 @@ def start(home: Path, program: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def ports(process: subprocess.Popen[bytes]) -> set[int]:
-    """Ports on which the process listens."""
+    """Ports on which the process listens, or one that it has started."""
+    parent = psutil.Process(process.pid)
     return {
         each.laddr.port
-        for each in psutil.Process(process.pid).net_connections()
+        for one in (parent, *parent.children(recursive=True))
+        for each in one.net_connections()
         if each.status == psutil.CONN_LISTEN
     }
 
@@ -80,7 +81,9 @@ def test_the_runtime_api_is_a_socket_of_this_user_alone(side: str, tmp_path: Pat
             assert "PermissionError" in foreign.stderr
         # A killed process leaves the file; the next one takes its place.
         before = socket.stat().st_ino, socket.stat().st_mtime_ns
-        process.kill()
+        parent = psutil.Process(process.pid)
+        for each in (*parent.children(recursive=True), parent):
+            each.kill()
         process.wait()
         assert socket.exists()
         time.sleep(0.1)

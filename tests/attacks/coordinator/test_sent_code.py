@@ -310,7 +310,7 @@ def test_a_simulation_opens_nothing_to_another_account_and_takes_no_other_app(
     (public / "key.pub").write_bytes(b"")
     with tempfile.TemporaryDirectory() as folder:
         settings = flower_environment(Path(folder)) | {"PYTHONPATH": str(APP_FOLDER)}
-        with simulation(Path(folder), settings) as name:
+        with simulation(Path(folder), settings) as control:
             (link,) = (
                 each
                 for each in psutil.Process().children()
@@ -318,8 +318,10 @@ def test_a_simulation_opens_nothing_to_another_account_and_takes_no_other_app(
             )
             assert tried_by_another_account(public, doors(link, 0)) == []
             assert not any(each.startswith("127") for each in doors(link, 0))
+            trust = f'[superlink.here]\naddress = "{control}"\ninsecure = true\n'
+            Path(folder, "config.toml").write_text(trust)
             done = subprocess.run(
-                [str(BIN / "flwr"), "run", str(app), name],
+                [str(BIN / "flwr"), "run", str(app), "here"],
                 env=settings, capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert "the app that is installed" in words(done)

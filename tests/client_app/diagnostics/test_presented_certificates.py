@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.diagnostics.presented_certificates import inspector
+from fedsurrogate.client_app.diagnostics.connection_checks import inspector
 
 KEY = ec.derive_private_key(20261127, ec.SECP384R1())
 COMPANY = "Proxy Company"

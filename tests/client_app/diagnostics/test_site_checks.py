@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.cli.approve import approve
-from fedsurrogate.client_app.diagnostics import site_checks
 from fedsurrogate.client_app.diagnostics.connection_checks import check_link
 from fedsurrogate.client_app.diagnostics.findings import Finding, Link
 from fedsurrogate.client_app.diagnostics.node_checks import (
@@ -47,25 +46,6 @@ from fedsurrogate.server_app.deployment.certificates import _make_server, _priva
 from tests.client_app.governance.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.mark.parametrize(
-    ("device", "expected"), [("cuda", ["GPU 0", "GPU 1"]), ("cuda:1", ["GPU 1"])]
-)
-def test_every_gpu_that_is_used_is_shown(
-    monkeypatch: pytest.MonkeyPatch, device: str, expected: list[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_name", lambda name: f"GPU {torch.device(name).index}"
-    )
-    found = list(
-        site_checks._machine(parse_run({}).settings.device, parse_node_config({"device": device}))
-    )
-    assert [each.found for each in found if each.what == "GPU"] == [
-        f"{name}, 1.0 of 2.0 GiB free" for name in expected
-    ]
 
 
 @contextmanager
@@ -119,13 +99,6 @@ def test_every_step_to_the_coordinator_passes_where_nothing_is_wrong(papers: Pat
         "key": "WARN",
     }
     assert "trusted" in found["TLS"].found
-
-
-def test_a_name_without_an_address_ends_it() -> None:
-    found = link(9092, host="nowhere.invalid")
-    assert list(found) == ["name"]
-    assert found["name"].state == "FAIL"
-    assert "DNS" in found["name"].remedy
 
 
 def test_a_port_nobody_listens_on_is_named() -> None:
@@ -197,24 +170,31 @@ def visible(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def test_a_supernode_that_would_start_foreign_code_is_found_by_its_number(tmp_path: Path) -> None:
-    # An interpreter with the program's name; its script does not matter.
-    program = tmp_path / "flower-supernode"
-    program.write_text("import time; time.sleep(60)")
-    for flags, state in (
-        ([], "FAIL"),
-        (["--isolation", "subprocess"], "FAIL"),
-        (["--isolation", "process"], "PASS"),
-    ):
-        with subprocess.Popen([sys.executable, str(program), *flags, "--insecure"]) as process:
-            try:
-                visible(process)
-                found = check_isolation()
-                # Other tests may run their own SuperNodes.
-                assert named(process.pid, found.found) is (state == "FAIL")
-                assert (found.state == "FAIL" and "site join" in found.remedy) or state == "PASS"
-            finally:
-                process.kill()
+@pytest.mark.parametrize(
+    ("program", "flags", "state"),
+    [
+        ("flower-supernode", "--insecure", "FAIL"),
+        ("flower-supernode", "--isolation process", "PASS"),
+        ("flower-superexec", "--plugin-type clientapp", "FAIL"),
+        ("flower-superexec", "--plugin-type serverapp", "PASS"),
+    ],
+)
+def test_what_would_start_foreign_code_is_found_by_its_number(
+    tmp_path: Path, program: str, flags: str, state: str
+) -> None:
+    # A script with the program's name; what it does, does not matter.
+    script = tmp_path / program
+    script.write_text("import time; time.sleep(60)")
+    command = [sys.executable, "-W", "ignore", str(script), *flags.split()]
+    with subprocess.Popen(command) as process:
+        try:
+            visible(process)
+            found = check_isolation()
+            # Other tests may run their own SuperNodes.
+            assert named(process.pid, found.found) is (state == "FAIL")
+            assert (found.state == "FAIL" and "site join" in found.remedy) or state == "PASS"
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -255,6 +235,16 @@ def test_isolation_is_read_from_a_command_line(
     assert (is_supernode(command.split()), is_isolated(command.split())) == (supernode, isolated)
 
 
+def test_code_of_an_interpreter_is_read_to_its_end() -> None:
+    code = "import sys; from flwr.supernode.cli import flower_supernode as run; run()"
+    assert is_supernode(["python3", "-u", "-c", code])
+
+
+def test_a_command_line_of_any_length_is_read_at_once() -> None:
+    for word in ("-W", "-WW", "-u", "--a", "-Wm"):
+        assert not is_supernode(["python", *([word] * 20_000)])
+
+
 @pytest.mark.parametrize(
     ("command", "found"),
     [
@@ -271,23 +261,6 @@ def test_isolation_is_read_from_a_command_line(
 )
 def test_a_superexec_that_starts_client_apps_is_recognised(command: str, found: bool) -> None:
     assert starts_client_apps(command.split()) is found
-
-
-def test_a_superexec_that_would_start_foreign_code_is_found_by_its_number(tmp_path: Path) -> None:
-    program = tmp_path / "flower-superexec"
-    program.write_text("import time; time.sleep(60)")
-    for kind in ("clientapp", "serverapp"):
-        with subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(program), "--plugin-type", kind]
-        ) as process:
-            try:
-                visible(process)
-                found = check_isolation()
-                assert (found.state == "FAIL" and named(process.pid, found.found)) is (
-                    kind == "clientapp"
-                )
-            finally:
-                process.kill()
 
 
 def test_a_process_list_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ RUN_NAME = "bundle-0123456789abcdef"
 GUARD = object()
 
 
-def release(private: bool) -> Release:
+def release() -> Release:
     # Every number differs, so that none can stand for another one.
     return Release(
         run="digest",
@@ -41,10 +41,10 @@ def release(private: bool) -> Release:
         method="fedpft",
         round=3,
         mechanism="sums",
-        events=(GaussianEvent(2.0),) if private else (),
+        events=(GaussianEvent(2.0),),
         unit="patient",
-        epsilon=1.5 if private else 0.0,
-        delta=1e-5 if private else 0.0,
+        epsilon=1.5,
+        delta=1e-5,
         sigmas={"sums": 4.0},
         sensitivities={"sums": 1.0},
         facts={"clipped": 0.25},
@@ -57,20 +57,17 @@ def release(private: bool) -> Release:
 class Site:
     """A site whose steps only note that they are made. One of them can fail."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, module: Any, private: bool = True) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, module: Any) -> None:
         self.done: list[Any] = []
         self.failing: dict[str, Exception] = {}
         self.receipt: dict[str, str] = {"receipt": "new"}
         self.entries: list[dict[str, str]] = []
-        self.release = release(private)
-        report = SimpleNamespace(left_out=(SimpleNamespace(why="no label"),), odd=("grey",))
-        train = SimpleNamespace(labels=[0, 1, 1])
+        self.release = release()
         self.prepared = SimpleNamespace(
             payload=b"payload",
             release=self.release,
             guard=GUARD,
             failure="",
-            found=SimpleNamespace(report=report, train=train, classes=("a", "b")),
         )
         ledger = SimpleNamespace(
             answered=lambda: {each["flower_run"] for each in self.entries} - {"older"},
@@ -78,11 +75,7 @@ class Site:
         )
         self.gate = SimpleNamespace(
             ledger=ledger,
-            policy=SimpleNamespace(epsilon_total=8.0),
-            spent=lambda: 0.5,
-            runs_left=lambda events: len(events) + 40,
-            unit_of=lambda sent: sent.unit,
-            check=lambda sent: self.step("check", sent, answer=2.0),
+            policy=object(),
         )
         answers: dict[str, Callable[..., Any]] = {
             "coordinator_key": lambda node: PUBLIC,
@@ -245,55 +238,6 @@ def test_a_bundle_needs_a_name_of_the_site_and_a_new_file(
     )
     # The receipts of another site are not shown to this one.
     assert ("receipts", "") in site.done
-
-
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("failure", ["", "one class only"])
-@pytest.mark.parametrize("refusal", ["", "check", "attacks"])
-def test_a_dry_run_states_each_number_of_the_release_and_why_it_may_not_leave(
-    monkeypatch: pytest.MonkeyPatch, private: bool, planned: bool, failure: str, refusal: str
-) -> None:
-    site = Site(monkeypatch, dry_run, private)
-    site.prepared.failure = failure
-    site.failing = {refusal: PolicyError("not allowed")} if refusal else {}
-    more = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if planned else {}
-    run, node = parse_run(more), NodeConfig()
-    found = dry_run.dry_run(run, node)
-    whole = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {failure}"
-    why = "; ".join(part for part in (failure and whole, refusal and "not allowed") if part)
-    wanted: dict[str, Any] = {
-        "mechanism": "sums",
-        "unit": "patient" if private else None,
-        "epsilon": 1.5 if private else None,
-        "delta": 1e-5 if private else None,
-        "bytes": 77,
-        "sha256": None if private else "hash",
-        "classes": ["a", "b"],
-        "records": 3,
-        "sigmas": {"sums": 4.0},
-        "sensitivities": {"sums": 1.0},
-        "facts": {"clipped": 0.25},
-        "left_out": ["no label"],
-        "odd": ["grey"],
-        "failure": failure or None,
-        "epsilon_before": 0.5,
-        "epsilon_total": 8.0,
-        "runs_left": 41 if private and planned else None,
-        "may_leave": not why,
-        "refusal": why or None,
-    }
-    if refusal != "check":
-        wanted["epsilon_after"] = 2.0
-    assert (found.facts, found.refusal) == (wanted, why)
-    asked = SurrogateRequest(run, node, "node-0", "dry-run", info={"lineage": "dryrun"})
-    steps = [
-        ("gate", run.settings.data, "dry-run"),
-        ("prepare", asked, True, {"affordable": False}),
-        ("check", site.release),
-        ("attacks", run.digest, node, True),
-    ]
-    assert site.done == steps[: 3 if refusal == "check" else 4]
 
 
 def test_only_a_method_that_releases_once_has_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,19 @@
-"""The process of a SuperNode: what its threads may print."""
+"""The process of a SuperNode: what its threads may print, and why it has ended, where it has no app."""
 
 import json
 import os
+import signal
+import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from fedsurrogate.client_app.processes import node_process
+from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.processes import child_process, node_process, supervisor
+from fedsurrogate.client_app.processes.node_process import look_at_link
+from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.interface import SignatureRefusedError
 
 
 @pytest.mark.parametrize(
@@ -36,94 +39,86 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     assert ("Traceback" in capsys.readouterr().err) == printed
 
 
-def test_a_node_connects_after_it_has_waited_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = list[str]()
-    monkeypatch.setattr(node_process, "await_data", steps.append)
-    monkeypatch.setattr(node_process, "configure_log", lambda _: None)
-    connected = SimpleNamespace(supernode=lambda runtime, _: steps.append(f"connected {runtime}"))
-    monkeypatch.setattr(node_process, "flower", lambda: connected)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    umask = os.umask(0o077)
-    try:
-        node_process.serve("unix:/x", ())
-    finally:
-        os.umask(umask)
-    assert steps == ["unix:/x", "connected unix:/x"]
+OPEN = Finding("port", "PASS", "open")
+WRONG = Finding("key", "FAIL", "the clocks are more than 5 seconds apart", "set both by NTP")
 
 
-FINDINGS = {
-    "TLS": ("the certificate is refused: certificate has expired", "ask the coordinator"),
-    "key": ("the clocks are more than 5 seconds apart", "set both clocks by NTP"),
-}
+def commands(said: str, look: object) -> Commands:
+    """Of a SuperNode that says something and ends by an error."""
+    code = f"import sys; print({said!r}); sys.exit(1)"
+    return Commands(([sys.executable, "-c", code], {}), None, look)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [*FINDINGS, None])
-@pytest.mark.parametrize("error", ["RpcError: {Failed to activate SuperNode.}", "ValueError: x"])
+@pytest.mark.parametrize(
+    ("said", "found", "why"),
+    [
+        ("Failed to activate SuperNode", [OPEN, WRONG], f"key: {WRONG.found}; {WRONG.remedy}"),
+        ("Failed to activate SuperNode", [OPEN], TWIN),
+        ("x", [OPEN], "its connection is good; its log names the cause"),
+        ("x", None, "its connection could not be checked; its log names the cause"),
+    ],
+)
 def test_why_a_node_ended_is_found_by_checking_not_guessed(
-    wrong: str | None, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, found: list[Finding] | None, why: str
 ) -> None:
-    rows = [{"what": "way", "state": "PASS", "found": "open", "remedy": ""}]
-    if wrong:
-        found, remedy = FINDINGS[wrong]
-        rows.append({"what": wrong, "state": "FAIL", "found": found, "remedy": remedy})
-    asked = tmp_path / "asked.txt"
-    program = tmp_path / "site"
-    words = '"$@" "$FEDSURROGATE_ARGUMENTS"'
-    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {words} > {asked}\ncat {tmp_path}/rows.json\n")
-    program.chmod(0o755)
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
-    arguments = ["--superlink", "fl:9092", "--root-certificates", "ca.crt", "--node-config", "x=1"]
-    why = node_process.why_ended(error, arguments)
-    if wrong:
-        assert why.endswith(f"{wrong}: {'; '.join(FINDINGS[wrong])}")
-    elif "activate" in error:
-        assert "a node with this key is connected already" in why
-    else:
-        assert "its connection is good" in why
-        assert "ValueError" in why
-    seen, unseen = asked.read_text().splitlines()
-    assert (seen, json.loads(unseen)) == ("doctor", ["--link-only", "--json", *arguments[:4]])
-    assert "\n" not in why
+    def look() -> list[Finding]:
+        if found is None:
+            raise OSError
+        return found
+
+    lines = list[str]()
+    with pytest.raises(RunError) as error:
+        Supervisor(commands(said, look), lambda _, line: lines.append(line)).run()
+    assert str(error.value) == f"the SuperNode has ended: {why}"
+    assert said in lines
 
 
-def test_a_connection_that_could_not_be_checked_is_not_called_good(
+def test_a_node_that_ended_is_started_again_where_it_is_told_to() -> None:
+    looks = list[float]()
+
+    def look() -> list[Finding]:
+        looks.append(1.0)
+        if len(looks) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return [WRONG]
+
+    lines = list[str]()
+    Supervisor(commands("x", look), lambda _, line: lines.append(line), 0.1).run()
+    again = (
+        f"the SuperNode has ended: key: {WRONG.found}; {WRONG.remedy}; it is started again in 0.1 s"
+    )
+    assert lines.count(again) == 2
+    assert lines.count("x") == 3
+    assert child_process.FIRST_PAUSE > 0.1, "the pause is the one that is given"
+
+
+def test_the_node_waits_for_data_and_its_link_is_that_of_its_own_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
-    why = node_process.why_ended("ValueError: x", ["--superlink", "fl:9092"])
-    assert "could not be checked" in why
-    assert "good" not in why
-
-
-@pytest.mark.parametrize("retry", [0.0, 0.01])
-def test_a_node_that_ended_says_why_in_its_next_process(
-    retry: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class ReplacedError(Exception):
-        """This process is replaced by another."""
-
-    def replace(*_: object) -> None:
-        raise ReplacedError
-
-    def fail(*_: object) -> None:
-        raise SignatureRefusedError("not this key")
-
-    monkeypatch.setattr(node_process, "await_data", lambda _: None)
-    monkeypatch.setattr(node_process, "configure_log", lambda _: None)
-    monkeypatch.setattr(node_process, "why_ended", lambda error, _: f"because {error}")
-    monkeypatch.setattr(node_process, "flower", lambda: SimpleNamespace(supernode=fail))
-    monkeypatch.setattr(node_process.os, "execve", replace)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    monkeypatch.setenv(node_process.ENDED, "")
+    steps = list[object]()
+    monkeypatch.setattr(supervisor, "await_data", steps.append)
+    monkeypatch.setattr(supervisor, "own_socket", lambda runtime: runtime)
+    monkeypatch.setattr(supervisor, "look_at_link", lambda link: steps.append(link) or [])
+    monkeypatch.setattr(Supervisor, "run", lambda self: self._commands.look())
+    arguments = ["--superlink", "fl:9092", "--root-certificates", "ca.crt", "--node-config", "x=1"]
     umask = os.umask(0o077)
     try:
-        with pytest.raises(ReplacedError):
-            node_process.serve("unix:/x", (), retry)
-        assert os.environ[node_process.ENDED] == "SignatureRefusedError: not this key"
-        with pytest.raises(ReplacedError if retry else RunError) as second:
-            node_process.serve("unix:/x", (), retry)
+        supervisor.serve_node("unix:/x", arguments)
     finally:
         os.umask(umask)
-    said = capsys.readouterr().err if retry else str(second.value)
-    assert "because SignatureRefusedError: not this key" in said
+    assert steps == ["unix:/x", arguments[:4]]
+
+
+def test_the_connection_is_checked_by_a_program_whose_arguments_are_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, program = tmp_path / "asked.txt", tmp_path / "site"
+    words = '"$@" "$FEDSURROGATE_ARGUMENTS"'
+    row = '[{"what": "port", "state": "PASS", "found": "open", "remedy": ""}]'
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {words} > {asked}\necho '{row}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
+    link = ["--superlink", "fl:9092"]
+    assert look_at_link(link) == [OPEN]
+    seen, unseen = asked.read_text().splitlines()
+    assert (seen, json.loads(unseen)) == ("doctor", ["--link-only", "--json", *link])

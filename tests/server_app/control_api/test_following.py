@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.flower.interface import FlowerRun
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.control_api import following
 from fedsurrogate.server_app.control_api.following import Handle, find_handle, follow_run
 from fedsurrogate.server_app.control_api.overview import overview
 from fedsurrogate.server_app.deployment.control import stop
@@ -53,11 +55,27 @@ def test_a_run_is_followed_to_its_end_without_its_superlink(tmp_path: Path) -> N
         if event["event"] == "remark":
             threading.Thread(target=ended, args=(folder,)).start()
 
-    assert (
-        follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note, shown=1) == folder.path
+    assert follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note) == folder.path
+    assert [event["event"] for event in seen] == ["configured", "invited", "remark", "replied"]
+    assert NOWHERE in seen[2]["reason"]
+
+
+def test_a_run_that_is_not_started_is_reported_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter(["pending", "pending", "finished:failed"])
+    last = "finished:failed"
+    monkeypatch.setattr(
+        following,
+        "list_runs",
+        lambda *_: [FlowerRun("7", next(states, last), None, None)],
     )
-    assert [event["event"] for event in seen] == ["invited", "remark", "replied"]
-    assert NOWHERE in seen[1]["reason"]
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(following, "REMIND_SECONDS", 0.0)
+    seen = list[dict[str, Any]]()
+    assert follow_run(Handle("7", None), tmp_path, NOWHERE, None, seen.append) is None
+    assert [event["event"] for event in seen] == ["waiting", "waiting"]
+    assert all("coordinator app" in event["reason"] for event in seen)
 
 
 def test_without_a_folder_and_without_a_superlink_nothing_is_followed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.diagnostics import certificate_check
+from fedsurrogate.client_app.diagnostics import connection_checks
 from fedsurrogate.common.flower.interface import FleetRequest
 from fedsurrogate.common.security.registrations import Registration, read_table, write_table
 from fedsurrogate.server_app.deployment.audit_log import NAME, entries
@@ -229,14 +229,14 @@ def test_a_key_is_heard_until_its_end_in_the_table_that_is_there_now(
 def test_the_doctor_warns_a_month_before_the_end(folder: Path, commands: Commands) -> None:
     fingerprint = commands.asked("north")
     key = Path("north/papers/site.key")
-    assert certificate_check.check_certificate(key) is None
+    assert connection_checks.check_certificate(key) is None
     for days, state in ((29, "WARN"), (32, "PASS")):
         commands.accepted("north/north.csr", fingerprint, "--days", str(days))
         key.with_name("site.crt").write_bytes((folder / "sites/north/site.crt").read_bytes())
-        found = certificate_check.check_certificate(key)
+        found = connection_checks.check_certificate(key)
         assert found
         assert found.state == state
     key.with_name("site.crt").write_text("no certificate")
-    found = certificate_check.check_certificate(key)
+    found = connection_checks.check_certificate(key)
     assert found
     assert found.state == "FAIL"

@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import RAY_HOOK
 from fedsurrogate.server_app.deployment import simulate
 from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
-from fedsurrogate.server_app.deployment.submit import DONE, Reached
+from fedsurrogate.server_app.deployment.submit import DONE
 from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
 
 TRACE = """
@@ -50,40 +50,38 @@ class Attempts:
 
     def __init__(self, output: Path, *failures: str | None) -> None:
         self.output, self.failures, self.made = output, iter(failures), 0
-        self.resources, self.environment = "", dict[str, str]()
+        self.sites: object = None
+        self.environment = dict[str, str]()
 
-    def submit(
-        self,
-        superlink: Reached,
-        settings: object,
-        output: object,
-        log: Path,
-        *rest: Any,
-    ) -> Any:
-        log.write_text(TRACE)
-        self.environment = dict(superlink.environment)
-        self.resources, self.made = rest[1], self.made + 1
+    def submit(self, address: str, authority: None, settings: object, sites: object) -> str:
+        self.sites, self.made = sites, self.made + 1
+        return str(self.made)
+
+    def to_the_end(self, *_: object) -> tuple[Path | None, str, str]:
         if (failure := next(self.failures)) is None:
-            return None, "finished:failed"
+            return None, "finished:failed", TRACE
         folder = self.output / f"run-{self.made}"
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text(json.dumps({"status": "failed", "failure": failure}))
-        return folder, "finished:failed" if failure else DONE
+        return folder, "finished:failed" if failure else DONE, TRACE
 
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    @contextmanager
-    def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
-        yield "simulation"
-
     def play(*failures: str | None) -> Attempts:
         played = Attempts(tmp_path / "runs", *failures)
+
+        @contextmanager
+        def superlink(home: Path, environment: Mapping[str, str]) -> Iterator[str]:
+            played.environment = dict(environment)
+            yield "unix:nowhere"
+
+        monkeypatch.setattr(simulate, "superlink", superlink)
         monkeypatch.setattr(simulate, "submit", played.submit)
+        monkeypatch.setattr(simulate, "to_the_end", played.to_the_end)
         return played
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(simulate, "superlink", superlink)
     monkeypatch.setattr(simulate, "check_records", lambda settings, sites: [])
     return play
 
@@ -152,7 +150,12 @@ def test_fewer_sites_run_at_the_same_time_where_memory_is_short(
     played = attempts("")
     said: list[Any] = []
     run(tmp_path, said, Machine(parallel=2))
-    assert "init-args-num-cpus=1" in played.resources
+    assert played.sites == {
+        "num_supernodes": 2,
+        "client_resources_num_cpus": 1,
+        "client_resources_num_gpus": 0.0,
+        "init_args_num_cpus": 1,
+    }
     assert [each["reason"] for each in said if "nothing tells" not in each["reason"]] == [
         "1 of 2 sites"
     ]

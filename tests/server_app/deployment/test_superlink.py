@@ -45,7 +45,6 @@ def serve(arguments: list[str], monkeypatch: pytest.MonkeyPatch, **variables: st
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(superlink, "flower", Seen)
     monkeypatch.setattr(superlink, "table_of_registered", lambda _: None)
-    monkeypatch.setattr(superlink, "folder_of_key", lambda _: None)
     before = os.umask(0o022)
     try:
         superlink.serve(arguments)

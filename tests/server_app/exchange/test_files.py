@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline import replies
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.offline.replies import is_message, reply_to
 from fedsurrogate.common.errors import (
@@ -30,11 +29,8 @@ from fedsurrogate.common.errors import (
     FedSurrogateError,
     RunError,
     SealError,
-    StateError,
 )
 from fedsurrogate.common.exchange.message_files import (
-    MessageReply,
-    digest,
     pack_reply,
     pack_request,
     unpack_reply,
@@ -352,64 +348,6 @@ def test_shares_that_nobody_can_read_cost_their_sender_and_one_more_file_of_the_
     assert sum(file.stem.endswith("site-0") for file in post.out.glob("*.reply")) == 7
 
 
-def test_a_site_that_a_person_marks_as_lost_is_dropped_and_the_others_finish(
-    tmp_path: Path,
-) -> None:
-    post = Post(tmp_path)
-
-    def carry(file: Path) -> None:
-        if file.name == "01-site-1.request":
-            file.with_suffix(".lost").touch()
-        else:
-            post.answer(file)
-
-    sites = metrics_of(post.run(PLAIN | {"quorum": 0.5}, carry))["sites"]
-    assert (sites["used"], sites["invited"]) == (2, 3)
-
-
-def test_a_reply_of_somebody_else_is_refused_and_another_takes_its_place(tmp_path: Path) -> None:
-    """Signed with another key; for another request; of another site; cut off. Then the honest reply
-    counts.
-    """
-    post = Post(tmp_path)
-    forged = list[bytes]()
-
-    def carry(file: Path) -> None:
-        if file.name != "01-site-0.request":
-            return post.answer(file)
-        content = file.read_bytes()
-        request = unpack_request(content, public_key(post.coordinator))
-        honest = MessageReply(
-            request.id, digest(content), "site-0", {"status": "ok", "site": "site-0"}
-        )
-        own, other = (private_key(post.nodes[name], name) for name in ("site-0", "site-1"))
-        good = pack_reply(honest, own)
-        forged.extend(
-            [
-                pack_reply(honest, other),
-                pack_reply(replace(honest, request="0" * 64), own),
-                pack_reply(replace(honest, site="site-1"), own),
-                good[:-1],
-                b"",
-            ]
-        )
-        for each in forged:
-            aside = file.with_suffix(".carried")
-            aside.write_bytes(each)
-            # As after a while: a file that has just changed may still be copied.
-            os.utime(aside, (0, 0))
-            before = sum("cannot be used" in line for line in post.lines)
-            aside.replace(file.with_suffix(".reply"))
-            end = time.monotonic() + 60
-            while sum("cannot be used" in line for line in post.lines) == before:
-                assert time.monotonic() < end
-                time.sleep(0.05)
-        return post.answer(file)
-
-    assert metrics_of(post.run(PLAIN, carry))["sites"]["used"] == 3
-    assert sum("cannot be used" in line for line in post.lines) == len(forged)
-
-
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Post, Path]:
     """A run that has asked for surrogates, and got none. The first site has images of its own, and
@@ -447,25 +385,6 @@ def test_a_request_is_answered_once_and_repeated_without_a_charge(
     assert (tmp_path / "typed").read_bytes() == (tmp_path / "first").read_bytes()
 
 
-def test_a_reply_that_was_charged_and_lost_is_not_made_and_charged_again(
-    asked: tuple[Post, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    post, file = asked
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(replies, "pack_reply", full)
-    before = post.spent("site-0")
-    with pytest.raises(OSError, match="No space"):
-        reply_to(tmp_path / "reply", file, post.nodes["site-0"])
-    monkeypatch.undo()
-    assert post.spent("site-0") == before + 1
-    with pytest.raises(StateError, match="was answered and charged, and its reply is lost"):
-        reply_to(tmp_path / "reply", file, post.nodes["site-0"])
-    assert post.spent("site-0") == before + 1
-
-
 def test_a_link_on_the_stick_leads_no_file_elsewhere(
     asked: tuple[Post, Path], tmp_path: Path
 ) -> None:
@@ -485,50 +404,23 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
     content, node = file.read_bytes(), post.nodes["site-0"]
     request = unpack_request(content, public_key(post.coordinator))
     before = post.spent("site-0")
+
+    def as_other(**changes: Any) -> bytes:
+        return pack_request(replace(request, **changes), post.coordinator)
+
+    signature, canonical = "signature does not fit", "no signed file in canonical form"
     wrong: list[tuple[bytes, type[FedSurrogateError], str]] = [
-        (pack_request(request, new_key()), SealError, "signature does not fit"),
-        (content.replace(b"spherical", b"diagonals"), SealError, "signature does not fit"),
-        (
-            pack_request(replace(request, site="site-1"), post.coordinator),
-            ConfigError,
-            "for site 'site-1'",
-        ),
-        (
-            pack_request(replace(request, expires="2020-01-01"), post.coordinator),
-            ConfigError,
-            "expired",
-        ),
-        (
-            pack_request(replace(request, expires="soon"), post.coordinator),
-            ConfigError,
-            "no request",
-        ),
-        (pack_request(replace(request, id="../../x"), post.coordinator), ConfigError, "no request"),
-        (
-            pack_request(replace(request, kind="query.compare"), post.coordinator),
-            ConfigError,
-            "does not answer",
-        ),
-        (
-            pack_request(replace(request, kind="query.open_log"), post.coordinator),
-            ConfigError,
-            "does not answer",
-        ),
-        (
-            pack_request(replace(request, flower_run="../../x"), post.coordinator),
-            ConfigError,
-            "no request",
-        ),
-        (
-            pack_request(replace(request, info={"run": None}), post.coordinator),
-            ConfigError,
-            "no request",
-        ),  # type: ignore[dict-item]
-        (
-            content + content[content.rindex(b"\x1a@") :],
-            ConfigError,
-            "no signed file in canonical form",
-        ),
+        (pack_request(request, new_key()), SealError, signature),
+        (content.replace(b"spherical", b"diagonals"), SealError, signature),
+        (as_other(site="site-1"), ConfigError, "for site 'site-1'"),
+        (as_other(expires="2020-01-01"), ConfigError, "expired"),
+        (as_other(expires="soon"), ConfigError, "no request"),
+        (as_other(id="../../x"), ConfigError, "no request"),
+        (as_other(kind="query.compare"), ConfigError, "does not answer"),
+        (as_other(kind="query.open_log"), ConfigError, "does not answer"),
+        (as_other(flower_run="../../x"), ConfigError, "no request"),
+        (as_other(info={"run": None}), ConfigError, "no request"),
+        (content + content[content.rindex(b"\x1a@") :], ConfigError, canonical),
         (content[:-1], FedSurrogateError, ""),
         (b"\x0a", FedSurrogateError, ""),
     ]
@@ -551,17 +443,3 @@ def test_a_reply_names_no_path_and_a_request_of_the_other_kind_is_told_apart(
     assert is_message(file)
     make_request(PLAIN, tmp_path / "request.json", post.coordinator)
     assert not is_message(tmp_path / "request.json")
-
-
-def test_a_run_needs_a_folder_of_its_own_and_names_for_all_keys(tmp_path: Path) -> None:
-    post = Post(tmp_path)
-    post.out.mkdir()
-    (post.out / "x").touch()
-    with pytest.raises(ConfigError, match="is not empty"):
-        post.run(PLAIN)
-    (post.out / "x").unlink()
-    with pytest.raises(ConfigError, match="epsilon"):
-        post.run({**PLAIN, "epsilon": -1.0})
-    (tmp_path / "keys.toml").write_text(json.dumps({}))
-    with pytest.raises(ConfigError, match=r"keys\.toml"):
-        post.run(PLAIN)

@@ -26,6 +26,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import read_table
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.server_app.deployment import local_engine
 from fedsurrogate.server_app.deployment.request_key import (
     VARIABLE,
     make_request_key,
@@ -240,7 +241,7 @@ def federated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((config, grid, run_id, table, os.environ.get(VARIABLE)))
 
     monkeypatch.setattr(run, "federate", federate)
-    monkeypatch.setattr(run, "find_folder", lambda output, run_id: Path(output) / run_id)
+    monkeypatch.setattr(local_engine, "find_folder", lambda output, run_id: Path(output) / run_id)
     return calls
 
 
@@ -307,7 +308,7 @@ def test_a_signal_leaves_the_name_of_the_run_folder_and_the_environment_as_it_wa
         raise Interrupted(2)
 
     monkeypatch.setattr(run, "federate", stopped)
-    monkeypatch.setattr(run, "find_folder", lambda output, run_id: Path(output) / "found")
+    monkeypatch.setattr(local_engine, "find_folder", lambda output, run_id: Path(output) / "found")
     keys = keys_in(tmp_path / "k", "a")
     with pytest.raises(Interrupted) as stop:
         run_by_files({"output-dir": str(tmp_path)}, signing, keys, tmp_path / "out", 3, print)

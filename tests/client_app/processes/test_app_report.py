@@ -1,4 +1,4 @@
-"""What the page of metrics learns from the running app, and what it shows."""
+"""What other programs of a site learn from its running app, and what the page of metrics shows."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,17 +22,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.governance.policy import digest_of_policy
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.processes import app_metrics
-from fedsurrogate.client_app.processes.app_metrics import (
+from fedsurrogate.client_app.processes import app_report
+from fedsurrogate.client_app.processes.app_report import (
     LEDGER,
-    METRICS,
+    SOCKET,
+    AppReport,
     ask,
+    check_app,
     data_present,
     ledger_totals,
     reporting,
     watching,
 )
+from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.metrics_page import serve_page
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
@@ -47,16 +51,23 @@ def place() -> Iterator[Path]:
         yield Path(folder)
 
 
-def hospital(place: Path) -> NodeConfig:
+def hospital(place: Path, policy: str = "policy.toml") -> NodeConfig:
     """A site with data of its own, in a folder that has a file."""
-    (place / "data").mkdir()
+    (place / "data").mkdir(exist_ok=True)
     (place / "data" / "1.png").touch()
-    (place / "policy.toml").write_text("epsilon-total = 4.0\nepsilon-per-run = 2.0\n")
+    (place / policy).write_text("epsilon-total = 4.0\nepsilon-per-run = 2.0\n")
     return NodeConfig(
         site="north", data="imagefolder", data_dir=str(place / "data"),
         state_dir=str(place / "state"), witness_dir=str(place / "witness"),
-        policy=str(place / "policy.toml"),
+        policy=str(place / policy),
     )  # fmt: skip
+
+
+def replaced(file: Path, text: str) -> None:
+    """As editors do: write another file, and rename it."""
+    other = file.with_name("other")
+    other.write_text(text)
+    other.rename(file)
 
 
 def page(collector: SiteCollector) -> dict[str, float]:
@@ -70,6 +81,25 @@ def page(collector: SiteCollector) -> dict[str, float]:
     return {
         each.name.removeprefix("fedsurrogate_"): each.value for each in samples if not each.labels
     }
+
+
+@contextmanager
+def sending(content: bytes, place: Path) -> Iterator[str]:
+    """The address of what answers with these bytes."""
+    (path := place / f"app{SOCKET}").unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+        bound.bind(str(path))
+        bound.listen()
+
+        def answer() -> None:
+            asked, _ = bound.accept()
+            with asked:
+                asked.sendall(content)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"unix:{place}/app"
+        thread.join(30)
 
 
 def test_totals_are_those_of_the_ledger_and_follow_each_change(place: Path) -> None:
@@ -104,18 +134,18 @@ def test_fifty_pages_at_once_compute_the_totals_once_and_start_no_process(
         slow.wait(1)
         return ledger_totals(node)
 
-    monkeypatch.setattr(app_metrics, "ledger_totals", counted)
-    monkeypatch.setattr(app_metrics, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(app_report, "ledger_totals", counted)
+    monkeypatch.setattr(app_report, "LOOK_SECONDS", 0.05)
     children = len(psutil.Process().children(recursive=True))
-    with watching(node) as watched, ThreadPoolExecutor(50) as pages:
-        collector = SiteCollector(watched.figures, None)
+    with watching(node) as reporter, ThreadPoolExecutor(50) as pages:
+        collector = SiteCollector(reporter.report, of_app=False)
         shown = list(pages.map(lambda _: list(collector.collect()), range(50)))
         assert len(psutil.Process().children(recursive=True)) == children
         assert len(shown) == 50
         assert len(looks) == 1
         slow.set()
         ledger.charge(release(), Budget(4.0, 1e-5, 2.0))
-        until(lambda: watched.figures().ledger.get("releases") == 1)
+        until(lambda: reporter.report().ledger.get("releases") == 1)
         before = len(looks)
         list(pages.map(lambda _: list(collector.collect()), range(50)))
         threading.Event().wait(0.5)
@@ -124,7 +154,7 @@ def test_fifty_pages_at_once_compute_the_totals_once_and_start_no_process(
 
 def test_totals_need_no_torch() -> None:
     code = (
-        "import sys; from fedsurrogate.client_app.processes.app_metrics import ledger_totals; "
+        "import sys; from fedsurrogate.client_app.processes.app_report import ledger_totals; "
         "from fedsurrogate.client_app.node_config import NodeConfig; "
         "ledger_totals(NodeConfig(site='s', data='imagefolder', data_dir='/nowhere', "
         "state_dir=sys.argv[1], witness_dir=sys.argv[1] + '-w')); "
@@ -146,42 +176,53 @@ def test_an_emptied_folder_of_data_is_seen_while_the_app_runs(place: Path) -> No
     assert data_present(NodeConfig(site="s", data="digits")), "public data have no folder"
 
 
-def test_the_page_shows_what_a_running_app_tells_and_that_none_runs(place: Path) -> None:
+def test_the_page_shows_what_a_running_app_reports_and_that_none_runs(place: Path) -> None:
     node, runtime = hospital(place), f"unix:{place}/app"
     open_ledger(node)
-    collector = SiteCollector(lambda: ask(runtime), lambda: True)
-    assert page(collector) == {"app_up": 0.0, "data_found": 1.0}
-    with reporting(runtime, node):
-        deadline = threading.Event()
-        for _ in range(600):
-            if (found := ask(runtime)) is not None and found.ledger:
-                break
-            deadline.wait(0.2)
+    collector = SiteCollector(lambda: ask(runtime), of_app=True)
+    (place / f"app{SOCKET}").touch()  # What a killed app leaves.
+    assert page(collector) == {"app_up": 0.0, "data_found": 0.0}
+    with owner_only(), reporting(runtime, node) as reporter:
+        until(lambda: bool((found := ask(runtime)) and found.ledger))
         shown = page(collector)
-        assert (place / f"app{METRICS}").exists()
+        assert (place / f"app{SOCKET}").stat().st_mode & 0o077 == 0, "only this account may ask"
+        reporter.found_data = True
+        assert page(collector)["data_found"] == 1
     assert shown["app_up"] == shown["data_present"] == shown["ledger_usable"] == 1
-    assert shown["budget_epsilon_total"] == 4
-    missing = SiteCollector(lambda: found and replace(found, data_present=False), None)
-    assert page(missing)["data_present"] == 0
+    assert (shown["data_found"], shown["budget_epsilon_total"]) == (0, 4)
 
 
-def sent(content: bytes, place: Path) -> object:
-    """What `ask` makes of these bytes."""
-    (path := place / f"app{METRICS}").unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
-        bound.bind(str(path))
-        bound.listen()
+def test_a_running_app_sees_a_policy_that_an_editor_replaced(place: Path) -> None:
+    node, runtime = hospital(place), f"unix:{place}/app"
+    assert check_app(runtime, node).found == "it does not run"
+    with reporting(runtime, node):
+        before = check_app(runtime, node)
+        replaced(place / "policy.toml", "epsilon-per-run = 0.1\n")
+        after = check_app(runtime, node)
+    assert (before.state, after.state) == ("PASS", "PASS")
+    assert before.found != after.found
+    assert digest_of_policy(node)[:16] in after.found
 
-        def answer() -> None:
-            asked, _ = bound.accept()
-            with asked:
-                asked.sendall(content)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        found = ask(f"unix:{place}/app")
-        thread.join(30)
-    return found
+def test_an_app_that_still_reads_the_old_file_is_found(place: Path) -> None:
+    """As in a container with a mount of the file alone: the old file stays open under its name."""
+    node, runtime = hospital(place), f"unix:{place}/app"
+    os.link(place / "policy.toml", place / "mounted.toml")
+    with reporting(runtime, node.model_copy(update={"policy": str(place / "mounted.toml")})):
+        replaced(place / "policy.toml", "epsilon-per-run = 0.1\n")
+        found = check_app(runtime, node)
+    assert found.state == "FAIL"
+    assert "uses another policy" in found.found
+    assert "docker compose up" in found.remedy
+
+
+def test_an_app_of_another_version_is_found(place: Path) -> None:
+    node = NodeConfig(site="s")
+    with watching(node) as reporter:
+        report = reporter.report().model_copy(update={"version": "0.0.1"})
+    with sending(report.model_dump_json().encode(), place) as runtime:
+        found = check_app(runtime, node)
+    assert (found.state, "0.0.1" in found.found) == ("WARN", True)
 
 
 JSON = st.recursive(
@@ -189,14 +230,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-FIELDS = ("site", "data_present", "disks", "ledger")
 
 
 @given(
     content=st.binary(max_size=100)
-    | st.dictionaries(st.sampled_from(FIELDS), JSON).map(lambda it: json.dumps(it).encode())
+    | st.dictionaries(st.sampled_from(list(AppReport.model_fields)), JSON).map(
+        lambda it: json.dumps(it).encode()
+    )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-def test_whatever_listens_there_the_page_goes_on(place: Path, content: bytes) -> None:
-    found = sent(content, place)
-    assert found is None or isinstance(found, app_metrics.AppFigures)
+def test_whatever_listens_there_others_go_on(place: Path, content: bytes) -> None:
+    with sending(content, place) as runtime:
+        found = ask(runtime)
+    assert found is None or isinstance(found, AppReport)
