@@ -84,7 +84,7 @@ VALUES = st.sampled_from(["one", "other"])
 # Of runs that train, of evaluations, and of surveys of earlier versions.
 SELECTED = st.fixed_dictionaries(
     {},
-    optional={key: VALUES for key in ("split (training)", "bag (training)", "bag (held-out)")},
+    optional=dict.fromkeys(("split (training)", "bag (training)", "bag (held-out)"), VALUES),
 )
 
 
