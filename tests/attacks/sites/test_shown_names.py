@@ -148,7 +148,13 @@ def test_a_site_name_that_looks_like_a_known_one_is_refused(
 @pytest.mark.parametrize("own", ["exporter.example", "10.0.0.7", "::1"])
 def test_only_the_whole_name_of_a_page_is_its_own(own: str) -> None:
     assert is_named("EXPORTER.example:9464", "exporter.example")
-    for name in (f"evil{own}", f"evil.{own}", f"{own}.evil", f"evil-{own}.example", f"{own}@evil.x"):
+    for name in (
+        f"evil{own}",
+        f"evil.{own}",
+        f"{own}.evil",
+        f"evil-{own}.example",
+        f"{own}@evil.x",
+    ):
         assert not is_named(name, own)
 
 
