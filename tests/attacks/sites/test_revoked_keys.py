@@ -223,6 +223,19 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(folder: Path, torn: bytes) ->
         assert guard.refusal(FleetRequest(key_bytes(east))), "it does not forget"
 
 
+def test_a_list_that_an_older_file_replaces_is_read(folder: Path) -> None:
+    """As from a backup, with the time at which it was written."""
+    east, west = (line_of(folder, name) for name in SITES)
+    revoke(folder / REVOKED, {key_fingerprint(east.encode()): "east"})
+    guard = Validity(folder / TABLE)
+    assert not guard.refusal(FleetRequest(key_bytes(west)))
+    (folder / REVOKED).unlink()
+    revoke(folder / REVOKED, {key_fingerprint(west.encode()): "west"})
+    os.utime(folder / REVOKED, (1, 1))
+    for line in (east, west):
+        assert guard.refusal(FleetRequest(key_bytes(line)))
+
+
 @pytest.mark.slow
 def test_a_superlink_that_lost_its_database_hears_no_revoked_key(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
