@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
@@ -88,8 +88,9 @@ SELECTED = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(SELECTED | st.none(), max_size=6))
+@example([{"split (training)": "one"}, {"bag (held-out)": "one"}, {"split (training)": "other"}])
 def test_of_each_setting_that_selects_records_the_first_value_holds_until_a_person_decides(
     course: list[dict[str, str] | None],
 ) -> None:
