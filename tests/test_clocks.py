@@ -24,7 +24,7 @@ from fedsurrogate.common.security.registrations import Registration
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.server_app.deployment import audit_log
-from fedsurrogate.server_app.deployment.certificates import issue
+from fedsurrogate.server_app.deployment.certificates import BEFORE, issue
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 # As POSIX writes them, without files of zones: at any moment, the day of one of the first two is not
@@ -95,12 +95,13 @@ def test_what_is_written_down_has_the_moment_with_its_zone(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("zone")
-def test_a_new_certificate_holds_at_once(tmp_path: Path) -> None:
+def test_a_new_certificate_begins_now(tmp_path: Path) -> None:
     issue(tmp_path, ("fl.example.org",), ("north",))
     made = [x509.load_pem_x509_certificate(each.read_bytes()) for each in tmp_path.glob("*.crt")]
     assert made
     for each in made:
-        assert each.not_valid_before_utc <= datetime.now(UTC) < each.not_valid_after_utc
+        began = each.not_valid_before_utc + BEFORE
+        assert abs(datetime.now(UTC) - began) < timedelta(hours=1)
 
 
 @pytest.mark.usefixtures("zone")
