@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from fedsurrogate.common.security.registrations import Registration
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.server_app.deployment import audit_log
+from fedsurrogate.server_app.deployment.certificates import BEFORE, issue
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 # As POSIX writes them, without files of zones: at any moment, the day of one of the first two is not
@@ -90,6 +92,16 @@ def test_what_is_written_down_has_the_moment_with_its_zone(tmp_path: Path) -> No
         assert written.tzinfo is not None
         assert began - 1 <= written.timestamp() <= time.time() + 1
     assert events_of(own.entries())
+
+
+@pytest.mark.usefixtures("zone")
+def test_a_new_certificate_begins_now(tmp_path: Path) -> None:
+    issue(tmp_path, ("fl.example.org",), ("north",))
+    made = [x509.load_pem_x509_certificate(each.read_bytes()) for each in tmp_path.glob("*.crt")]
+    assert made
+    for each in made:
+        began = each.not_valid_before_utc + BEFORE
+        assert abs(datetime.now(UTC) - began) < timedelta(hours=1)
 
 
 @pytest.mark.usefixtures("zone")

@@ -58,6 +58,7 @@ def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
     """Parse a key list, and the digest of the public map. Raises SurrogateError."""
     message = pb.SumMembers()
     read_message(message, payload, "key list")
+    distinct_names([each.site for each in message.members], "site")
     return tuple(map(_unpack_member, message.members)), message.map
 
 

@@ -5,7 +5,8 @@ count twice. Every parser of the list of `make fuzz` is tried, so a new one is t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -16,19 +17,37 @@ from fedsurrogate.common import surrogate_pb2 as pb
 KINDS: list[type[Message]] = [
     each for each in vars(pb).values() if isinstance(each, type) and issubclass(each, Message)
 ]
+# What a part is named by.
+NAMED = {"name", "site", "reader", "statistic"}
 # A list of classes as JSON, perhaps as a text within JSON.
 LISTED = re.compile(rb'(?:^|classes(?:\\*")+: ?(?:\\*")?)\[(?:\\*")[^]]*\]')
 NAME = re.compile(rb'(\\*")([^",\\\[\]]+)\1(?=[,\]])')
 
 
-def headers(message: Message) -> Iterator[pb.Header]:
-    """All headers in a message."""
+def named_lists(message: Message) -> Iterator[tuple[list[str], Callable[[list[str]], None]]]:
+    """All lists of names in a message, each with what replaces it: repeated texts, and the names of
+    repeated parts.
+    """
     for field, value in message.ListFields():
-        for each in value if field.is_repeated else (value,):
-            if isinstance(each, pb.Header):
-                yield each
-            elif isinstance(each, Message):
-                yield from headers(each)
+        parts = [
+            each for each in (value if field.is_repeated else (value,)) if isinstance(each, Message)
+        ]
+        for each in parts:
+            yield from named_lists(each)
+        if field.is_repeated and field.type == field.TYPE_STRING:
+
+            def replaced(names: list[str], value: Any = value) -> None:
+                del value[:]
+                value.extend(names)
+
+            yield list(value), replaced
+        elif field.is_repeated and parts and (own := NAMED & {*parts[0].DESCRIPTOR.fields_by_name}):
+
+            def renamed(names: list[str], parts: Any = parts, key: str = min(own)) -> None:
+                for each, name in zip(parts, names, strict=True):
+                    setattr(each, key, name)
+
+            yield [getattr(each, min(own)) for each in parts], renamed
 
 
 def wrong_lists(names: list[str]) -> Iterator[list[str]]:
@@ -45,16 +64,13 @@ def with_wrong_names(sample: bytes) -> Iterator[bytes]:
             message.ParseFromString(sample)
         except DecodeError:
             continue
-        for header in headers(message):
-            kept = list(header.classes)
+        for kept, replace in named_lists(message):
             if message.SerializeToString(deterministic=True) != sample or len(kept) < 2:
                 continue
             for wrong in wrong_lists(kept):
-                del header.classes[:]
-                header.classes.extend(wrong)
+                replace(wrong)
                 yield message.SerializeToString(deterministic=True)
-            del header.classes[:]
-            header.classes.extend(kept)
+            replace(kept)
     for found in LISTED.finditer(sample):
         named = list(NAME.finditer(found.group()))
         for other in named[1:]:
@@ -64,9 +80,13 @@ def with_wrong_names(sample: bytes) -> Iterator[bytes]:
                 yield sample[:start] + named[0].group(2) + sample[start + len(other.group(2)) :]
 
 
+# Lists of names that are none of theirs: the file of a site's own sums, the seed beside revealed
+# shares, and surrogates in bytes, which another message may look like.
+OTHERS = ("sum: state", "sum: spare", "relay")
 TRIED: list[tuple[Parser, bytes]] = [
     (parser, parser.sealed(changed))
     for parser in parsers()
+    if parser.name not in OTHERS
     for sample in parser.samples
     for changed in with_wrong_names(sample)
 ]

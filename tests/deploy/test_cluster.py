@@ -71,8 +71,14 @@ def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: 
     assert "nothing has left yet" in shown.stdout
 
 
-def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(kit: Path) -> None:
-    (kit / ".env").write_text((kit / ".env").read_text() + "SIF=site.sif\n")
+@pytest.mark.parametrize(
+    ("encoding", "end"), [("utf-8", "\n"), ("utf-8-sig", "\r\n")], ids=["here", "windows"]
+)
+def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
+    kit: Path, encoding: str, end: str
+) -> None:
+    settings = (kit / ".env").read_text() + "SIF=site.sif\n"
+    (kit / ".env").write_bytes(settings.replace("\n", end).encode(encoding))
     (kit.parent / "bin").mkdir()
     (kit.parent / "bin" / "apptainer").write_text(APPTAINER)
     (kit.parent / "bin" / "apptainer").chmod(0o755)

@@ -27,7 +27,7 @@ from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.deployment.addresses import connect
-from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, FLWR, stop_process
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
@@ -310,7 +310,7 @@ def federation(
 
 def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str:
     """Submit an app to a SuperLink that the configuration in `home` names; return the run's id."""
-    command, env = [str(BIN / "flwr"), "run", str(app), superlink, *flags], environment(home)
+    command, env = [*FLWR, "run", str(app), superlink, *flags], environment(home)
     done = subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -322,7 +322,7 @@ def submit(home: Path, superlink: str, app: Path, cwd: Path, *flags: str) -> str
 
 def wait(home: Path, superlink: str, run_id: str, seconds: float = PATIENCE) -> str:
     """Wait until Flower says the run has finished; its status."""
-    command = [str(BIN / "flwr"), "list", superlink, "--run-id", run_id, "--format", "json"]
+    command = [*FLWR, "list", superlink, "--run-id", run_id, "--format", "json"]
     end, status = time.monotonic() + seconds, ""
     while time.monotonic() < end:
         env = environment(home)

@@ -13,12 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.partition import selection, share
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.secure_sum import same_sites
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.flat import known_keys
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
 from tests.attacks.privacy.asked import Site
-from tests.grid import Scalar
+from tests.common.test_document import values_of
+from tests.grid import Scalar, default_run_config
 
 EXACT = "without-dp = true\nsmallest-class = 10\nsmallest-cell = 10\n"
 MEANS: dict[str, Scalar] = {"device": "cpu", "seed": 3}
@@ -74,3 +80,37 @@ def test_runs_without_noise_select_what_the_first_one_did_until_a_person_decides
             status, _ = site.ask(MEANS | SELECTING[which])
             first = which if first is None else first
             assert status == ("ok" if which == first else "policy"), (order, at)
+
+
+NUMBER: dict[str, Scalar] = {"target": "number", "value-columns": "time", "target-range": "0,3"}
+
+
+@pytest.mark.parametrize("sites", [1, 3])
+@pytest.mark.parametrize("base", [MEANS, MEANS | NUMBER])
+def test_every_setting_that_changes_which_records_train_changes_what_is_selected(
+    tmp_path: Path, base: dict[str, Scalar], sites: int
+) -> None:
+    """Settings are found by their types, so a new one is tried without a line here."""
+    more: dict[str, Scalar] = {"bag-column": "bag", "num-partitions": sites}
+    node = parse_node_config(Site(tmp_path / "site", EXACT, **more).node)
+
+    def used(settings: dict[str, Scalar]) -> tuple[list[object], dict[str, str]] | None:
+        try:
+            run = parse_run(default_run_config() | base | settings)
+            found = share(run, node, in_simulation=False)
+        except FedSurrogateError:
+            return None
+        data, train = found.dataset, found.train
+        values = data.values[train].tolist() if run.target is not None else []
+        facts = [run.settings.features.bag, train.tolist(), data.labels[train].tolist(), values]
+        return facts, selection(run, node)
+
+    before = used({})
+    assert before is not None
+    changing = set()
+    for key in known_keys(Settings):
+        for value in (*values_of(key), *["event"] * key.endswith(("column", "columns"))):
+            if (after := used({key: value})) is not None and after[0] != before[0]:
+                changing.add(key)
+                assert after[1] != before[1], f"{key} = {value!r}"
+    assert changing >= {"seed", "test-fraction"}

@@ -22,7 +22,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.flower.places import Doorkeeper, Peer, Places, connections, peer_of
@@ -157,18 +157,21 @@ def test_a_site_may_send_a_message_for_longer_than_a_stranger_may_stay(server: S
     assert error.value.code() == PASSED
 
 
-PEERS = st.integers(0, 30).map(lambda n: (f"192.0.2.{n % 3}", n))
+PEERS = st.integers(0, 30).map(lambda n: (f"192.0.2.{n % 5}", n))
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["opened", "closed", "accepted", "refused"]),
+        st.sampled_from([*["opened"] * 4, "closed", "accepted", "refused"]),
         PEERS,
         st.sampled_from([b"a", b"b"]),
     ),
     max_size=60,
 )
+# More strangers than all limits allow together.
+MANY = [("opened", (f"192.0.2.{n % 5}", n), b"a") for n in range(31)]
 
 
 @given(EVENTS)
+@example(MANY)
 def test_the_limits_hold_for_all_events_and_a_known_site_stays(events: list[Any]) -> None:
     door = Doorkeeper(Places(strangers=7, address=4, key=3, seconds=30, answer=0))
     there, keys, refused, latest = dict[Peer, float](), dict[Peer, bytes](), set[Peer](), 0.0
@@ -201,6 +204,16 @@ def test_the_limits_hold_for_all_events_and_a_known_site_stays(events: list[Any]
         alike = [p for p in there if keys.get(p) == keys.get(peer)]
         newer = [p for p in alike if there[p] >= there[peer] and p != peer]
         assert len(newer) >= 3 or (peer not in keys and there[peer] + 30 < latest + 1)
+
+
+def test_further_calls_do_not_keep_a_connection_that_was_refused() -> None:
+    door, peer = Doorkeeper(Places(answer=0)), ("192.0.2.7", 1)
+    door.refuse(peer)
+    time.sleep(0.001)
+    now = time.monotonic()
+    time.sleep(0.001)
+    door.refuse(peer)
+    assert door.surplus({peer: now}, now) == [peer]
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,22 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(folder: Path, torn: bytes) ->
             Validity(folder / TABLE)
         with pytest.raises(RunError, match=r"revoked.*line 2"):
             not_registered(folder)
+    for change in (lambda: (folder / REVOKED).write_bytes(b""), (folder / REVOKED).unlink):
+        change()
+        assert guard.refusal(FleetRequest(key_bytes(east))), "it does not forget"
+
+
+def test_a_list_that_an_older_file_replaces_is_read(folder: Path) -> None:
+    """As from a backup, with the time at which it was written."""
+    east, west = (line_of(folder, name) for name in SITES)
+    revoke(folder / REVOKED, {key_fingerprint(east.encode()): "east"})
+    guard = Validity(folder / TABLE)
+    assert not guard.refusal(FleetRequest(key_bytes(west)))
     (folder / REVOKED).unlink()
-    assert guard.refusal(FleetRequest(key_bytes(east))), "it does not forget"
+    revoke(folder / REVOKED, {key_fingerprint(west.encode()): "west"})
+    os.utime(folder / REVOKED, (1, 1))
+    for line in (east, west):
+        assert guard.refusal(FleetRequest(key_bytes(line)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import for_rows
 from fedsurrogate.common.identity import unclear
-from fedsurrogate.common.metrics_page import MachineCollector, serve_page
+from fedsurrogate.common.metrics_page import MachineCollector, is_named, serve_page
 from fedsurrogate.common.security.enrolment import Enrolment
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.server_app.deployment.certificates import issue
@@ -143,6 +143,19 @@ def test_a_site_name_that_looks_like_a_known_one_is_refused(
     asks = Enrolment(asked, "Hospital", "it@north.example", KEY)
     with pytest.raises(ConfigError, match="look alike"):
         standing(tmp_path, asks)
+
+
+@pytest.mark.parametrize("own", ["exporter.example", "10.0.0.7", "::1"])
+def test_only_the_whole_name_of_a_page_is_its_own(own: str) -> None:
+    assert is_named("EXPORTER.example:9464", "exporter.example")
+    for name in (
+        f"evil{own}",
+        f"evil.{own}",
+        f"{own}.evil",
+        f"evil-{own}.example",
+        f"{own}@evil.x",
+    ):
+        assert not is_named(name, own)
 
 
 @pytest.mark.parametrize(

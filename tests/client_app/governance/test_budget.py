@@ -4,12 +4,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Release, events_of
-from fedsurrogate.common.errors import BudgetError
+from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     gaussian_epsilon,
@@ -78,6 +78,37 @@ def test_a_run_costs_what_it_costs_at_its_own_delta_whatever_delta_the_site_allo
         return
     with pytest.raises(BudgetError, match="epsilon-per-run"):
         check_budget([], asked, budget)
+
+
+VALUES = st.sampled_from(["one", "other"])
+# Of runs that train, of evaluations, and of surveys of earlier versions.
+SELECTED = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("split (training)", "bag (training)", "bag (held-out)"), VALUES),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(SELECTED | st.none(), max_size=6))
+@example([{"split (training)": "one"}, {"bag (held-out)": "one"}, {"split (training)": "other"}])
+def test_of_each_setting_that_selects_records_the_first_value_holds_until_a_person_decides(
+    course: list[dict[str, str] | None],
+) -> None:
+    ledger: list[dict[str, Any]] = []
+    fixed: dict[str, str] = {}
+    for selection in course:
+        if selection is None:
+            ledger, fixed = [*ledger, {"kind": "decision", "events": []}], {}
+            continue
+        asked = replace(release(0), selection=selection)
+        if any(fixed.get(key, value) != value for key, value in selection.items()):
+            with pytest.raises(PolicyError, match="exact-runs-may-differ"):
+                check_budget(ledger, asked, TOTAL)
+            check_budget(ledger, asked, replace(TOTAL, exact_may_differ=True))
+        else:
+            check_budget(ledger, asked, TOTAL)
+            ledger += entries([asked])
+            fixed = selection | fixed
 
 
 @pytest.mark.parametrize(

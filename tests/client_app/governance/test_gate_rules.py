@@ -159,6 +159,7 @@ def test_each_rule_alone_refuses_a_run_that_all_others_allow(
 ASKED: dict[str, dict[str, Any]] = {
     "classes": {},
     "chain": {"fedpft.topology": "chain"},
+    "sealed chain": {"fedpft.topology": "chain", "fedpft.seal": True},
     "labels": {"target": "labels", "label-columns": "edema"},
     "number": {"target": "number", "value-columns": "age", "target-range": "0,100"},
     "residuals": {"target": "time", "horizon": 3.0, "time-head": "residuals"},
@@ -171,7 +172,9 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
     tmp_path: Path, target: str
 ) -> None:
-    """Whatever method of the registry it has, and whatever that calls what it sends."""
+    """Whatever method of the registry it has, and whatever that calls what it sends. A sealed relay is
+    of another hospital only where this one knows the keys of the others.
+    """
     strict, found = OPEN.model_copy(update={"exact_sums_at_models": False}), []
     for name in METHODS:
         classes = "a,b" if "target" not in ASKED[target] else ""
@@ -181,8 +184,10 @@ def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
             continue
         found.append(bool(run.plan.messages.receives))
         Gate(OPEN, Ledger(tmp_path / "none", "data")).check_request(run)
-        with pytest.raises(PolicyError, match="exact-sums-at") if found[-1] else nullcontext():
-            Gate(strict, Ledger(tmp_path / "none", "data")).check_request(run)
+        for peers in ("", "peers.toml"):
+            refused = found[-1] and not (run.settings.fedpft.seal and peers)
+            with pytest.raises(PolicyError, match="exact-sums-at") if refused else nullcontext():
+                Gate(strict, Ledger(tmp_path / "none", "data"), peers).check_request(run)
     assert any(found) or target == "survey"
 
 

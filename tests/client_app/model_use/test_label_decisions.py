@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.model_use.calibration import Calibration, threshold_at
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.label_answers import decided_answers
+from fedsurrogate.client_app.model_use.label_answers import PRESENT, decided_answers
 from fedsurrogate.client_app.model_use.label_decisions import (
     LabelWish,
     calibrated_labels,
@@ -145,26 +145,29 @@ def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
-def test_thresholds_hold_on_records_that_did_not_choose_them(kind: str) -> None:
+@pytest.mark.parametrize(("often", "rare"), [(0, 1), (1, 0)])
+def test_thresholds_hold_on_records_that_did_not_choose_them(
+    kind: str, often: int, rare: int
+) -> None:
     scores, labels = shifted(1, 6000, own=0.3)
-    labels[100:, 1] = torch.nan
-    labels[:100, 1] = 0
+    labels[100:, rare] = torch.nan
+    labels[:100, rare] = 0
     wish: dict[str, Any] = {kind: 0.85}
     chosen, rest = calibrated_labels(
         model(), held(scores.float(), labels), Calibration(), LabelWish(**wish)
     )
-    assert set(chosen.thresholds) == {"edema"}
-    assert "not of mass, which have few" in chosen.note
+    assert set(chosen.thresholds) == {NAMES[often]}
+    assert f"not of {NAMES[rare]}, which have few" in chosen.note
     assert rest.values is not None
     answers = decided_answers(FACTS, NAMES, rest.features, chosen)
-    present, true = answers["edema present"] == 1, rest.values[:, 0] == 1
+    present, true = answers[f"{NAMES[often]} present"] == 1, rest.values[:, often] == 1
     rate = (
         present[true].double().mean()
         if kind == "sensitivity"
         else (~present)[~true].double().mean()
     )
     assert float(rate) == pytest.approx(0.85, abs=0.03)
-    assert "mass present" not in answers
+    assert f"{NAMES[rare]} present" not in answers
 
 
 @st.composite
@@ -241,6 +244,24 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
         wanted, _ = calibrated_labels(alone, own, Calibration(), LabelWish(**wish))
         assert found.prevalence.get(name) == pytest.approx(wanted.prevalence.get(name))
         assert found.thresholds.get(name) == pytest.approx(wanted.thresholds.get(name))
+
+
+@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
+@pytest.mark.parametrize("own", ["here", "edema=0.6,mass=0.01"])
+def test_a_threshold_is_one_of_the_prevalence_that_is_chosen_with_it(kind: str, own: str) -> None:
+    """The order of the records does not change with it, so neither do decisions."""
+    records = held(*shifted(5, 400, own=0.5))
+    found = []
+    for prevalence in (own, ""):
+        chosen, rest = calibrated_labels(
+            model(), records, Calibration(), LabelWish(prevalence=prevalence, **{kind: 0.8})
+        )
+        answers = decided_answers(FACTS, NAMES, rest.features, chosen)
+        found.append(answers)
+    for name in NAMES:
+        assert not torch.allclose(found[0][name], found[1][name], atol=0.01)
+        present = f"{name}{PRESENT}"
+        assert torch.equal(found[0][present], found[1][present])
 
 
 def test_no_patient_chooses_and_is_judged() -> None:

@@ -71,3 +71,9 @@ def test_variances_that_are_positive_are_never_refused_however_small(
     assert found.isfinite().all()
     # Logarithms have 11 bits; numbers below the range of single precision are zero.
     assert torch.allclose(found, tensor, rtol=0.02, atol=1e-37)
+
+
+def test_one_number_among_many_zeros_comes_back() -> None:
+    values = torch.zeros(200_000)
+    values[7] = 3.0
+    assert torch.equal(unpack(pack(values), "values", (200_000,)), values)
