@@ -23,10 +23,11 @@ from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
-from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
-from fedsurrogate.client_app.model_use.target_metrics.plots import forest, kaplan_meier_thirds
-from fedsurrogate.client_app.model_use.target_metrics.times import (
+from fedsurrogate.client_app.model_use.plots import bland_altman, kaplan_meier_thirds
+from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
+    Predictions,
+    label_measures,
     time_measures,
 )
 from fedsurrogate.common.backbones.backbones import load_backbone
@@ -39,6 +40,8 @@ from fedsurrogate.server_app.monitoring.prometheus import serve
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 
 OBSERVED = Observed(np.arange(1.0, 4.0), np.array([True, False, True]), np.arange(3.0))
+NUMBERS = Predictions(np.arange(3.0), np.arange(3.0))
+CHANCES = {"finding": np.array([0.6, 0.3])}
 CONVNET = {"fedavg__model": "convnet"}
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
@@ -120,13 +123,13 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("onnxscript", "--format onnx", lambda _: check_onnx()),
     ("prometheus_client", "`coordinator metrics`", _serve),
     ("mlflow", "`coordinator mlflow`", log_to_mlflow),
-    ("matplotlib", "the plots of an evaluation", lambda _: forest({}, "AUROC", 0.5)),
+    ("matplotlib", "the plots of an evaluation", lambda _: bland_altman(NUMBERS)),
     ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
     ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(OBSERVED, 4.0)),
     (
         "statsmodels",
         "the calibration of labels",
-        lambda _: label_report(np.array([[1.0], [0.0]]), np.array([[0.6], [0.3]]), ["finding"]),
+        lambda _: label_measures(np.array([[1.0], [0.0]]), CHANCES, CHANCES, {}),
     ),
 ]
 

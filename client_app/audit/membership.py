@@ -1,5 +1,5 @@
-"""Membership inference: the likelihood-ratio attack (LiRA), its success, and the scores that it
-compares.
+"""Membership inference: the likelihood-ratio attack (LiRA) and RMIA, their success, and the scores that
+they compare.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PRIOR = 4.0
 # A score that is not finite lies this many ranges of the finite ones below them.
 BEYOND = 2.0
 RESAMPLES = 100
+# RMIA: a record counts as more likely a member than another one if its ratio is so many times larger.
+GAMMA = 2.0
 SMALLEST = 1e-12
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -138,10 +140,7 @@ def _deviation(scores: Matrix, members: Mask) -> Matrix:
     """Standard deviations (n,) of the records' finite scores around their two means, shrunk to that
     of all records.
     """
-    means = [
-        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1)
-        for mask in (members, ~members)
-    ]
+    means = _sides(scores, members)
     rest = scores - np.where(members, means[0], means[1])
     variance = (len(scores) * rest.var(0) + PRIOR * rest.var(0).mean()) / (len(scores) - 2 + PRIOR)
     return np.asarray(np.sqrt(np.maximum(variance, SMALLEST * (1 + scores.std() ** 2))))
@@ -219,11 +218,49 @@ def _rates(ratios: Matrix, members: Mask, false: Matrix) -> list[float]:
 
 def distinct(trials: Trials) -> Matrix:
     """How far a record's own scores (n,) with and without it lie apart, in standard deviations."""
-    scores, inside = _finite(trials.scores), trials.members
-    means = [
-        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1) for mask in (inside, ~inside)
-    ]
-    return np.asarray((means[0] - means[1]) / _deviation(scores, inside))
+    scores = _finite(trials.scores)
+    inside, outside = _sides(scores, trials.members)
+    return np.asarray((inside - outside) / _deviation(scores, trials.members))
+
+
+def _sides(scores: Matrix, members: Mask) -> tuple[Matrix, Matrix]:
+    """Means (n,) of each record's scores (K, n) under releases with it, and under those without."""
+    inside, outside = (
+        np.where(mask, scores, 0).sum(0) / np.maximum(mask.sum(0), 1)
+        for mask in (members, ~members)
+    )
+    return inside, outside
+
+
+def rmia(trials: Trials, gamma: float = GAMMA) -> Matrix:
+    """The attack on heads that needs few reference models: the share of other records that a record
+    beats in the ratio of the probability of its own class to the usual.
+
+    The other releases are the references. The population are all records of the site: the attacker
+    knows them, but not which half is in the attacked release.
+
+    Args:
+        trials: their scores are log-odds of the right class.
+        gamma: a record counts as more likely a member than another one if its ratio is so many
+            times larger.
+
+    Returns:
+        Scores (K, n) in [0, 1].
+
+    Source: Zarifzadeh, Liu & Shokri 2024, "Low-Cost High-Power Membership Inference Attacks",
+    equations 5 and 9.
+    """
+    probabilities: Matrix = torch.from_numpy(trials.scores).sigmoid().numpy()
+    pairs, scores = np.arange(len(probabilities)) // 2, []
+    for pair, own in zip(pairs, probabilities, strict=True):
+        # A release and its complement have the same coin tosses, so the complement is no reference.
+        rest = pairs != pair
+        usual = np.maximum(sum(_sides(probabilities[rest], trials.members[rest])) / 2, SMALLEST)
+        ratio = own / usual
+        beaten = np.searchsorted(np.sort(ratio), ratio / gamma, side="right") / max(1, len(ratio))
+        # The share is a step function of the ratio; the ratio itself decides between equal shares.
+        scores.append(beaten * (1 - 1e-6) + 1e-6 * ratio / (1 + ratio))
+    return np.stack(scores)
 
 
 def scores_of(sent: object, classes: Sequence[str], features: Tensor, labels: Tensor) -> Tensor:

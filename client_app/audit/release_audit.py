@@ -29,6 +29,7 @@ from fedsurrogate.client_app.audit.membership import (
     Trials,
     distinct,
     lira,
+    rmia,
     scores_of,
     success,
 )
@@ -39,7 +40,6 @@ from fedsurrogate.client_app.audit.nearest import (
     summary,
     usual_distance,
 )
-from fedsurrogate.client_app.audit.reference import rmia_of
 from fedsurrogate.client_app.features.site_features import (
     LabelledFeatures,
     SiteFeatures,
@@ -53,12 +53,10 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.limits import MOST_CLASSES
-from fedsurrogate.common.methods.method import Plan
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import unpack_surrogate
 
@@ -145,15 +143,6 @@ class ReleaseAudit:
         return asdict(self)
 
 
-def _check_attackable(plan: Plan, method: str) -> None:
-    """Raise ConfigError for a run whose releases the attacks do not know."""
-    if not (plan.releases_once or plan.training.section == "dpcvae"):
-        raise ConfigError(
-            f"method = {method!r}: an audit attacks releases of one-shot methods and "
-            "generators; this one replies to received models"
-        )
-
-
 def audit_release(
     run: Run,
     node: NodeConfig,
@@ -180,10 +169,17 @@ def audit_release(
         ConfigError: for other methods.
         DataError: for too few records.
     """
-    _check_attackable(run.plan, run.settings.method)
+    if not (run.plan.releases_once or run.plan.training.section == "dpcvae"):
+        raise ConfigError(
+            f"method = {run.settings.method!r}: an audit attacks releases of one-shot methods and "
+            "generators; this one replies to received models"
+        )
     started, drawn = time.monotonic(), np.random.default_rng(seed)
     site_features = load_site(run, node, policy_of(node).cache_mib)
-    sample = _sample(site_features.train, drawn)
+    rows = np.arange(len(site_features.train.labels))
+    if len(rows) > MOST_RECORDS:
+        rows = np.sort(drawn.choice(rows, MOST_RECORDS, replace=False))
+    sample = torch.from_numpy(rows)
     groups = _groups(site_features.train, sample)
     if len(np.unique(groups)) < 4:
         raise DataError(f"{len(np.unique(groups))} units of training records; an audit needs four")
@@ -194,24 +190,14 @@ def audit_release(
     classes = site_features.classes if run.target is None else (run.target.title,)
     sent: AnySurrogate | Parameters | None = None
     usual = usual_distance(site_features.train.features[sample])
-    generative = run.plan.training.section == "dpcvae"
     while len(members) < most and (len(members) < FEWEST or time.monotonic() - started < seconds):
         half = _half(groups, drawn)
         if half.all() or not half.any():
             continue
         for inside in (half, ~half):
             own = _part(site_features, sample[torch.from_numpy(inside)])
-            attacked = site_features.train.features[sample], site_features.train.labels[sample]
-            if generative:
-                scores = generator_scores(generator_of(run, node, own), *attacked)
-            else:
-                sent = _unpacked(run.plan.combination.makes_surrogates, _release(run, node, own))
-                if run.target is not None:
-                    scores = _scores_of_target(sent, run.target, site_features.train, sample)
-                else:
-                    attacked = in_frame(attacked[0], sent.header.frame), attacked[1]
-                    scores = {LIRA: scores_of(sent, classes, *attacked)}
-                    near += nearest(sent, classes, *attacked, torch.from_numpy(inside))
+            sent, scores, means = _attack(run, node, own, site_features.train, sample, inside)
+            near += means
             for name, each in scores.items():
                 kinds.setdefault(name, []).append(each.numpy())
             members.append(inside)
@@ -221,7 +207,7 @@ def audit_release(
     ratios = {name: lira(each) for name, each in trials.items()}
     first = next(iter(trials))
     if isinstance(sent, Parameters) and "weight" in sent.tensors:
-        ratios[RMIA] = rmia_of(trials[first])
+        ratios[RMIA] = rmia(trials[first])
     # Sums of a target have two attacks, and a record may stand out in either.
     shown = list(trials.values()) if run.target is not None else [trials[first]]
     inside, apart = trials[first].members, np.max([distinct(each) for each in shown], axis=0)
@@ -255,13 +241,28 @@ def audit_release(
     )
 
 
-def _sample(train: LabelledFeatures, drawn: np.random.Generator) -> Tensor:
-    rows = np.arange(len(train.labels))
-    return torch.from_numpy(
-        rows
-        if len(rows) <= MOST_RECORDS
-        else np.sort(drawn.choice(rows, MOST_RECORDS, replace=False))
-    )
+def _attack(
+    run: Run,
+    node: NodeConfig,
+    own: SiteFeatures,
+    train: LabelledFeatures,
+    sample: Tensor,
+    inside: Mask,
+) -> tuple[AnySurrogate | Parameters | None, dict[str, Tensor], list[Near]]:
+    """A release from some of the records, the scores of all that are attacked, and its means."""
+    features, labels = train.features[sample], train.labels[sample]
+    if run.plan.training.section == "dpcvae":
+        return None, generator_scores(generator_of(run, node, own), features, labels), []
+    payload = _release(run, node, own)
+    if run.target is not None:
+        sums, values = unpack_parameters(payload), train.values
+        assert values is not None
+        return sums, coded_scores(sums, run.target, features, values[sample]), []
+    surrogate = run.plan.combination.makes_surrogates
+    sent = unpack_surrogate(payload) if surrogate else unpack_parameters(payload)
+    features, classes = in_frame(features, sent.header.frame), own.classes
+    scores = {LIRA: scores_of(sent, classes, features, labels)}
+    return sent, scores, nearest(sent, classes, features, labels, torch.from_numpy(inside))
 
 
 def _groups(train: LabelledFeatures, sample: Tensor) -> NDArray[np.int64]:
@@ -302,18 +303,6 @@ def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
     return site_function(run.plan.combination)(
         Task(run, node, "audit", site_features, limits, None, {"lineage": "audit"})
     ).payload
-
-
-def _unpacked(is_surrogate: bool, payload: bytes) -> AnySurrogate | Parameters:
-    return unpack_surrogate(payload) if is_surrogate else unpack_parameters(payload)
-
-
-def _scores_of_target(
-    sent: object, target: Target, train: LabelledFeatures, sample: Tensor
-) -> dict[str, Tensor]:
-    assert isinstance(sent, Parameters)
-    assert train.values is not None
-    return coded_scores(sent, target, train.features[sample], train.values[sample])
 
 
 def _by_class(

@@ -33,13 +33,11 @@ def adapt(
     """Adapt a shared model to this site's own records, if that is better beyond chance. Nothing
     leaves.
 
-    Compares by cross-validation: the shared model, a head on own records, a mixture of both, a
-    closed-form update, and the nearest own records. A model of numbers, labels or times is moved,
-    scaled, or corrected by a ridge.
+    Compares by cross-validation: the shared model, its scores moved, scaled, or corrected by a ridge
+    on own records.
     """
     from fedsurrogate.client_app.model_use.adaptation import adapt as compare
     from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
-    from fedsurrogate.client_app.model_use.adapted_scores import adapt_target
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
     from fedsurrogate.client_app.model_use.opened import opened
     from fedsurrogate.common.models.classifiers import target_of_model
@@ -60,18 +58,15 @@ def adapt(
     )
     named.check_records(data_dir)
     held = held_out(signed, node, source, "train")
-    if target_of_model(signed.classifier):
-        adaptation = adapt_target(signed.classifier, held)
-    else:
-        adaptation = compare(signed.classifier, held, signed.manifest.run_config().settings.head)
+    adaptation = compare(signed.classifier, held)
     stored = None
     if store and adaptation.own is not None:
-        stored = store_adapted(node, signed, adaptation.own, adaptation.share, adaptation.chosen)
+        stored = store_adapted(node, signed, adaptation.own, adaptation.chosen)
     if as_json:
         facts = {
             "chosen": adaptation.chosen,
             "reason": adaptation.reason,
-            "share": adaptation.share,
+            "share": float(adaptation.own is not None),
             "stored": stored and str(stored),
         }
         print(
@@ -95,13 +90,12 @@ def adapt(
         "accuracy",
         "gain in squared error" if of_numbers else "gain in likelihood",
         "95 % interval",
-        "own share",
         title=f"{len(held.labels)} records",
     )
     for each in adaptation.judged:
         limits = "" if each.name == "shared" else f"{each.low:+.3f} to {each.high:+.3f}"
         right = "" if each.accuracy is None else f"{each.accuracy:.1%}"
-        table.add_row(each.name, right, f"{each.gain:+.3f}", limits, f"{each.share:.0%}")
+        table.add_row(each.name, right, f"{each.gain:+.3f}", limits)
     console.print(table)
     console.print(f"chosen: {adaptation.chosen}; {adaptation.reason}", soft_wrap=True)
     if stored is not None:

@@ -132,12 +132,10 @@ def evaluate(
         read_calibration,
         store_calibration,
     )
-    from fedsurrogate.client_app.model_use.evaluation import Wish, write_evaluation
     from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.label_decisions import LabelWish, calibrated_labels
     from fedsurrogate.client_app.model_use.opened import opened
-    from fedsurrogate.common.models.classifiers import target_of_model
+    from fedsurrogate.client_app.model_use.thresholds import Wish
 
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.site()
@@ -146,7 +144,8 @@ def evaluate(
         positive=positive or None, threshold=threshold, note=note
     )
     calibration = calibration.checked(tuple(signed.manifest.classes))
-    wished = LabelWish(sensitivity, specificity, prevalence)
+    by_score: Any = score and score.value
+    wished = Wish(temperature, sensitivity, specificity, prevalence, abstain, by_score)
     of_classes = {
         "--temperature": temperature,
         "--abstain": abstain,
@@ -158,7 +157,6 @@ def evaluate(
     wished.check(signed.classifier, of_classes)
     columns = tuple(name.strip() for name in by.split(",") if name.strip())
     kind: Any = "" if data is None else data.value
-    by_score: Any = score and score.value
     source = Source(
         data_dir,
         kind,
@@ -171,57 +169,33 @@ def evaluate(
     )
     named.check_records(data_dir)
     held = held_out(signed, node, source)
-    if target_of_model(signed.classifier):
-        from fedsurrogate.client_app.model_use.target_report import evaluate_target
-
-        adapted = adapted_classifier(node, signed)
-        calibration, held = calibrated_labels(signed.classifier, held, calibration, wished)
-        facts, page = evaluate_target(signed, held, out, calibration=calibration, own=adapted)
-        if store:
-            store_calibration(node, signed, calibration)
+    own = adapted_classifier(node, signed)
+    evaluation = judge(signed, held, calibration, wished, own, own_gaussians(node, signed))
+    facts, page = evaluation.write(out)
+    stored = None
+    if store:
+        stored = store_calibration(node, signed, evaluation.calibration, evaluation.gaussians)
+    report = evaluation.report
+    if report is None:
         print(facts.read_text() if as_json else page)
         return
-    classifier = adapted_classifier(node, signed) or signed.classifier
-    own = own_gaussians(node, signed)
-    evaluation = judge(
-        signed,
-        classifier,
-        held,
-        calibration,
-        Wish(temperature, sensitivity, abstain, by_score),
-        own,
-    )
-    facts, page = write_evaluation(evaluation, out)
-    stored = (
-        store_calibration(node, signed, evaluation.calibration, evaluation.gaussians)
-        if store
-        else None
-    )
     if as_json:
-        print(
-            json.dumps(
-                {"page": str(page), "stored": stored and str(stored)}
-                | json.loads(facts.read_text()),
-                indent=2,
-            )
-        )
+        shown = {"page": str(page), "stored": stored and str(stored)} | evaluation.content
+        print(json.dumps(shown, indent=2))
         return
     if named.note:
         console.print(named.note, style="dim", soft_wrap=True)
-    report = evaluation.report
     console.print(_table(report, held.where))
     if report.left_out:
         text = f"no record: {', '.join(report.left_out)}; undefined, and in no average"
         console.print(text, style="yellow", soft_wrap=True)
-    if evaluation.promise is not None:
-        verdict = (
-            "as good here as promised" if evaluation.promise.kept else "worse here than promised"
-        )
+    if promise := evaluation.content["promise"]:
+        verdict = "as good here as promised" if promise["kept"] else "worse here than promised"
         text = (
-            f"{verdict}: error {evaluation.promise.error:.1%}, on the shared surrogate "
-            f"{evaluation.promise.promised:.1%}"
+            f"{verdict}: error {promise['error']:.1%}, on the shared surrogate "
+            f"{promise['promised']:.1%}"
         )
-        console.print(text, style=None if evaluation.promise.kept else "yellow", soft_wrap=True)
+        console.print(text, style=None if promise["kept"] else "yellow", soft_wrap=True)
     if evaluation.calibration.note:
         console.print(
             f"decision: {evaluation.calibration.note}" + ("" if store else "; --store keeps it"),

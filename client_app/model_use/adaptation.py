@@ -1,46 +1,43 @@
-"""A model of the site's own from the shared one: candidates, judged by cross-validation before one
-replaces anything.
+"""A model of the site's own from the shared one: its scores moved, scaled, or corrected on own records,
+as far as that lowers the loss of records that were not seen. The same for every target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import cross_entropy
 
-from fedsurrogate.client_app.model_use.adapted import Neighbours
-from fedsurrogate.client_app.model_use.calibration import fit_temperature
+from fedsurrogate.client_app.model_use.adapted import Adapted
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.classifiers import Classifier, Head, check_of_classes
-from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.models.intervals import bootstrap_weights, means_of
-from fedsurrogate.common.settings import HeadSettings
+from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.labels import LABELS, Labels
+from fedsurrogate.common.targets.number import NUMBER
+from fedsurrogate.common.targets.target import Facts
+from fedsurrogate.common.targets.time import TIME, Time
 
-FOLDS = 5
-FEWEST = 20
-SHARES = np.linspace(0.0, 1.0, 21)
-# Weights of the shared model in the closed form, as multiples of the mean square of a feature.
-PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
-# Sizes of the step from the shared head: one is the least-squares solution on probabilities, whose
-# logits are too small.
-STEPS = (0.0, 1.0, 4.0, 16.0)
-NEIGHBOURS = 10
-DRAWS = 2000
-SHARED, OWN, MIXED, CLOSED, NEAREST = (
-    "shared",
-    "own head",
-    "mixture",
-    "closed form",
-    "nearest records",
-)
-Fit = Callable[[Tensor, Tensor], Classifier]
-Losses = NDArray[np.float64]
+FOLDS, FEWEST, DRAWS = 5, 20, 2000
+# Weights of the shared model in a correction, as multiples of the mean square of a feature.
+PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
+# Deviations of an offset and of the logarithm of a slope, as they are expected before records are
+# seen. They keep both finite where all records of a label are alike.
+OFFSET, SLOPE, STEPS = 3.0, 1.0, 100
+# Largest gradient at which a fit that is only compared with others ends.
+ROUGHLY = 1e-3
+SHARED, MOVED, SCALED = "shared", "moved", "scaled"
+CORRECTED, OWN = "corrected by a ridge", "own head"
+# The loss of each record, (n,), from scores (n, o) and what is known of the records, (n, ...).
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,12 @@ class Judgement:
 
     Attributes:
         name: of the candidate.
-        accuracy: share of right decisions; None for numbers.
-        loss: mean negative log-likelihood, or squared error.
-        gain: by how much that is below the shared model's at its best temperature.
+        accuracy: share of right decisions; None for other targets than classes.
+        loss: mean negative log-likelihood; of numbers squared error, as a share of their variance.
+        gain: by how much that is below the shared model's.
         low: lower limit of the gain's 95 % interval.
         high: upper limit of the gain's 95 % interval.
-        share: weight of the own part.
+        share: 1 for a version of the site's own, 0 for the shared model.
     """
 
     name: str
@@ -73,120 +70,264 @@ class Adaptation:
     Attributes:
         judged: the candidates.
         chosen: name of the chosen one.
-        own: its own part; None if the shared model stays.
-        share: weight of the own part.
+        own: the chosen model; None if the shared model stays.
         reason: of the choice, in words.
     """
 
     judged: tuple[Judgement, ...]
     chosen: str
-    own: Classifier | None
-    share: float
+    own: Adapted | None
     reason: str
 
 
-def adapt(shared: Classifier, held: HeldOut, settings: HeadSettings, seed: int = 0) -> Adaptation:
-    """Judge the candidates by cross-validation over whole patients, and choose one.
+@dataclass(frozen=True)
+class _Seen:
+    """Records on which a version is fitted: features (n, d) as the model takes them, its scores (n, o)
+    in units in which an offset is about one, and their losses. Of classes one slope is for all scores.
+    The dimension is that of the features before they were turned into the directions of the records.
+    """
 
-    FedLambda mixes the probabilities of a head on own records with the shared model's. kNN-Per
-    mixes in the nearest own records. The closed form adds to a linear head the ridge solution for
-    what it leaves unexplained. A weight is chosen from all folds but the one that is judged, so no
-    record judges its own choice.
+    x: Tensor
+    scores: Tensor
+    losses: Callable[[Tensor], Tensor]
+    slopes: int
+    dimension: int
 
-    A candidate replaces the shared model only if its likelihood is higher beyond chance, and its
-    own accuracy is not lower beyond chance than that of the shared model or of the own head alone.
+
+def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
+    """Judge versions of a model by cross-validation over whole patients, and choose one.
+
+    Moved: an offset is added to the scores. Scaled: they are multiplied as well, by a number above
+    zero, so that no ranking is turned around. Corrected: weights that a ridge keeps small are added
+    too. Own head: such weights alone, without the shared model. The loss of a record is minus its log
+    likelihood: of its class, of its annotated labels, or of its time by the hazards of the model's
+    bins; of numbers the squared error. A version replaces the shared model only if its loss is lower
+    beyond chance, and its accuracy is not lower.
 
     Args:
         shared: the shared model.
         held: the site's labelled records.
-        settings: of the training of heads.
-        seed: of folds, training and bootstrap.
+        seed: of folds and bootstrap.
+
+    Returns:
+        The candidates. A chosen model of labels has the site's prevalence as that it has learned, and
+        one of numbers the deviation of its errors in cross-validation.
 
     Raises:
+        ConfigError: for a model of another target.
         DataError: for too few records.
 
-    Source: kNN-Per, Marfoq et al. 2022. Differs from the papers, which hold out one part: with
-    fifty records one fifth is noise.
+    Source: offset and slope: Cox 1958; van Houwelingen 2000.
     """
-    check_of_classes(shared, "an adaptation")
-    labels, folds = held.labels, _folds(held, seed)
-    classes = len(shared.header.classes)
+    facts = facts_of(target_of_model(shared))
+    known, losses_of, unit = _problem(facts, shared.header.classes, held)
+    folds, whole = _folds(held, seed), torch.ones(len(known), dtype=torch.bool)
     with torch.no_grad():
-        base = shared.scores(held.features).double().softmax(1)
-    fits: dict[str, Fit] = {
-        OWN: lambda x, y: _head(shared, x, y, settings, seed),
-        NEAREST: lambda x, y: _nearest(shared, x, y),
-    }
-    unseen = {name: _unseen(fit, held, folds, classes) for name, fit in fits.items()}
-    table: dict[str, tuple[Tensor, float]] = {SHARED: (base, 0.0), OWN: (unseen[OWN], 1.0)}
-    for name, of in ((MIXED, OWN), (NEAREST, NEAREST)):
-        table[name] = _mixed(unseen[of], base, labels, folds)
-    final: tuple[float, float] = (0.0, 0.0)
-    if isinstance(shared, Head):
-        probabilities, final = _closed(shared, held, folds)
-        table[CLOSED] = probabilities, 1.0
-    losses = {name: _loss(chances, labels) for name, (chances, _) in table.items()}
-    # The shared model at its best temperature: a likelihood that only temperature raises is no
-    # reason for another model.
-    losses[SHARED] = _loss(_tempered(base.clamp_min(1e-30).log(), labels, folds), labels)
-    weights = bootstrap_weights(len(labels), held.patients, DRAWS, seed)
-    judged = tuple(_judgement(name, *table[name], labels, losses, weights) for name in table)
-    chosen, reason = _choice(judged, table, labels, losses, weights)
-    own: Classifier | None = None
-    if chosen in (OWN, MIXED):
-        own = fits[OWN](held.features, labels)
-    elif chosen == NEAREST:
-        own = fits[NEAREST](held.features, labels)
-    elif chosen == CLOSED and isinstance(shared, Head):
-        own = _stepped(shared, _correction(shared, held.features, labels, final[0]), final[1])
-    return Adaptation(judged, chosen, own, table[chosen][1], reason)
+        x, scores = shared.prepare(held.features).double(), shared.scores(held.features).double()
+    scores, dimension, basis, centre = scores / unit, x.shape[1], None, x.mean(0)
+    if len(x) < dimension:
+        # The records' own directions hold all weights that a ridge can have, in far fewer numbers.
+        basis = torch.linalg.qr((x - centre).T).Q
+        x = (x - centre) @ basis
 
-
-def _choice(
-    judged: Sequence[Judgement],
-    table: dict[str, tuple[Tensor, float]],
-    labels: Tensor,
-    losses: dict[str, Losses],
-    weights: Losses,
-) -> tuple[str, str]:
-    """The name of the chosen candidate, and why."""
-    right = {
-        name: (chances.argmax(1) == labels).numpy().astype(float)
-        for name, (chances, _) in table.items()
-    }
-    for each in sorted(judged, key=lambda each: each.loss):
-        if each.name == SHARED:
-            return SHARED, "no candidate is better than the shared model beyond chance"
-        # Four candidates are tried, so each must pass a stricter test.
-        gain = float(
-            np.quantile(means_of(losses[SHARED] - losses[each.name], weights), 0.025 / len(table))
+    def seen(rows: Tensor) -> _Seen:
+        return _Seen(
+            x[rows],
+            scores[rows],
+            lambda own: losses_of(own, known[rows]),
+            scores.shape[1] if facts else 1,
+            dimension,
         )
-        if gain <= 0 or right[each.name].mean() < right[SHARED].mean():
-            continue
-        better = max((SHARED, OWN), key=lambda name: float(right[name].mean()))
-        gains = means_of(right[each.name] - right[better], weights)
-        worse = each.name != better and float(np.quantile(gains, 0.95)) < 0
-        likely = float(np.quantile(means_of(losses[OWN] - losses[each.name], weights), 0.95)) < 0
-        if not (worse or likely):
-            return (
-                each.name,
-                "its likelihood is higher than the shared model's beyond chance, by "
-                f"{each.gain:.3f} a record",
+
+    fits: dict[str, Callable[[_Seen], ScoreVersion]] = {
+        MOVED: lambda own: _least(own, scaled=False),
+        SCALED: _least,
+        CORRECTED: lambda own: _corrected(own, seed),
+        OWN: lambda own: _alone(own, seed),
+    }
+    unseen = {SHARED: scores} | {name: torch.zeros_like(scores) for name in fits}
+    for number in range(FOLDS):
+        rows = folds == number
+        for name, fit in fits.items():
+            unseen[name][rows] = fit(seen(~rows)).of(x[rows], scores[rows])
+    losses = {name: losses_of(each, known).numpy() for name, each in unseen.items()}
+    right = {} if facts else {name: (each.argmax(1) == known) for name, each in unseen.items()}
+    weights = bootstrap_weights(len(known), held.patients, DRAWS, seed)
+    judged = tuple(_judgement(name, losses, right, weights) for name in losses)
+    chosen = _choice(judged, losses, weights)
+    if chosen.name == SHARED:
+        reason = "no candidate is better than the shared model beyond chance"
+        return Adaptation(judged, SHARED, None, reason)
+    change = fits[chosen.name](seen(whole))
+    slope, bias, weight = change.slope, unit * change.bias, unit[:, None] * change.weight
+    if basis is not None:
+        weight = weight @ basis.T
+        bias = bias - weight @ centre
+    errors = unit * (known - unseen[chosen.name]) if facts.get("name") == NUMBER.name else scores
+    learned = _learned_here(facts, shared.header.classes, held.values, errors)
+    target = json.dumps(learned) if facts else ""
+    own = Adapted(shared, slope.float(), weight.float(), bias.float(), target)
+    what, each = "likelihood is higher", "a record"
+    if facts.get("name") == NUMBER.name:
+        what, each = "squared error is lower", "of the variance"
+    reason = f"its {what} than the shared model's beyond chance, by {chosen.gain:.3f} {each}"
+    return Adaptation(judged, chosen.name, own, reason)
+
+
+@dataclass(frozen=True)
+class ScoreVersion:
+    """A version of scores: slopes (o,) or (1,) times them, plus weight (o, d) times features, plus bias
+    (o,).
+    """
+
+    slope: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def of(self, x: Tensor, scores: Tensor) -> Tensor:
+        """The scores of this version, (n, o), from features (n, d) and scores (n, o)."""
+        return self.slope * scores + x @ self.weight.T + self.bias
+
+
+def _problem(facts: Facts, outputs: tuple[str, ...], held: HeldOut) -> tuple[Tensor, Loss, Tensor]:
+    """What is known of records, (n, ...); the loss of scores; and the unit of each score, (o,)."""
+    kind, ones = facts.get("name", ""), torch.ones(len(outputs), dtype=torch.float64)
+    if kind not in ("", LABELS.name, NUMBER.name, TIME.name):
+        raise ConfigError(
+            "an adaptation is for models of classes, numbers, labels and times; this one answers "
+            f"{', '.join(outputs)[:200]}"
+        )
+    if not kind:
+        count = len(set(held.labels.tolist()))
+        if len(held.labels) < FEWEST or count < 2:
+            raise DataError(
+                f"{len(held.labels)} records of {count} classes are too few to adapt a model; "
+                f"{FEWEST} records of two classes are needed"
             )
-    return SHARED, "no candidate is better than the shared model beyond chance"
+        return held.labels, lambda scores, y: cross_entropy(scores, y, reduction="none"), ones
+    values = held.values
+    there = 0 if values is None else int((~values.isnan()).any(1).sum())
+    if values is None or there < FEWEST:
+        raise DataError(
+            f"{there} records with values are too few to adapt a model; {FEWEST} needed"
+        )
+    columns = tuple(facts["columns"])
+    if kind == TIME.name:
+        if (events := int((values[:, 1] == 1).sum())) < FOLDS:
+            raise DataError(f"{events} records with an event are too few; {FOLDS} are needed")
+        time = Time(columns, tuple(map(float, facts["edges"])))
+        losses = time.objective().losses
+        return time.code(values), lambda scores, y: losses(_hazards(facts, scores), y), ones
+    own = values[:, [columns.index(name) for name in outputs]].double()
+    if kind == LABELS.name:
+        labels = Labels(outputs)
+        return labels.code(own), labels.objective().losses, ones
+    places = [columns.index(name) for name in outputs]
+    low, high = torch.tensor(facts["ranges"], dtype=torch.float64)[places].T
+    own = own.clamp(low, high)
+    unit = own.var(0, unbiased=False).clamp_min(1e-12).sqrt()
+    return own / unit, lambda scores, y: (scores - y).square().mean(1), unit
+
+
+def _hazards(facts: Facts, scores: Tensor) -> Tensor:
+    """Log odds of the event in each bin."""
+    if "levels" in facts:
+        return torch.tensor(facts["levels"], dtype=torch.float64) + scores
+    hazard = torch.tensor(facts["hazard"], dtype=torch.float64).clamp_min(1e-9)
+    whole = (hazard * scores.clamp(-30, 30).exp()).clamp_min(1e-12)
+    # log(e^h - 1), for any h.
+    return whole + (-(-whole).expm1()).log()
+
+
+def _folds(held: HeldOut, seed: int) -> Tensor:
+    """The fold (n,) of each record: classes are spread, patients stay whole."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    groups = np.arange(len(held.labels))
+    if held.patients is not None:
+        groups = np.unique(held.patients, return_inverse=True)[1]
+    if (units := len(np.unique(groups))) < FOLDS:
+        raise DataError(f"records of {units} patients are too few; {FOLDS} are needed")
+    splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
+    folds = torch.zeros(len(groups), dtype=torch.int64)
+    with warnings.catch_warnings():
+        # A class with fewer records than folds is not in each fold, which is allowed here.
+        warnings.simplefilter("ignore")
+        for number, (_, rows) in enumerate(splitter.split(groups, held.labels, groups)):
+            folds[rows] = number
+    return folds
+
+
+def _least(
+    own: _Seen,
+    penalty: float | None = None,
+    weights: Tensor | None = None,
+    scaled: bool = True,
+    tolerance: float = 1e-6,
+) -> ScoreVersion:
+    """The version with the least loss of records with these weights (n,), and its priors; weights of
+    features are added with a penalty alone.
+    """
+    (count, columns), outputs = own.x.shape, own.scores.shape[1]
+    weights = torch.full((count,), 1 / count, dtype=torch.float64) if weights is None else weights
+    centre, middle = weights @ own.x, weights @ own.scores
+    apart, scores = own.x - centre, own.scores - middle
+    strength = (penalty or 0.0) * float(weights @ apart.square().sum(1)) / own.dimension
+    offset, slope, change = (
+        torch.zeros(shape, dtype=torch.float64)
+        for shape in ((outputs,), (own.slopes,), (outputs, columns))
+    )
+    moving = [offset, *([slope] if scaled else []), *([change] if penalty else [])]
+
+    def closure() -> Tensor:
+        steps.zero_grad()
+        made = slope.exp() * scores + middle + offset
+        prior = ((offset / OFFSET).square().sum() + (slope / SLOPE).square().sum()) / count
+        if penalty:
+            made, prior = made + apart @ change.T, prior + strength * change.square().sum()
+        loss: Tensor = weights @ own.losses(made) + prior / 2
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for each in moving:
+        each.requires_grad_(True)
+    steps = torch.optim.LBFGS(
+        moving, max_iter=STEPS, tolerance_grad=tolerance, line_search_fn="strong_wolfe"
+    )
+    steps.step(closure)  # type: ignore[no-untyped-call]
+    offset, slope, change = offset.detach(), slope.detach().exp(), change.detach()
+    return ScoreVersion(slope, change, middle + offset - slope * middle - change @ centre)
+
+
+def _corrected(own: _Seen, seed: int) -> ScoreVersion:
+    """With the penalty that is best on a third of these records."""
+    kept = torch.from_numpy(np.random.default_rng(seed).permutation(len(own.x)) % 3 > 0)
+    fitted, rest = (each.double() / each.sum() for each in (kept, ~kept))
+
+    def loss(penalty: float) -> float:
+        # Roughly, because it only compares penalties.
+        change = _least(own, penalty, fitted, tolerance=ROUGHLY)
+        return float(rest @ own.losses(change.of(own.x, own.scores)))
+
+    return _least(own, min(PENALTIES, key=loss))
+
+
+def _alone(own: _Seen, seed: int) -> ScoreVersion:
+    """Without the shared scores: from their mean, which is the same for all records."""
+    middle = own.scores.mean(0)
+    change = _corrected(replace(own, scores=middle.expand_as(own.scores)), seed)
+    return ScoreVersion(0 * change.slope, change.weight, change.bias + change.slope * middle)
 
 
 def _judgement(
     name: str,
-    probabilities: Tensor,
-    share: float,
-    labels: Tensor,
-    losses: dict[str, Losses],
-    weights: Losses,
+    losses: Mapping[str, NDArray[np.float64]],
+    right: Mapping[str, Tensor],
+    weights: NDArray[np.float64],
 ) -> Judgement:
     apart = losses[SHARED] - losses[name]
     low, high = np.quantile(means_of(apart, weights), [0.025, 0.975])
-    accuracy = float((probabilities.argmax(1) == labels).float().mean())
+    accuracy = float(right[name].double().mean()) if right else None
     return Judgement(
         name,
         accuracy,
@@ -194,143 +335,43 @@ def _judgement(
         float(apart.mean()),
         float(low),
         float(high),
-        share,
+        float(name != SHARED),
     )
 
 
-def _loss(probabilities: Tensor, labels: Tensor) -> Losses:
-    losses: Losses = -probabilities.gather(1, labels[:, None])[:, 0].clamp_min(1e-6).log().numpy()
-    return losses
+def _choice(
+    judged: tuple[Judgement, ...],
+    losses: Mapping[str, NDArray[np.float64]],
+    weights: NDArray[np.float64],
+) -> Judgement:
+    """The candidate with the smallest loss that is better beyond chance, or the shared model."""
+    shared = judged[0]
+    for each in sorted(judged, key=lambda each: each.loss):
+        if each.name == SHARED:
+            break
+        # Several candidates are tried, so each must pass a stricter test.
+        gains = means_of(losses[SHARED] - losses[each.name], weights)
+        better = float(np.quantile(gains, 0.025 / len(judged))) > 0
+        if better and (each.accuracy or 0.0) >= (shared.accuracy or 0.0):
+            return each
+    return shared
 
 
-def _folds(held: HeldOut, seed: int) -> NDArray[np.int64]:
-    """The fold (n,) of each record: classes are spread, patients stay whole."""
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    labels = held.labels.numpy()
-    groups = (
-        np.arange(len(labels))
-        if held.patients is None
-        else np.unique(held.patients, return_inverse=True)[1]
-    )
-    if len(labels) < FEWEST or len(set(labels.tolist())) < 2 or len(set(groups.tolist())) < FOLDS:
-        raise DataError(
-            f"{len(labels)} records of {len(set(labels.tolist()))} classes are too few to adapt a "
-            f"model; {FEWEST} records of {FOLDS} patients and two classes are needed"
-        )
-    folds = np.zeros(len(labels), dtype=np.int64)
-    splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    import warnings
-
-    with warnings.catch_warnings():
-        # A class with fewer records than folds is not in each fold, which is allowed here.
-        warnings.simplefilter("ignore")
-        for number, (_, rows) in enumerate(splitter.split(labels, labels, groups)):
-            folds[rows] = number
-    return folds
-
-
-def _unseen(fit: Fit, held: HeldOut, folds: NDArray[np.int64], classes: int) -> Tensor:
-    """Probabilities (n, C) of each record by a part trained without its fold."""
-    probabilities = torch.zeros(len(folds), classes, dtype=torch.float64)
-    for number in range(FOLDS):
-        rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
-        part = fit(held.features[rest], held.labels[rest])
-        with torch.no_grad():
-            probabilities[rows] = part.scores(held.features[rows]).double().softmax(1)
-    return probabilities
-
-
-def _tempered(logits: Tensor, labels: Tensor, folds: NDArray[np.int64]) -> Tensor:
-    """Probabilities (n, C) at a temperature that is fitted for each fold on the others."""
-    probabilities = torch.zeros_like(logits)
-    for number in range(FOLDS):
-        rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
-        probabilities[rows] = (logits[rows] / fit_temperature(logits[rest], labels[rest])).softmax(
-            1
-        )
-    return probabilities
-
-
-def _mixed(
-    own: Tensor, base: Tensor, labels: Tensor, folds: NDArray[np.int64]
-) -> tuple[Tensor, float]:
-    """Mixed probabilities (n, C), with the weight for each fold chosen on the others, and the
-    weight chosen on all.
+def _learned_here(
+    facts: Facts, outputs: tuple[str, ...], values: Tensor | None, errors: Tensor
+) -> Facts:
+    """Facts with the prevalence of labels at this site, which the offsets now assume, or with the
+    deviation of errors (n, o) of numbers.
     """
-    shares = torch.from_numpy(SHARES)[:, None, None]
-    every = shares * own + (1 - shares) * base
-    losses = np.stack([_loss(each, labels) for each in every])
-    mixed = torch.zeros_like(base)
-    for number in range(FOLDS):
-        best = int(losses[:, folds != number].mean(1).argmin())
-        rows = torch.from_numpy(folds == number)
-        mixed[rows] = every[best][rows]
-    return mixed, float(SHARES[int(losses.mean(1).argmin())])
-
-
-def _head(
-    shared: Classifier, features: Tensor, labels: Tensor, settings: HeadSettings, seed: int
-) -> Head:
-    """A head on own records, with the shared head's centre, projection and clip."""
-    count = len(shared.header.classes)
-    prepared = shared.prepare(features).float()
-    weight, bias = train_on_features(prepared, labels, count, settings, seed)
-    if isinstance(shared, Head):
-        return replace(shared, weight=weight, bias=bias)
-    return Head(shared.header, weight, bias)
-
-
-def _nearest(shared: Classifier, features: Tensor, labels: Tensor) -> Neighbours:
-    return Neighbours(shared.header, normalize(features.float(), dim=1), labels, NEIGHBOURS)
-
-
-def _closed(
-    shared: Head, held: HeldOut, folds: NDArray[np.int64]
-) -> tuple[Tensor, tuple[float, float]]:
-    """Probabilities of the closed form for records of each fold, and penalty and step chosen on all
-    folds.
-    """
-    grid = [(penalty, step) for penalty in PENALTIES for step in STEPS]
-    every = torch.zeros(len(grid), len(folds), len(shared.header.classes), dtype=torch.float64)
-    for number in range(FOLDS):
-        rest, rows = torch.from_numpy(folds != number), torch.from_numpy(folds == number)
-        for start, penalty in enumerate(PENALTIES):
-            change = _correction(shared, held.features[rest], held.labels[rest], penalty)
-            for offset, step in enumerate(STEPS):
-                scores = _stepped(shared, change, step).scores(held.features[rows])
-                every[start * len(STEPS) + offset, rows] = scores.double().softmax(1)
-    losses = np.stack([_loss(each, held.labels) for each in every])
-    probabilities = torch.zeros_like(every[0])
-    for number in range(FOLDS):
-        rows = torch.from_numpy(folds == number)
-        probabilities[rows] = every[int(losses[:, folds != number].mean(1).argmin())][rows]
-    return probabilities, grid[int(losses.mean(1).argmin())]
-
-
-def _correction(
-    shared: Head, features: Tensor, labels: Tensor, penalty: float
-) -> tuple[Tensor, Tensor]:
-    """Weight (C, d) and bias (C,) that explain, by ridge regression on own records, what the shared
-    head leaves.
-    """
-    x = shared.prepare(features).double()
-    rest = one_hot(labels, len(shared.header.classes)).double() - shared.scores(
-        features
-    ).double().softmax(1)
-    mean = x.mean(0)
-    centred = x - mean
-    scale = centred.square().mean().clamp_min(1e-12)
-    # With fewer records than dimensions, the dual form solves a smaller system.
-    kernel = centred @ centred.T
-    kernel.diagonal().add_(penalty * scale * x.shape[1])
-    weight = (centred.T @ torch.linalg.solve(kernel, rest - rest.mean(0))).T
-    return weight, rest.mean(0) - weight @ mean
-
-
-def _stepped(shared: Head, change: tuple[Tensor, Tensor], step: float) -> Head:
-    weight, bias = (
-        old.double() + step * new
-        for old, new in zip((shared.weight, shared.bias), change, strict=True)
-    )
-    return replace(shared, weight=weight.float(), bias=bias.float())
+    if facts.get("name") == NUMBER.name:
+        return {**facts, "deviation": errors.square().mean(0).sqrt().tolist()}
+    if facts.get("name") != LABELS.name or values is None:
+        return facts
+    shares = dict(zip(outputs, facts.get("prevalence", []), strict=False))
+    for name in outputs:
+        own = values[:, list(facts["columns"]).index(name)]
+        known = own[~own.isnan()]
+        # A label that is annotated nowhere here stays as it was.
+        if len(known) or name not in shares:
+            shares[name] = (float(known.sum()) + 0.5) / (len(known) + 1)
+    return {**facts, "prevalence": [shares[name] for name in outputs]}

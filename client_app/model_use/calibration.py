@@ -1,4 +1,6 @@
-"""What a site decides about a model: temperature, decision threshold, and when the model abstains."""
+"""What a site decides about a model: temperature, thresholds, prevalence, and when the model abstains;
+and what the model then answers.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,23 @@ from fedsurrogate.client_app.model_use.store import models_folder
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.classifiers import alone
+from fedsurrogate.common.models.classifiers import Classifier, alone, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
+from fedsurrogate.common.targets.answers import answers_of, facts_of
+from fedsurrogate.common.targets.labels import LABELS
+from fedsurrogate.common.targets.target import Facts
 
 Probabilities = NDArray[np.float64]
 Score = Literal["relative", "mahalanobis"]
 # In the order in which Gaussians give them.
 SCORES: tuple[Score, ...] = ("mahalanobis", "relative")
 ABSTAIN = "abstain"
+# Shares are kept this far from zero and one for their log odds.
+LEAST_SHARE = 1e-6
+PRESENT = " present"
+# The prevalence is that of the calibrating records.
+HERE = "here"
 
 
 @dataclass(frozen=True)
@@ -158,67 +168,45 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
 
 
 def threshold_for(
-    probability: NDArray[np.float64], positive: NDArray[np.bool_], sensitivity: float
+    probability: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    sensitivity: float = 0.0,
+    specificity: float = 0.0,
 ) -> float:
-    """The largest threshold whose sensitivity on these records is at least the wished one.
+    """The largest threshold whose sensitivity on these records is at least the wished one; or the
+    smallest one whose specificity is.
 
     Args:
         probability: of the positive class, (n,).
         positive: whether a record is of this class, (n,).
-        sensitivity: the wished one, in (0, 1].
+        sensitivity: the wished one, in (0, 1]; 0 for a wished specificity.
+        specificity: the wished one, in (0, 1].
 
     Raises:
-        ConfigError: for a sensitivity outside (0, 1], or without a positive record.
+        ConfigError: for a wish outside (0, 1], or without a record that it is about.
 
     Example:
         >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
         >>> threshold_for(chances, truth, 0.5), threshold_for(chances, truth, 1.0)
         (0.9, 0.4)
+        >>> threshold_for(chances, truth, specificity=0.5)
+        0.4
     """
-    if not 0 < sensitivity <= 1:
-        raise ConfigError(f"sensitivity = {sensitivity:g}: must be above 0 and at most 1")
-    if not positive.any():
+    name, wish, own = "specificity", specificity, probability[~positive]
+    if sensitivity:
+        name, wish, own = "sensitivity", sensitivity, probability[positive]
+    if not 0 < wish <= 1:
+        raise ConfigError(f"{name} = {wish:g}: must be above 0 and at most 1")
+    if not len(own):
         raise ConfigError(
-            "no record of the positive class, so no threshold gives a sensitivity; choose another "
-            "class with --positive, or give records of this one with --data-dir"
+            f"no record of the {'positive' if sensitivity else 'negative'} class, so no threshold "
+            f"gives a {name}; choose another class with --positive, or give such records with "
+            "--data-dir"
         )
-    reached = probability[_share_at(probability[positive], probability) >= sensitivity]
-    return float(np.clip(reached.max(), 1e-6, 1 - 1e-6))
-
-
-def threshold_at(
-    probability: NDArray[np.float64], positive: NDArray[np.bool_], specificity: float
-) -> float:
-    """The smallest threshold whose specificity on these records is at least the wished one.
-
-    Args:
-        probability: of the positive class, (n,).
-        positive: whether a record is of this class, (n,).
-        specificity: the wished one, in (0, 1].
-
-    Raises:
-        ConfigError: for a specificity outside (0, 1], or without a negative record.
-
-    Example:
-        >>> chances, truth = np.array([0.9, 0.6, 0.4, 0.1]), np.array([True, False, True, False])
-        >>> threshold_at(chances, truth, 0.5), threshold_at(chances, truth, 1.0)
-        (0.4, 0.9)
-    """
-    if not 0 < specificity <= 1:
-        raise ConfigError(f"specificity = {specificity:g}: must be above 0 and at most 1")
-    if positive.all():
-        raise ConfigError(
-            "no record of the negative class, so no threshold gives a specificity; give records "
-            "without it with --data-dir"
-        )
-    shares = _share_at(probability[~positive], probability)
-    allowed = probability[shares <= 1 - specificity + 1e-12]
-    return float(np.clip(allowed.min(initial=np.inf), 1e-6, 1 - 1e-6))
-
-
-def _share_at(own: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of probabilities (n,) that are at each of these values, or above it."""
-    return np.asarray((len(own) - np.searchsorted(np.sort(own), values)) / len(own))
+    shares = (len(own) - np.searchsorted(np.sort(own), probability)) / len(own)
+    reached, allowed = probability[shares >= wish], probability[shares <= 1 - wish + 1e-12]
+    found = reached.max() if sensitivity else allowed.min(initial=np.inf)
+    return float(np.clip(found, 1e-6, 1 - 1e-6))
 
 
 def abstain_limit(scores: Tensor, share: float) -> float:
@@ -249,6 +237,82 @@ def abstain_limit(scores: Tensor, share: float) -> float:
             "set a larger share"
         )
     return float(scores.sort().values[place - 1])
+
+
+def is_of_labels(classifier: Classifier) -> bool:
+    """Whether a model answers labels."""
+    return facts_of(target_of_model(classifier)).get("name") == LABELS.name
+
+
+def decided_answers(
+    target: str, outputs: tuple[str, ...], scores: Tensor, calibration: Calibration
+) -> dict[str, Tensor]:
+    """What a model says of each record, by the prevalence and thresholds of a site.
+
+    Args:
+        target: facts about it, as the model carries them.
+        outputs: names of the scores.
+        scores: (n, o).
+        calibration: of the site.
+
+    Returns:
+        Columns by name, (n,) each, float64: what the model answers, and 1 or 0 for each label with a
+        threshold.
+    """
+    answers = answers_of(target, outputs, at_prevalence(target, outputs, scores, calibration))
+    if facts_of(target).get("name") != LABELS.name:
+        return answers
+    chosen = dict(calibration.thresholds)
+    if calibration.threshold is not None:
+        chosen[calibration.positive] = calibration.threshold
+    present = {
+        f"{name}{PRESENT}": (answers[name] >= chosen[name]).double()
+        for name in outputs
+        if name in chosen
+    }
+    return answers | present
+
+
+def at_prevalence(
+    target: str, outputs: tuple[str, ...], scores: Tensor, calibration: Calibration
+) -> Tensor:
+    """Log odds of labels for the prevalence of a site.
+
+    Args:
+        target: facts about it, as the model carries them.
+        outputs: names of the scores.
+        scores: log odds, (n, o).
+        calibration: of the site; labels that its prevalence does not name stay as they are.
+
+    Returns:
+        (n, o), float64.
+
+    Raises:
+        ConfigError: for a model that says nothing of its prevalence.
+    """
+    if not calibration.prevalence:
+        return scores.double()
+    learned = learned_shares(facts_of(target), outputs)
+    own = [calibration.prevalence.get(name, learned[name]) for name in outputs]
+    shares = torch.tensor([list(learned.values()), own], dtype=torch.float64)
+    odds = torch.logit(shares.clamp(LEAST_SHARE, 1 - LEAST_SHARE))
+    return scores.double() + odds[1] - odds[0]
+
+
+def learned_shares(facts: Facts, outputs: tuple[str, ...]) -> dict[str, float]:
+    """The prevalence of each label that a model has learned.
+
+    Args:
+        facts: that the model carries.
+        outputs: its labels.
+
+    Raises:
+        ConfigError: for a model that does not say.
+    """
+    shares = facts.get("prevalence")
+    if not isinstance(shares, list) or len(shares) != len(outputs):
+        raise ConfigError("prevalence: the model does not say which it has learned")
+    return dict(zip(outputs, map(float, shares), strict=True))
 
 
 def calibration_file(node: NodeConfig, name: str) -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedsurrogate.client_app.model_use.target_report import PAGE as TARGET_PAGE
+from fedsurrogate.client_app.model_use.target_report import Pictures
 from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
 from fedsurrogate.common.pages.html import render_page, trusted
 from fedsurrogate.common.pages.of_classes import (
@@ -114,18 +116,7 @@ def page_of(facts: Mapping[str, Any]) -> str:
     curves = curve_pictures(facts["curves"], [classes[index] for index in shown_classes])
     drawn = [(title, trusted(svg), words[key]) for key, title, svg in curves]
     majority = max(sizes, default=0) / max(1, facts["report"]["records"])
-    averages = dict.fromkeys(("balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"))
-    shown = dict(facts["report"]) | {"averages": averages | facts["report"]["averages"]}
-    groups = {
-        column: {
-            kind: each
-            if isinstance(each, int)
-            else dict(each) | {"averages": averages | each["averages"]}
-            for kind, each in kinds.items()
-        }
-        for column, kinds in facts["groups"].items()
-    }
-    values: dict[str, Any] = {"e": dict(facts) | {"groups": groups}, "r": shown, "pictures": drawn}
+    values: dict[str, Any] = {"e": facts, "r": facts["report"], "pictures": drawn}
     values |= {
         "confusion": confusion_card(classes, facts["report"]["confusion"]),
         "each_class": classes_card(facts["report"]["per_class"]),
@@ -134,3 +125,11 @@ def page_of(facts: Mapping[str, Any]) -> str:
         "auroc_first": leads_with_auroc(majority),
     }
     return render_page(PAGE, values).lstrip()
+
+
+def page_of_target(content: Mapping[str, Any], pictures: Pictures) -> str:
+    """The page for the content of evaluation.json, and pictures as HTML by title."""
+    drawn = [(title, trusted(picture)) for title, picture in pictures]
+    return render_page(
+        TARGET_PAGE, {"e": content, "pictures": drawn, "undrawn": undrawn()}
+    ).lstrip()

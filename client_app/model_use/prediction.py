@@ -27,9 +27,9 @@ from fedsurrogate.client_app.model_use.calibration import (
     SCORES,
     Calibration,
     Probabilities,
+    decided_answers,
 )
 from fedsurrogate.client_app.model_use.inputs import ISSUER, PATIENT, Inputs
-from fedsurrogate.client_app.model_use.label_answers import decided_answers
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -90,11 +90,7 @@ class Predictor:
         """Names of the columns with results: those of a decision about the class, or of what the
         model answers of another target.
         """
-        if target := target_of_model(self.classifier):
-            nothing = torch.zeros(0, len(self.classes))
-            return list(decided_answers(target, self.classes, nothing, self.calibration))
-        scores = SCORES if self.gaussians is not None else ()
-        return [*(f"p_{name}" for name in self.classes), DECISION, *scores]
+        return list(self._answers(torch.zeros(0, self.classifier.dimension)))
 
     def results(self, features: Tensor) -> list[Cells]:
         """Cells of the columns with results. Probabilities are not rounded, because the decision
@@ -107,36 +103,31 @@ class Predictor:
         Returns:
             The cells of n rows.
         """
+        return [list(row) for row in zip(*self._answers(features).values(), strict=True)]
+
+    @torch.no_grad()
+    def _answers(self, features: Tensor) -> dict[str, Cells]:
         logits = scores_alone(self.classifier, features)
         if target := target_of_model(self.classifier):
             answers = decided_answers(target, self.classes, logits, self.calibration)
-            columns = [column.tolist() for column in answers.values()]
             # As numbers: in a text, a sign would be escaped as the beginning of a formula.
-            return [list(row) for row in zip(*columns, strict=True)]
-        with torch.no_grad():
-            probabilities = self.calibration.probabilities(logits)
-            scores = (
-                () if self.gaussians is None else self.gaussians.scores(features, self.classifier)
-            )
-        decided = [
-            self.classes[index] for index in self.calibration.decisions(probabilities, self.classes)
-        ]
-        limit = self.calibration.abstain_above
-        if limit is not None:
-            values = scores[SCORES.index(self.calibration.score)].tolist()
-            decided = [
-                ABSTAIN if value > limit else name
-                for value, name in zip(values, decided, strict=True)
-            ]
-        lists, chances = [column.tolist() for column in scores], probabilities.tolist()
-        return [
-            [
-                *map(repr, chances[row]),
-                decided[row],
-                *(float(f"{column[row]:.6g}") for column in lists),
-            ]
-            for row in range(len(decided))
-        ]
+            return {name: column.tolist() for name, column in answers.items()}
+        chances, scores = self.calibration.probabilities(logits), dict[str, list[float]]()
+        if self.gaussians is not None:
+            found = self.gaussians.scores(features, self.classifier)
+            scores = {name: each.tolist() for name, each in zip(SCORES, found, strict=True)}
+        decided = [self.classes[at] for at in self.calibration.decisions(chances, self.classes)]
+        if (limit := self.calibration.abstain_above) is not None:
+            beyond = [value > limit for value in scores[self.calibration.score]]
+            decided = [ABSTAIN if far else name for far, name in zip(beyond, decided, strict=True)]
+        return {
+            **{
+                f"p_{name}": [*map(repr, chances[:, at].tolist())]
+                for at, name in enumerate(self.classes)
+            },
+            DECISION: [*decided],
+            **{name: [float(f"{value:.6g}") for value in each] for name, each in scores.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -376,8 +367,9 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
     Raises:
         ConfigError: for a file without patients.
     """
-    found: dict[tuple[str, str], _Patient] = {}
-    nameless = 0
+    # By ID and issuer: how many images are used, and left out, and the sums of the probabilities.
+    found: dict[tuple[str, str], Probabilities] = {}
+    nameless, none = 0, [0.0] * len(classes)
     with out.open(newline="", encoding="utf-8", errors=NAMES) as stream:
         reader = csv_rows(stream)
         columns = next(reader, [])
@@ -395,14 +387,11 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
             if not row[PATIENT].strip():
                 nameless += 1
                 continue
-            patient = found.setdefault(
-                (row[PATIENT], row.get(ISSUER, "")), _Patient(np.zeros(len(classes)))
-            )
-            if row[PROBLEM] or row[DECISION] == ABSTAIN:
-                patient.left += 1
-                continue
-            patient.used += 1
-            patient.sums += [float(row[f"p_{name}"]) for name in classes]
+            added = [0.0, 1.0, *none]
+            if not row[PROBLEM] and row[DECISION] != ABSTAIN:
+                added = [1.0, 0.0, *(float(row[f"p_{name}"]) for name in classes)]
+            key = row[PATIENT], row.get(ISSUER, "")
+            found[key] = found.get(key, 0) + np.array(added)
     if nameless:
         LOG.warning("%d images have no patient ID, so they count for no patient", nameless)
     patients = _with_one_issuer(found)
@@ -410,38 +399,27 @@ def by_patient(out: Path, target: Path, calibration: Calibration, classes: tuple
     lines: list[Cells] = [
         [*keys, "images", "left_out", *(f"p_{name}" for name in classes), DECISION]
     ]
-    for names, patient in patients.items():
-        counts: Cells = [*names[: len(keys)], patient.used, patient.left]
-        if not patient.used:
+    for names, (used, left, *sums) in patients.items():
+        counts: Cells = [*names[: len(keys)], int(used), int(left)]
+        if not used:
             lines.append([*counts, *[None] * len(classes), ABSTAIN])
             continue
-        mean = patient.sums / patient.used
+        mean = np.array(sums) / used
         decided = classes[int(calibration.decisions(mean[None], classes)[0])]
         lines.append([*counts, *map(repr, mean.tolist()), decided])
     replace_file(target, csv_text(lines).encode(encoding="utf-8", errors=NAMES))
     return len(patients)
 
 
-@dataclass
-class _Patient:
-    """Sums of the probabilities (C,) of a patient's images, how many these are, and how many are
-    left out.
-    """
-
-    sums: Probabilities
-    used: int = 0
-    left: int = 0
-
-
-def _with_one_issuer(found: dict[tuple[str, str], _Patient]) -> dict[tuple[str, str], _Patient]:
+def _with_one_issuer(
+    found: dict[tuple[str, str], Probabilities],
+) -> dict[tuple[str, str], Probabilities]:
     """Patients by ID and issuer, with the images that name no issuer under the only one, if so."""
     issuers: dict[str, set[str]] = {}
     for name, issuer in found:
         issuers.setdefault(name, set()).update({issuer} - {""})
-    joined: dict[tuple[str, str], _Patient] = {}
-    for (name, issuer), patient in found.items():
+    joined: dict[tuple[str, str], Probabilities] = {}
+    for (name, issuer), each in found.items():
         own = issuer or (next(iter(issuers[name])) if len(issuers[name]) == 1 else "")
-        into = joined.setdefault((name, own), _Patient(np.zeros_like(patient.sums)))
-        into.sums += patient.sums
-        into.used, into.left = into.used + patient.used, into.left + patient.left
+        joined[name, own] = joined.get((name, own), 0) + each
     return joined

@@ -79,6 +79,8 @@ def check_promise(
 
     Source: FedPFT, theorem 6.1 (Beitollahi et al. 2024), see the text of this module.
     """
+    from scipy.stats import binomtest
+
     names = classifier.header.classes
     if (
         not isinstance(classifier, Head)
@@ -100,7 +102,9 @@ def check_promise(
     shares, here = sizes[kept] / sizes.sum(), decisions[kept] / sizes[kept, None]
     expected, error = 1 - promised[kept, kept], 1 - here[torch.arange(len(kept)), kept]
     distances = (here - promised[kept]).abs().sum(1) / 2
-    low, high = clopper_pearson(round(float((shares * error).sum() * len(labels))), len(labels))
+    wrong = float((shares * error).sum())
+    limits_here = binomtest(round(wrong * len(labels)), len(labels)).proportion_ci(method="exact")
+    low, high = float(limits_here.low), float(limits_here.high)
     total, distance = float((shares * expected).sum()), float((shares * distances).sum())
     divergences = [
         _bretagnolle_huber(own[labels == c], means[c], covariance) for c in kept.tolist()
@@ -113,29 +117,9 @@ def check_promise(
         (names[c], float(p), float(e))
         for c, p, e in zip(kept.tolist(), expected.tolist(), error.tolist(), strict=True)
     )
-    wrong = float((shares * error).sum())
     return Promise(
         total, wrong, low, high, distance, min(1.0, total + distance), theorem, low <= total, rows
     )
-
-
-def clopper_pearson(successes: int, trials: int) -> tuple[float, float]:
-    """Exact 95 % limits of a probability.
-
-    Args:
-        successes: number of them.
-        trials: number of them.
-
-    Example:
-        >>> low, high = clopper_pearson(0, 10)
-        >>> low, round(high, 3)
-        (0.0, 0.308)
-    """
-    from scipy.stats import beta
-
-    low = 0.0 if successes == 0 else float(beta.ppf(0.025, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(beta.ppf(0.975, successes + 1, trials - successes))
-    return low, high
 
 
 def _logits(head: Head, gaussians: Gaussians) -> tuple[Tensor, Tensor]:

@@ -1,42 +1,42 @@
-"""Evaluation of a model of another target than classes on this site's held-out records: measures with
-intervals, and plots. Nothing of it leaves the site.
+"""What an evaluation says of a model of another target than classes: measures with intervals, and
+pictures.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use import plots
+from fedsurrogate.client_app.model_use.calibration import PRESENT, Calibration, decided_answers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.label_answers import decided_answers
-from fedsurrogate.client_app.model_use.label_decisions import decision_measures
-from fedsurrogate.client_app.model_use.target_metrics import plots
-from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
-from fedsurrogate.client_app.model_use.target_metrics.numbers import Predictions, number_measures
-from fedsurrogate.client_app.model_use.target_metrics.times import Observed, Survival, time_measures
+from fedsurrogate.client_app.model_use.target_metrics import (
+    Observed,
+    Predictions,
+    label_measures,
+    number_measures,
+    time_measures,
+)
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.class_measures import curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.models.intervals import DRAWS, Array, Measure
+from fedsurrogate.common.models.intervals import Array, Measure
 from fedsurrogate.common.pages.html import render_page
+from fedsurrogate.common.pages.of_classes import MOST_DRAWN, curve_pictures
 from fedsurrogate.common.pages.style import page_head
-from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
 
-Figures = dict[str, Any]
-PLAIN = Calibration()
+# Titles and pictures, as HTML.
+Pictures = list[tuple[str, str]]
 Measures = dict[str, dict[str, Measure]]
+IMAGE = '<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ content }}">'
 PAGE = (
     page_head("Evaluation · {{ e.model.name }}")
     + """\
@@ -61,9 +61,9 @@ Intervals are percentiles of {{ "whole patients" if e.patients else "records" }}
 <td class="number">{{ m.support }}</td></tr>
 {% endfor %}</tbody></table></div></section>
 {% endfor %}
-{% for title, picture in pictures.items() %}
-<section class="card"><h2>{{ title }}</h2>
-<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ picture }}"></section>
+{% if undrawn %}<p class="quiet">{{ undrawn }}.</p>{% endif %}
+{% for title, picture in pictures %}
+<figure class="card"><h2>{{ title }}</h2><div class="plots">{{ picture }}</div></figure>
 {% endfor %}
 </main>
 </body>
@@ -79,81 +79,49 @@ class Answers:
     Attributes:
         facts: that the model carries about its target.
         outputs: names of its scores.
+        scores: (n, o).
         columns: what it answers, by name, (n,) each.
+        plain: the same without anything of this site.
         values: true ones, (n, k), NaN where missing.
         patients: of each record, if known.
-        plain: what it answers without anything of this site.
     """
 
     facts: Mapping[str, Any]
     outputs: tuple[str, ...]
+    scores: torch.Tensor
     columns: Mapping[str, Array]
+    plain: Mapping[str, Array]
     values: Array
     patients: tuple[str, ...] | None
-    plain: Mapping[str, Array]
+
+    def true(self, name: str) -> Array:
+        """The true values (n,) of an output."""
+        column: Array = self.values[:, list(self.facts["columns"]).index(name)]
+        return column
 
 
-def evaluate_target(
-    model: SignedModel,
-    held: HeldOut,
-    folder: Path,
-    draws: int = DRAWS,
-    calibration: Calibration = PLAIN,
-    own: Classifier | None = None,
-) -> tuple[Path, Path]:
-    """Judge a model, and write evaluation.json and evaluation.html.
+def target_facts(
+    classifier: Classifier, held: HeldOut, calibration: Calibration, draws: int
+) -> tuple[dict[str, Any], Pictures]:
+    """Judge a model.
 
     Args:
-        model: of another target than classes.
+        classifier: of another target than classes.
         held: records with values of the target.
-        folder: of the files.
-        draws: number of samples for the intervals.
         calibration: prevalence and thresholds of labels at this site.
-        own: the site's own version of the model; None for the shared one.
+        draws: number of samples for the intervals.
 
     Returns:
-        Both files.
+        What evaluation.json has of it, and the pictures.
 
     Raises:
         DataError: for records without values.
         PackageError: without a library that computes a measure, or matplotlib.
-        OSError: if they cannot be written.
     """
-    classifier = own or model.classifier
-    answers = _answers(classifier, held, calibration)
-    judge = JUDGED.get(str(answers.facts["name"]), partial(_plain, classifier, held))
-    measures, figures = judge(answers, draws)
-    content = {
-        "schema": 1,
-        "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "model": model.manifest.model_dump(),
-        "records": held.where,
-        "count": len(answers.values),
-        "patients": held.patients is not None,
-        "left_out": held.left_out,
-        "calibration": asdict(calibration),
-        "adapted": own is not None,
-        "measures": {
-            name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
-        },
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    facts, page = folder / "evaluation.json", folder / "evaluation.html"
-    facts.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-    pictures = {title: _picture(figure) for title, figure in figures.items()}
-    page.write_text(
-        render_page(PAGE, {"e": content, "pictures": pictures}).lstrip(),
-        encoding="utf-8",
-        newline="\n",
-    )
-    return facts, page
-
-
-def _answers(classifier: Classifier, held: HeldOut, calibration: Calibration) -> Answers:
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
     target, outputs = target_of_model(classifier), classifier.header.classes
-    scores = scores_alone(classifier, held.features)
+    scores, facts = scores_alone(classifier, held.features), facts_of(target)
     columns, plain = (
         {name: column.numpy() for name, column in answers.items()}
         for answers in (
@@ -161,73 +129,80 @@ def _answers(classifier: Classifier, held: HeldOut, calibration: Calibration) ->
             answers_of(target, outputs, scores),
         )
     )
-    return Answers(facts_of(target), outputs, columns, held.values.numpy(), held.patients, plain)
+    answers = Answers(facts, outputs, scores, columns, plain, held.values.numpy(), held.patients)
+    judge = JUDGED.get(str(facts["name"]))
+    measures, pictures = (_plain(target, answers), []) if judge is None else judge(answers, draws)
+    content = {
+        "count": len(held.values),
+        "patients": held.patients is not None,
+        "measures": {
+            name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
+        },
+    }
+    return content, pictures
 
 
-def _numbers(answers: Answers, draws: int) -> tuple[Measures, Figures]:
+def _numbers(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
     measures: Measures = {}
-    figures: Figures = {}
+    pictures: Pictures = []
     for name in answers.outputs:
+        low, high = (answers.columns.get(f"{name} {end}") for end in ("low", "high"))
         records = Predictions(
-            answers.values[:, answers.facts["columns"].index(name)],
-            answers.columns[name],
-            answers.columns.get(f"{name} low"),
-            answers.columns.get(f"{name} high"),
-            answers.patients,
+            answers.true(name), answers.columns[name], low, high, answers.patients
         )
         measures[name] = number_measures(records, draws)
-        figures[f"{name}: predicted against true"] = plots.predicted_against_true(records)
-        figures[f"{name}: differences (Bland and Altman)"] = plots.bland_altman(records)
-    return measures, figures
+        for title, draw in (
+            ("predicted against true", plots.predicted_against_true),
+            ("differences (Bland and Altman)", plots.bland_altman),
+        ):
+            pictures.append(_picture(f"{name}: {title}", draw(records)))
+    return measures, pictures
 
 
-def _labels(answers: Answers, draws: int) -> tuple[Measures, Figures]:
-    places = [answers.facts["columns"].index(name) for name in answers.outputs]
-    truth = answers.values[:, places]
-    chance = np.stack([answers.columns[name] for name in answers.outputs], 1)
-    report = label_report(truth, chance, answers.outputs, answers.patients, draws)
-    measures: Measures = {each.name: dict(each.measures) for each in report.labels}
-    for at, name in enumerate(answers.outputs):
-        measures[name] |= decision_measures(
-            truth[:, at], answers.plain[name], answers.columns, name, answers.patients, draws
-        )
-    less = (
-        f" but {', '.join(report.left_out)}, without a positive or without a negative record"
-        if report.left_out
-        else ""
+def _labels(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
+    names = answers.outputs
+    truth = np.stack([answers.true(name) for name in names], 1)
+    chances, plain = (
+        {name: each[name] for name in names} for each in (answers.columns, answers.plain)
     )
-    measures[f"all labels{less}"] = dict(report.averages)
-    areas = {each.name: {"this site": each.measures["auroc"]} for each in report.labels}
-    names = list(answers.outputs)
-    return measures, {
-        "Area under the ROC curve": plots.forest(areas, "AUROC", 0.5),
-        "Calibration": plots.calibration(truth, chance, names),
-        "Precision and recall": plots.precision_recall(truth, chance, names),
+    present = {
+        name: answers.columns[name + PRESENT] for name in names if name + PRESENT in answers.columns
     }
+    measures = label_measures(truth, chances, plain, present, answers.patients, draws)
+    curves = {}
+    for at, name in enumerate(names):
+        known = ~np.isnan(truth[:, at])
+        curves[name] = curves_of(truth[known, at] == 1, chances[name][known])
+    return measures, [
+        (f"{title}: {', '.join(some)}", svg)
+        for some in (names[at : at + MOST_DRAWN] for at in range(0, len(names), MOST_DRAWN))
+        for _, title, svg in curve_pictures(curves, some)
+    ]
 
 
-def _times(answers: Answers, draws: int) -> tuple[Measures, Figures]:
+def _times(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
     edges = np.asarray(answers.facts["edges"], dtype=float)
-    curves = np.stack([answers.columns[f"survival {edge:g}"] for edge in edges[1:]], 1)
+    # At the horizon itself no record is left to compare.
+    curves = [answers.columns[f"survival {edge:g}"] for edge in edges[1:-1]]
     records = Observed(
-        answers.values[:, 0], answers.values[:, 1] == 1, answers.columns["risk"], answers.patients
+        answers.values[:, 0],
+        answers.values[:, 1] == 1,
+        answers.columns["risk"],
+        answers.patients,
+        edges[1:-1],
+        np.stack(curves, 1) if curves else None,
     )
     horizon, unit = float(edges[-1]), str(answers.facts.get("unit", ""))
-    # At the horizon itself no record is left to compare.
-    survival = Survival(edges[1:-1], curves[:, :-1]) if len(edges) > 2 else None
-    measures = time_measures(records, horizon, survival, draws)
     figure = plots.kaplan_meier_thirds(records, horizon, unit)
-    return {"risk": measures}, {"Survival by third of the risk": figure}
-
-
-def _plain(
-    classifier: Classifier, held: HeldOut, answers: Answers, draws: int
-) -> tuple[Measures, Figures]:
-    """The measures of a run, without intervals and plots, for any other kind of target."""
-    scores = classifier.scores(held.features)
-    sums = measured(
-        target_of_model(classifier), answers.outputs, scores, torch.from_numpy(answers.values)
+    return (
+        {"risk": time_measures(records, horizon, draws)},
+        [_picture("Survival by third of the risk", figure)],
     )
+
+
+def _plain(target: str, answers: Answers) -> Measures:
+    """The measures of a run, without intervals and pictures, for any other kind of target."""
+    sums = measured(target, answers.outputs, answers.scores, torch.from_numpy(answers.values))
     return {
         output: {
             name: Measure(value, None, None, int(own["records"]))
@@ -235,18 +210,19 @@ def _plain(
             if name != "records"
         }
         for output, own in metrics_of(sums).items()
-    }, {}
+    }
 
 
-JUDGED: dict[str, Callable[[Answers, int], tuple[Measures, Figures]]] = {
+JUDGED: dict[str, Callable[[Answers, int], tuple[Measures, Pictures]]] = {
     "number": _numbers,
     "labels": _labels,
     "time": _times,
 }
 
 
-def _picture(figure: Any) -> str:
-    """A figure as PNG in base64."""
+def _picture(title: str, figure: Any) -> tuple[str, str]:
+    """A figure as PNG in an image of HTML."""
     out = BytesIO()
     figure.savefig(out, format="png", dpi=110)
-    return base64.b64encode(out.getvalue()).decode()
+    content = base64.b64encode(out.getvalue()).decode()
+    return title, render_page(IMAGE, {"title": title, "content": content})

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsurrogate.common.models.intervals import (
     DRAWS,
+    ROUNDING,
     Array,
     Measure,
     averaged,
@@ -23,6 +24,7 @@ from fedsurrogate.common.models.intervals import (
     with_interval,
 )
 
+Bools = NDArray[np.bool_]
 FEWEST = 10  # A class with fewer records is marked.
 BINS = 10
 CURVES = ("roc", "precision_recall", "reliability")
@@ -97,6 +99,20 @@ class Judged:
         )
 
 
+class Drawn(NamedTuple):
+    """A measure, and what an average over classes needs of it.
+
+    Attributes:
+        measure: with its interval.
+        samples: of its bootstrap, (draws,), NaN where undefined.
+        units: number of records or patients in the smaller of the groups that it compares.
+    """
+
+    measure: Measure
+    samples: Array
+    units: int
+
+
 def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: int = 0) -> Report:
     """Every measure with its interval.
 
@@ -108,58 +124,54 @@ def report(judged: Judged, classes: tuple[str, ...], draws: int = DRAWS, seed: i
         draws: number of samples.
         seed: of the samples.
     """
-    from sklearn.metrics import confusion_matrix
+    from sklearn.metrics import accuracy_score, confusion_matrix
 
-    labels, count = judged.labels, len(classes)
-    weights = bootstrap_weights(len(labels), judged.patients, draws, seed)
-    rows: list[ClassReport] = []
-    drawn: list[dict[str, Array]] = []
-    least: dict[str, int] = {}
-    for index, name in enumerate(classes):
-        truth, chance = labels == index, judged.probabilities[:, index]
-        decided = judged.decisions == index
-        samples = samples_of(truth, decided, chance, weights)
-        groups = {
-            "sensitivity": truth,
-            "specificity": ~truth,
-            "ppv": decided,
-            "npv": ~decided,
-            "f1": truth | decided,
-        }
-        measures = {}
-        positive, negative = (units_of(each, judged.patients) for each in (truth, ~truth))
-        smaller = {"auroc": min(positive, negative), "auprc": positive}
-        for key, value in points_of(truth, decided, chance).items():
-            group = groups.get(key, np.ones_like(truth))
-            units = smaller.get(key, units_of(group, judged.patients))
-            support = int(group.sum())
-            measures[key] = (
-                with_interval(value, samples[key], support, units, share=True)
-                if key in samples
-                else Measure(value, None, None, support)
-            )
-            if truth.any():
-                least[key] = min(least.get(key, units), units)
-        size = int(truth.sum())
-        rows.append(ClassReport(name, size, size < FEWEST, measures))
-        if size:
-            drawn.append(samples)
-    kept = [row for row in rows if row.support]
-    averages = {}
-    for key in least:
-        own = [row.measures[key] for row in kept]
-        nothing = np.full(draws, np.nan)
-        samples_by_class = [each.get(key, nothing) for each in drawn]
-        averages[f"macro_{key}"] = averaged(own, samples_by_class, len(labels), least[key])
-    averages |= _overall(judged, weights)
-    if kept:
-        averages["balanced_accuracy"] = averages["macro_sensitivity"]
-    units = 0 if judged.patients is None else len(set(judged.patients))
-    matrix = confusion_matrix(labels, judged.decisions, labels=range(count))
-    left_out = tuple(row.name for row in rows if not row.support)
-    return Report(
-        classes, len(labels), units, tuple(rows), averages, matrix.astype(np.int64), left_out
+    labels, decisions, patients = judged.labels, judged.decisions, judged.patients
+    weights = bootstrap_weights(len(labels), patients, draws, seed)
+    found = [
+        binary_measures(
+            labels == index, judged.probabilities[:, index], decisions == index, patients, weights
+        )
+        for index in range(len(classes))
+    ]
+    sizes = np.bincount(labels, minlength=len(classes)).tolist()
+    averages = averages_of(
+        [own for own, size in zip(found, sizes, strict=True) if size], len(labels)
     )
+    if len(labels):
+        right = labels == decisions
+        accuracy, units = accuracy_score(labels, decisions), units_of(labels >= 0, patients)
+        samples = means_of(right, weights)
+        averages["accuracy"] = with_interval(accuracy, samples, len(right), units, share=True)
+        averages["balanced_accuracy"] = averages["macro_sensitivity"]
+    rows = tuple(
+        ClassReport(name, size, size < FEWEST, {key: each.measure for key, each in own.items()})
+        for name, size, own in zip(classes, sizes, found, strict=True)
+    )
+    matrix = confusion_matrix(labels, decisions, labels=range(len(classes)))
+    left_out = tuple(row.name for row in rows if not row.support)
+    units = 0 if patients is None else len(set(patients))
+    return Report(classes, len(labels), units, rows, averages, matrix.astype(np.int64), left_out)
+
+
+def averages_of(
+    rows: Sequence[Mapping[str, Drawn]], support: int | None = None
+) -> dict[str, Measure]:
+    """The mean of each measure over classes or labels, as "macro_" and its name.
+
+    Args:
+        rows: the measures of each.
+        support: number of records that a mean is about; None: the sum of those of the rows.
+    """
+    return {
+        f"macro_{key}": averaged(
+            [row[key].measure for row in rows],
+            [row[key].samples for row in rows],
+            sum(row[key].measure.support for row in rows) if support is None else support,
+            min(row[key].units for row in rows),
+        )
+        for key in (rows[0] if rows else ())
+    }
 
 
 def leads_with_auroc(majority: float) -> bool:
@@ -190,45 +202,93 @@ def drawn_classes(sizes: Sequence[int], positive: int | None = None) -> list[int
     return [int(sizes[1] <= sizes[0])] if len(sizes) == 2 else list(range(len(sizes)))
 
 
-def points_of(
-    truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array
-) -> dict[str, float | None]:
-    """Measures of one class by scikit-learn.
+def binary_measures(
+    truth: Bools,
+    chance: Array,
+    decided: Bools | None,
+    patients: Sequence[str] | None,
+    weights: Array,
+    specificity: float | None = None,
+) -> dict[str, Drawn]:
+    """Measures of a class or label against all others: values are scikit-learn's. The samples of their
+    intervals are not, because a thousand of them would take a hundred times as long.
 
     Args:
         truth: whether a record is of the class, (n,).
-        decided: whether the model decides for the class, (n,).
         chance: probability of the class, (n,).
+        decided: whether the model decides for the class, (n,); None without decisions.
+        patients: of each record, if known.
+        weights: how often each record is drawn, (draws, n).
+        specificity: at which also a sensitivity is stated; None for none.
 
     Returns:
-        Values by name; None where undefined.
+        By name "auroc", "auprc", "brier", "calibration_error"; with decisions "sensitivity",
+        "specificity", "ppv", "npv", "f1"; and "sensitivity_at_specificity". The support is the number
+        of the records that a measure is about. A calibration error has no interval: samples of few
+        records have larger ones.
     """
+    groups: dict[str, Bools] = {}
+    nothing = np.full(len(weights), np.nan)
+    samples = {"brier": means_of(np.square(chance - truth), weights), "calibration_error": nothing}
+    samples["auroc"], samples["auprc"], at_specificity = ranking_samples(
+        truth, chance, weights, specificity or 0.0
+    )
+    if decided is not None:
+        masks = (truth & decided, truth & ~decided, ~truth & decided, ~truth & ~decided)
+        tp, fn, fp, tn = (weights @ mask for mask in masks)
+        samples |= {
+            "sensitivity": ratios(tp, tp + fn),
+            "specificity": ratios(tn, tn + fp),
+            "ppv": ratios(tp, tp + fp),
+            "npv": ratios(tn, tn + fn),
+            "f1": ratios(2 * tp, 2 * tp + fp + fn),
+        }
+        groups = {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
+        groups["f1"] = truth | decided
+    if specificity is not None:
+        samples["sensitivity_at_specificity"] = at_specificity
+        groups["sensitivity_at_specificity"] = truth
+    values = _points(truth, chance, decided, specificity)
+    positive, negative = (units_of(each, patients) for each in (truth, ~truth))
+    smaller, found = {"auroc": min(positive, negative), "auprc": positive}, {}
+    for key, sample in samples.items():
+        group = groups.get(key, np.ones_like(truth))
+        units = smaller.get(key, units_of(group, patients))
+        measure = with_interval(values.get(key), sample, int(group.sum()), units, share=True)
+        found[key] = Drawn(measure, sample, units)
+    return found
+
+
+def _points(
+    truth: Bools, chance: Array, decided: Bools | None, specificity: float | None
+) -> dict[str, float]:
+    """The values of `binary_measures`, without those that are undefined."""
     from sklearn import metrics
 
-    names = ("sensitivity", "specificity", "ppv", "npv", "f1", "auroc", "auprc", "brier")
-    found: dict[str, float | None] = dict.fromkeys((*names, "calibration_error"))
     if not len(truth):
-        return found
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(
-        truth, decided, labels=[False, True], zero_division=np.nan
-    )
-    values = {
-        "sensitivity": recall[1],
-        "specificity": recall[0],
-        "ppv": precision[1],
-        "npv": precision[0],
-        "f1": f1[1],
+        return {}
+    found = {
         "brier": metrics.brier_score_loss(truth, np.clip(chance, 0, 1), pos_label=True),
         "calibration_error": calibration_error(truth, chance),
     }
+    if decided is not None:
+        precision, recall, f1, _ = metrics.precision_recall_fscore_support(
+            truth, decided, labels=[False, True], zero_division=np.nan
+        )
+        found |= {"sensitivity": recall[1], "specificity": recall[0], "f1": f1[1]}
+        found |= {"ppv": precision[1], "npv": precision[0]}
     if truth.any():
-        values["auprc"] = metrics.average_precision_score(truth, chance)
-        if not truth.all():
-            values["auroc"] = metrics.roc_auc_score(truth, chance)
-    return found | {name: float(value) for name, value in values.items() if np.isfinite(value)}
+        found["auprc"] = metrics.average_precision_score(truth, chance)
+    if truth.any() and not truth.all():
+        found["auroc"] = metrics.roc_auc_score(truth, chance)
+        if specificity is not None:
+            false, true, _ = metrics.roc_curve(truth, chance, drop_intermediate=False)
+            allowed = true[false <= 1 - specificity + ROUNDING]
+            found["sensitivity_at_specificity"] = allowed.max()
+    return {name: float(value) for name, value in found.items()}
 
 
-def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
+def calibration_error(truth: Bools, chance: Array) -> float | None:
     """Expected calibration error over ten equal bins of the probability, from calibration_curve.
 
     Args:
@@ -250,12 +310,12 @@ def calibration_error(truth: NDArray[np.bool_], chance: Array) -> float | None:
     return float(np.abs(share - mean) @ sizes / len(truth))
 
 
-def curves_of(judged: Judged, index: int) -> dict[str, Any]:
+def curves_of(truth: Bools, chance: Array) -> dict[str, Any]:
     """Points of the ROC, precision-recall and reliability curves of a class.
 
     Args:
-        judged: the records.
-        index: of the class.
+        truth: whether a record is of the class, (n,).
+        chance: probability of the class, (n,).
 
     Returns:
         Coordinates by name of the curve, and of the reliability also the records of each point; None
@@ -263,60 +323,33 @@ def curves_of(judged: Judged, index: int) -> dict[str, Any]:
     """
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    truth, chance = judged.labels == index, judged.probabilities[:, index]
     if not truth.any() or truth.all():
         return dict.fromkeys(CURVES)
     fpr, tpr, _ = roc_curve(truth, chance)
     precision, recall, _ = precision_recall_curve(truth, chance)
-    mean, share, sizes = reliability(truth, chance)
-    points = ((fpr, tpr), (recall, precision), (mean, share, sizes))
+    points = ((fpr, tpr), (recall, precision), reliability(truth, chance))
     return {
         name: [axis.tolist() for axis in axes] for name, axes in zip(CURVES, points, strict=True)
     }
 
 
-def samples_of(
-    truth: NDArray[np.bool_], decided: NDArray[np.bool_], chance: Array, weights: Array
-) -> dict[str, Array]:
-    """The measures of `points_of` for the intervals: in each bootstrap sample, a hundred times as fast
-    as by scikit-learn. A calibration error has none: samples of few records have larger ones.
-
-    Args:
-        truth: whether a record is of the class, (n,).
-        decided: whether the model decides for the class, (n,).
-        chance: probability of the class, (n,).
-        weights: how often each record is drawn, (draws, n).
-
-    Returns:
-        Values (draws,) by name, NaN where undefined.
-    """
-    masks = (truth & decided, truth & ~decided, ~truth & decided, ~truth & ~decided)
-    tp, fn, fp, tn = (weights @ mask for mask in masks)
-    samples = {
-        "sensitivity": ratios(tp, tp + fn),
-        "specificity": ratios(tn, tn + fp),
-        "ppv": ratios(tp, tp + fp),
-        "npv": ratios(tn, tn + fn),
-        "f1": ratios(2 * tp, 2 * tp + fp + fn),
-    }
-    samples["auroc"], samples["auprc"] = ranking_samples(truth, chance, weights)
-    samples["brier"] = means_of(np.square(chance - truth), weights)
-    return samples
-
-
-def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> tuple[Array, Array]:
-    """Weighted area under the ROC curve and average precision of bootstrap samples.
+def ranking_samples(
+    truth: Bools, chance: Array, weights: Array, specificity: float = 0.0
+) -> tuple[Array, Array, Array]:
+    """Weighted area under the ROC curve, average precision, and the largest sensitivity at a
+    specificity, of bootstrap samples.
 
     Args:
         truth: whether a record is of the class, (n,).
         chance: probability of the class, (n,).
         weights: how often each record is drawn, (draws, n).
+        specificity: of the sensitivity.
 
     Returns:
-        Both for each row of weights, (draws,).
+        Each for each row of weights, (draws,).
     """
     if not truth.any():
-        return np.full(len(weights), np.nan), np.full(len(weights), np.nan)
+        return (np.full(len(weights), np.nan),) * 3
     order = np.argsort(-chance, kind="stable")
     ordered, right = chance[order], truth[order]
     # Records of one probability are a group, of which those with a record of the class count.
@@ -326,7 +359,7 @@ def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> 
     end = ends[group[last]] + 1
     begin = np.append(0, ends + 1)[group[last]]
     step = max(1, ROOM // max(1, len(truth)))
-    areas, precisions = [], []
+    found = []
     for start in range(0, len(weights), step):
         part = weights[start : start + step, order]
         above = np.cumsum(part, 1)
@@ -336,28 +369,24 @@ def ranking_samples(truth: NDArray[np.bool_], chance: Array, weights: Array) -> 
         positive, negative = tp[:, -1], above[:, -1] - tp[:, -1]
         # Of the other records, those below the group, and half of those in it.
         tied = above[:, end] - above[:, begin] - gained
-        below = negative[:, None] - (above[:, end] - tp) + tied / 2
-        areas.append(ratios((gained * below).sum(1), positive * negative))
+        false = above[:, end] - tp
+        below = negative[:, None] - false + tied / 2
         precision = np.divide(tp, above[:, end], out=np.zeros_like(tp), where=tp > 0)
-        precisions.append(ratios((gained * precision).sum(1), positive))
-    return np.concatenate(areas), np.concatenate(precisions)
+        allowed = false <= (1 - specificity + ROUNDING) * negative[:, None]
+        reached = np.where(allowed, tp, 0).max(1)
+        both = positive * negative
+        found.append(
+            (
+                ratios((gained * below).sum(1), both),
+                ratios((gained * precision).sum(1), positive),
+                ratios(reached * negative, both),
+            )
+        )
+    areas, precisions, sensitivities = map(np.concatenate, zip(*found, strict=True))
+    return areas, precisions, sensitivities
 
 
-def _overall(judged: Judged, weights: Array) -> dict[str, Measure]:
-    """Accuracy."""
-    from sklearn.metrics import accuracy_score
-
-    if not len(judged.labels):
-        return {}
-    right = judged.labels == judged.decisions
-    accuracy = float(accuracy_score(judged.labels, judged.decisions))
-    units = units_of(np.ones_like(right), judged.patients)
-    return {
-        "accuracy": with_interval(accuracy, means_of(right, weights), len(right), units, share=True)
-    }
-
-
-def reliability(truth: NDArray[np.bool_], chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
+def reliability(truth: Bools, chance: Array) -> tuple[Array, Array, NDArray[np.int64]]:
     """Mean probability, share of the class, and number of records of each bin that has any.
 
     Args:

@@ -361,7 +361,7 @@ def scores_alone(model: Classifier, features: Tensor) -> Tensor:
 
 def target_of_model(model: Classifier) -> str:
     """What the scores of a model mean where they are not of classes, as JSON; empty for classes."""
-    return model.target if isinstance(model, Head) else ""
+    return str(getattr(model, "target", ""))
 
 
 def check_of_classes(model: Classifier, what: str) -> None:

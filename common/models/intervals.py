@@ -5,7 +5,7 @@ project.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,7 @@ def measured(
     patients: Sequence[str] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
+    shares: Collection[str] = (),
 ) -> dict[str, Measure]:
     """Measures of all records, with 95 % intervals from samples with replacement.
 
@@ -186,6 +187,7 @@ def measured(
         patients: of each record, (count,), if known: then whole patients are drawn.
         draws: number of samples.
         seed: of the samples.
+        shares: measures that are one, from 0 to 1.
 
     Returns:
         By name; the support is the number of records.
@@ -204,6 +206,6 @@ def measured(
             drawn[name].append(np.nan if value is None else value)
     units = units_of(np.ones(count, dtype=bool), patients)
     return {
-        name: with_interval(value, np.array(drawn[name]), count, units)
+        name: with_interval(value, np.array(drawn[name]), count, units, name in shares)
         for name, value in values.items()
     }

@@ -121,7 +121,10 @@ def quality_of(
         found.per_class if few else (),
         tuple(map(tuple, found.confusion.tolist())) if few else (),
         found.left_out,
-        {classes[index]: _thinned(curves_of(judged, index)) for index in drawn},
+        {
+            classes[index]: _thinned(curves_of(judged.labels == index, chances[:, index]))
+            for index in drawn
+        },
     )
 
 

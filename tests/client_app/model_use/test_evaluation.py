@@ -19,15 +19,12 @@ from sklearn.metrics import accuracy_score, recall_score
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import (
-    Calibration,
     abstain_limit,
-    fit_temperature,
-    threshold_for,
 )
-from fedsurrogate.client_app.model_use.evaluation import Wish
 from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
 from fedsurrogate.client_app.model_use.held_out import Source, held_out
 from fedsurrogate.client_app.model_use.store import open_model, read_index
+from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.flat import parse_overrides
@@ -217,13 +214,7 @@ def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen
     held = held_out(
         signed, node, Source(str(home / "labelled"), "imagefolder", patient_column="patient")
     )
-    found = judge(
-        signed,
-        signed.classifier,
-        held,
-        Calibration(),
-        Wish(abstain=0.1, score="mahalanobis", draws=2),
-    )
+    found = judge(signed, held, wish=Wish(abstain=0.1, score="mahalanobis", draws=2))
     assert found.gaussians is not None
     limit, prepared = found.calibration.abstain_above, signed.classifier.prepare(held.features)
     chose = ~stratified_split(held.labels, 0.5, 0, held.patients)
@@ -233,16 +224,13 @@ def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen
     # Stored with them, it stays with them when something else is calibrated.
     again = judge(
         signed,
-        signed.classifier,
         held,
         found.calibration,
         Wish(temperature=True, draws=2),
-        found.gaussians,
+        gaussians=found.gaussians,
     )
     assert again.gaussians is found.gaussians
     assert again.calibration.abstain_above == limit
-    with pytest.raises(ConfigError, match="is the score for --abstain"):
-        Wish(score="relative")
 
 
 def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:
@@ -275,31 +263,3 @@ def test_classes_that_the_model_does_not_know_are_refused(home: Path) -> None:
     assert any(each["few"] for each in found["report"]["per_class"]), "of few records"
     assert found["report"]["left_out"] == []
     assert found["report"]["averages"]["macro_auroc"]["value"] is not None
-
-
-def test_thresholds_outside_zero_and_one_are_refused(home: Path) -> None:
-    node = (home / "node.txt").read_text()
-    for wrong in ("0", "1", "1.5"):
-        done = site("evaluate", "--node-config", node, "--positive", "7", "--threshold", wrong)
-        assert done.code == 1
-        assert "must be above 0 and below 1" in done.stderr
-    labelled = ("--data-dir", str(home / "labelled"), "--positive", "7", "--sensitivity", "1.5")
-    assert "must be above 0" in site("evaluate", "--node-config", node, *labelled).stderr
-
-
-def test_temperature_undoes_logits_that_are_too_large() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(4000, 3, generator=generator)
-    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-    assert fit_temperature(5 * logits, labels) == pytest.approx(5.0, rel=0.1)
-
-
-def test_the_threshold_is_the_largest_that_reaches_the_sensitivity() -> None:
-    chance, positive = np.linspace(0.05, 0.95, 19), np.arange(19) % 2 == 0
-    for wished in (0.1, 0.5, 0.95, 1.0):
-        threshold = threshold_for(chance, positive, wished)
-        assert recall_score(positive, chance >= threshold) >= wished
-        assert recall_score(positive, chance > threshold) < wished
-    with pytest.raises(ConfigError, match="no record of the positive class"):
-        threshold_for(chance, np.zeros(19, bool), 0.5)
-    assert Calibration().checked(("no", "yes")).positive == "yes"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from scipy.special import softmax
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
-from fedsurrogate.client_app.model_use import evaluation
 from fedsurrogate.client_app.model_use.calibration import (
     SCORES,
     Calibration,
@@ -25,15 +24,10 @@ from fedsurrogate.client_app.model_use.calibration import (
     fit_temperature,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.evaluation import (
-    Evaluation,
-    Wish,
-    evaluate,
-    facts_of,
-    write_evaluation,
-)
+from fedsurrogate.client_app.model_use.evaluation import Evaluation, evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
 from fedsurrogate.client_app.model_use.promise import check_promise
+from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import scores_alone
@@ -58,21 +52,17 @@ def held(count: int = 60, patients: Sequence[str] | None = None, **groups: list[
     return HeldOut(x, labels, whose, groups, "own records", left_out=7)
 
 
-def judged_of(found: Evaluation, rows: Any) -> Judged:
-    """The records, with probabilities and decisions by the calibration of an evaluation."""
-    chance = found.calibration.probabilities(
-        scores_alone(found.model.classifier, found.held.features)
-    )
+def wanted_report(model: SignedModel, own: HeldOut, found: Evaluation, rows: Any) -> Any:
+    """The report of these records, with decisions by the calibration of an evaluation, as JSON."""
+    chance = found.calibration.probabilities(scores_alone(model.classifier, own.features))
     decided = found.calibration.decisions(chance, NAMES)
-    return Judged(found.held.labels.numpy(), chance, decided, found.held.patients).take(rows)
+    judged = Judged(own.labels.numpy(), chance, decided, own.patients).take(rows)
+    made = report(judged, NAMES, DRAWS, 5)
+    return json.loads(json.dumps(asdict(made) | {"confusion": made.confusion.tolist()}))
 
 
-def assert_judged(found: Evaluation, rows: Any) -> None:
-    own, wanted = found.report, report(judged_of(found, rows), NAMES, DRAWS, 5)
-    assert own.confusion.tolist() == wanted.confusion.tolist()
-    for name, value in vars(wanted).items():
-        if name != "confusion":
-            assert getattr(own, name) == value, name
+def as_json(found: Any) -> Any:
+    return json.loads(json.dumps(found))
 
 
 @pytest.mark.parametrize("patients", [False, True])
@@ -80,9 +70,9 @@ def test_half_of_the_records_calibrate_and_the_other_half_is_judged(
     model: SignedModel, patients: bool
 ) -> None:
     own = held(60, [f"p{at // 2}" for at in range(60)] if patients else None)
-    wish = Wish(True, 0.8, 0.2, "mahalanobis", DRAWS, 5)
+    wish = Wish(True, 0.8, abstain=0.2, score="mahalanobis", draws=DRAWS, seed=5)
     given = Calibration(positive="b", note="earlier")
-    found = evaluate(model, model.classifier, own, given, wish)
+    found = evaluate(model, own, given, wish)
     first = stratified_split(own.labels, 0.5, 5, own.patients)
     scores, labels = model.classifier.scores(own.features)[first], own.labels[first]
     temperature = fit_temperature(scores, labels)
@@ -103,32 +93,35 @@ def test_half_of_the_records_calibrate_and_the_other_half_is_judged(
             f"{count} records"
         ),
     )
-    assert found.calibrated_on == count
-    assert_judged(found, (~first).numpy())
+    assert found.content["calibrated_on"] == count
+    report_wanted = wanted_report(model, own, found, (~first).numpy())
+    assert as_json(found.content["report"]) == report_wanted
+    ood = found.content["out_of_distribution"]
     for name, column in zip(SCORES, gaussians.scores(own.features), strict=True):
         levels = (("0.5", 0.5), ("0.9", 0.9), ("0.95", 0.95), ("0.99", 0.99))
-        assert found.ood[name] == {
+        assert ood[name] == {
             text: pytest.approx(float(np.quantile(column.numpy(), level))) for text, level in levels
         }
     beyond = gaussians.scores(own.features[~first])[0] > limit
-    assert found.ood["abstained"] == pytest.approx(float(beyond.double().mean()))
-    assert found.ood["against"] == "records of this site"
+    assert ood["abstained"] == pytest.approx(float(beyond.double().mean()))
+    assert ood["against"] == "records of this site"
 
 
 def test_without_a_wish_all_records_are_judged_and_nothing_is_chosen(model: SignedModel) -> None:
     own, given = held(30), Calibration(2.0, "b", 0.3, note="earlier")
-    found = evaluate(model, model.classifier, own, given, Wish(draws=DRAWS, seed=5))
+    found = evaluate(model, own, given, Wish(draws=DRAWS, seed=5))
     assert found.calibration == given
-    assert found.calibrated_on == 0
-    assert_judged(found, np.ones(30, bool))
-    assert found.ood["abstained"] is None
-    assert not found.adapted
-    assert found.promise is None
-    other = evaluate(model, head(2), own, given, Wish(draws=DRAWS))
-    assert other.adapted
-    again = evaluate(model, model.classifier, own, given, Wish(abstain=0.2, draws=DRAWS))
+    assert found.content["calibrated_on"] == 0
+    wanted = wanted_report(model, own, found, np.ones(30, bool))
+    assert as_json(found.content["report"]) == wanted
+    assert found.content["out_of_distribution"]["abstained"] is None
+    assert not found.content["adapted"]
+    assert found.content["promise"] is None
+    other = evaluate(model, own, given, Wish(draws=DRAWS), head(2))
+    assert other.content["adapted"]
+    again = evaluate(model, own, given, Wish(abstain=0.2, draws=DRAWS))
     assert again.calibration.note.startswith("earlier; relative score above ")
-    plain = evaluate(model, model.classifier, own, Calibration(), Wish(abstain=0.2, draws=DRAWS))
+    plain = evaluate(model, own, wish=Wish(abstain=0.2, draws=DRAWS))
     assert plain.calibration.note.startswith("relative score above ")
 
 
@@ -146,7 +139,7 @@ def test_gaussians_are_the_models_or_those_of_a_stored_limit_or_new_ones(
         assert one is not None
         return torch.equal(one.means, other.means)
 
-    found = evaluate(model, model.classifier, own, given, wish, kept)
+    found = evaluate(model, own, given, wish, gaussians=kept)
     rows = torch.ones(30, dtype=torch.bool)
     if abstain:
         rows = ~stratified_split(own.labels, 0.5, 5, None)
@@ -154,18 +147,14 @@ def test_gaussians_are_the_models_or_those_of_a_stored_limit_or_new_ones(
     reused = kept if limit is not None and not abstain else None
     assert same(found.gaussians, reused or fresh)
     with_own = replace(model, gaussians=fit_gaussians(*records(9)))
-    found = evaluate(with_own, with_own.classifier, own, given, wish, kept)
+    found = evaluate(with_own, own, given, wish, gaussians=kept)
     assert found.gaussians is None
-    assert found.ood["against"] == "the sites' surrogates"
-    judged = own if not abstain else None
-    if judged is not None:
-        assert found.promise == check_promise(
-            with_own.classifier, with_own.gaussians, own.features, own.labels
-        )
-    else:
-        assert found.promise == check_promise(
-            with_own.classifier, with_own.gaussians, own.features[rows], own.labels[rows]
-        )
+    assert found.content["out_of_distribution"]["against"] == "the sites' surrogates"
+    wanted = check_promise(
+        with_own.classifier, with_own.gaussians, own.features[rows], own.labels[rows]
+    )
+    assert wanted is not None
+    assert found.content["promise"] == asdict(wanted)
 
 
 def test_each_half_needs_ten_records(model: SignedModel) -> None:
@@ -175,102 +164,86 @@ def test_each_half_needs_ten_records(model: SignedModel) -> None:
         less = min(int(first.sum()), int((~first).sum()))
         smallest.add(less)
         if less >= 10:
-            found = evaluate(model, model.classifier, held(count), Calibration(), wish)
-            assert found.calibrated_on == int(first.sum())
+            found = evaluate(model, held(count), wish=wish)
+            assert found.content["calibrated_on"] == int(first.sum())
             continue
         with pytest.raises(DataError, match=rf"^{count} held-out .*; 10 are needed in each$"):
-            evaluate(model, model.classifier, held(count), Calibration(), wish)
+            evaluate(model, held(count), wish=wish)
     assert {9, 10} <= smallest
     # All records of a patient are in one half.
     uneven = held(28, ["large"] * 20 + [f"p{at}" for at in range(8)])
     with pytest.raises(DataError, match=r"^28 held-out records are too few"):
-        evaluate(model, model.classifier, uneven, Calibration(), wish)
+        evaluate(model, uneven, wish=wish)
 
 
 def test_records_without_two_of_a_class_have_no_gaussians(model: SignedModel) -> None:
-    own = held(3)
-    found = evaluate(model, model.classifier, own, Calibration(), Wish(draws=DRAWS))
-    assert (found.ood, found.gaussians) == ({}, None)
-    with pytest.raises(DataError, match="--abstain: no Gaussians for an out-of-distribution score"):
-        evaluation._abstaining(Calibration(), Wish(abstain=0.2), None)
+    found = evaluate(model, held(3), wish=Wish(draws=DRAWS))
+    assert (found.content["out_of_distribution"], found.gaussians) == ({}, None)
 
 
 def test_a_sensitivity_is_for_a_named_class_and_a_score_for_a_share(model: SignedModel) -> None:
     with pytest.raises(ConfigError, match="name the class that it is for with --positive"):
-        evaluate(model, model.classifier, held(), Calibration(), Wish(sensitivity=0.9))
+        evaluate(model, held(), wish=Wish(sensitivity=0.9))
     with pytest.raises(
         ConfigError, match="--score relative: is the score for --abstain; give both"
     ):
-        Wish(score="relative")
-    assert not Wish().calibrates
-    assert all(each.calibrates for each in (Wish(True), Wish(sensitivity=0.5), Wish(abstain=0.5)))
+        Wish(score="relative").check(model.classifier, {})
 
 
 def test_groups_of_ten_judged_records_have_a_report_and_smaller_ones_their_number(
     model: SignedModel,
 ) -> None:
     kinds = ["y"] * 9 + ["x"] * 10 + ["z"] * 11
-    found = evaluate(
-        model, model.classifier, held(30, kind=kinds), Calibration(), Wish(draws=DRAWS, seed=5)
-    )
-    groups = found.groups["kind"]
+    own = held(30, kind=kinds)
+    found = evaluate(model, own, wish=Wish(draws=DRAWS, seed=5))
+    groups = found.content["groups"]["kind"]
     assert list(groups) == ["x", "y", "z"]
     assert groups["y"] == 9
     for kind in ("x", "z"):
-        wanted = report(judged_of(found, np.array(kinds) == kind), NAMES, DRAWS, 5)
-        own = groups[kind]
-        assert not isinstance(own, int)
-        assert own.confusion.tolist() == wanted.confusion.tolist()
-        assert own.averages == wanted.averages
+        wanted = wanted_report(model, own, found, np.array(kinds) == kind)
+        assert as_json(groups[kind]) == wanted
     # Of records that calibrate, none is judged.
-    wish = Wish(temperature=True, draws=DRAWS)
-    halves = evaluate(model, model.classifier, held(60, kind=kinds * 2), Calibration(), wish)
+    halves = evaluate(
+        model, held(60, kind=kinds * 2), wish=Wish(temperature=True, draws=DRAWS)
+    ).content
     sizes = [
-        each if isinstance(each, int) else int(each.confusion.sum())
-        for each in halves.groups["kind"].values()
+        each if isinstance(each, int) else each["records"]
+        for each in halves["groups"]["kind"].values()
     ]
-    assert sum(sizes) == 60 - halves.calibrated_on
+    assert sum(sizes) == 60 - halves["calibrated_on"]
 
 
 @pytest.mark.parametrize(("kinds", "allowed"), [(20, True), (21, False)])
 def test_at_most_twenty_groups_are_compared(model: SignedModel, kinds: int, allowed: bool) -> None:
     own = held(42, ward=[f"w{at % kinds}" for at in range(42)])
     if allowed:
-        found = evaluate(model, model.classifier, own, Calibration(), Wish(draws=DRAWS))
-        assert len(found.groups["ward"]) == 20
+        found = evaluate(model, own, wish=Wish(draws=DRAWS))
+        assert len(found.content["groups"]["ward"]) == 20
         return
     with pytest.raises(ConfigError, match="--by 'ward' has 21 different values; at most 20"):
-        evaluate(model, model.classifier, own, Calibration(), Wish(draws=DRAWS))
+        evaluate(model, own, wish=Wish(draws=DRAWS))
 
 
 def test_an_evaluation_is_written_as_values_and_as_a_page(
-    model: SignedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: SignedModel, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        "fedsurrogate.client_app.model_use.page.page_of", lambda content: f"{content['schema']} é\n"
-    )
     with_own = replace(model, gaussians=fit_gaussians(*records(9)))
     own = held(30, kind=["x"] * 9 + ["y"] * 21)
-    found = evaluate(with_own, with_own.classifier, own, Calibration(), Wish(draws=DRAWS))
-    facts = facts_of(found)
+    found = evaluate(with_own, own, wish=Wish(draws=DRAWS))
+    facts = found.content
     assert facts["schema"] == 1
     assert facts["made"].endswith("Z")
     assert (facts["records"], facts["left_out"], facts["adapted"]) == ("own records", 7, False)
-    assert (facts["calibrated_on"], facts["groups"]["kind"]["x"]) == (0, 9)
-    assert facts["groups"]["kind"]["y"]["confusion"] == [
-        row.tolist()
-        for row in found.groups["kind"]["y"].confusion  # type: ignore[union-attr]
-    ]
-    assert facts["report"]["confusion"] == found.report.confusion.tolist()
-    assert facts["promise"]["error"] == found.promise.error  # type: ignore[union-attr]
-    assert facts["out_of_distribution"] == found.ood
+    assert facts["calibration"] == asdict(found.calibration)
     assert list(facts["curves"]) == list(NAMES)
     assert facts["model"]["classes"] == list(NAMES)
-    text, page = write_evaluation(found, tmp_path / "new" / "folder")
-    assert write_evaluation(found, tmp_path / "new" / "folder") == (text, page)
-    assert json.loads(text.read_text())["report"] == json.loads(json.dumps(facts["report"]))
+    text, page = found.write(tmp_path / "new" / "folder")
+    assert found.write(tmp_path / "new" / "folder") == (text, page)
+    assert json.loads(text.read_text()) == as_json(facts)
     assert text.read_text() == json.dumps(json.loads(text.read_text()), indent=2) + "\n"
-    assert page.read_bytes() == "1 é\n".encode()
+    assert page.read_text() == found.page
+    accuracy = facts["report"]["averages"]["accuracy"]["value"]
+    assert f"accuracy {100 * accuracy:.1f} %" in page.read_text()
 
 
 @pytest.mark.parametrize("count", [12, 13, 40])

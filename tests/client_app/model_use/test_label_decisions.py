@@ -15,17 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.model_use.calibration import Calibration, threshold_at
+from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.label_answers import PRESENT, decided_answers
-from fedsurrogate.client_app.model_use.label_decisions import (
-    LabelWish,
+from fedsurrogate.client_app.model_use.store import read_index, use_model
+from fedsurrogate.client_app.model_use.target_metrics import label_measures
+from fedsurrogate.client_app.model_use.thresholds import (
+    Wish,
     calibrated_labels,
-    decision_measures,
     shares_in,
     taken,
 )
-from fedsurrogate.client_app.model_use.store import read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Head
@@ -76,7 +75,7 @@ def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
     scores, labels = shifted(0, 4000, own=0.03)
     labels[::5, 1] = torch.nan
     chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), LabelWish(prevalence="here")
+        model(), held(scores.float(), labels), Calibration(), Wish(prevalence="here")
     )
     assert 0 < len(rest.features) < 4000
     assert chosen.prevalence["edema"] == pytest.approx(0.03, abs=0.01)
@@ -84,52 +83,21 @@ def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
     plain, mended = (
         decided_answers(FACTS, NAMES, rest.features, each) for each in (Calibration(), chosen)
     )
-    found = decision_measures(
-        rest.values[:, 0].numpy(),
-        plain["edema"].numpy(),
-        {name: column.numpy() for name, column in mended.items()},
-        "edema",
-        None,
-        50,
+    before_any, after_any = (
+        {name: each[name].numpy() for name in NAMES} for each in (plain, mended)
     )
+    truth = rest.values.numpy()
+    found = label_measures(truth, after_any, before_any, {}, None, 50)["edema"]
     before = found["calibration_error_at_the_prevalence_of_the_model"].value
     after = found["calibration_error"].value
     assert before is not None
     assert after is not None
     assert after < 0.02 < before
     worse = found["brier_at_the_prevalence_of_the_model"].value
-    truth = rest.values[:, 0].numpy()
     assert worse is not None
-    assert worse > float(np.square(mended["edema"].numpy() - truth).mean()) + 0.005
-    assert "brier_at_the_prevalence_of_the_model" not in decision_measures(
-        truth, plain["edema"].numpy(), {"edema": plain["edema"].numpy()}, "edema", None, 5
-    )
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    chances=st.lists(st.sampled_from([0.1, 0.2, 0.4, 0.7, 0.9]), min_size=2, max_size=30),
-    wished=st.floats(0.05, 1.0),
-    data=st.data(),
-)
-def test_a_threshold_has_its_specificity_and_no_smaller_one_has(
-    chances: list[float], wished: float, data: st.DataObject
-) -> None:
-    truth = np.array(
-        data.draw(st.lists(st.booleans(), min_size=len(chances), max_size=len(chances)))
-    )
-    chance = np.array(chances)
-    if truth.all():
-        with pytest.raises(ConfigError, match="negative"):
-            threshold_at(chance, truth, wished)
-        return
-
-    def specificity(threshold: float) -> float:
-        return float((chance[~truth] < threshold).mean())
-
-    chosen = threshold_at(chance, truth, wished)
-    assert specificity(chosen) >= wished - 1e-9
-    assert all(specificity(value) < wished for value in chances if value < chosen)
+    assert worse > float(np.square(mended["edema"].numpy() - truth[:, 0]).mean()) + 0.005
+    same = label_measures(truth, before_any, before_any, {}, None, 5)["edema"]
+    assert "brier_at_the_prevalence_of_the_model" not in same
 
 
 @pytest.mark.parametrize(("wish", "which"), [("sensitivity", "every"), ("specificity", "no")])
@@ -138,7 +106,7 @@ def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> Non
     scores, labels = shifted(0, 400, own=0.3)
     scores[:, 1] = -0.5
     chosen, _ = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), LabelWish(**{wish: 0.9})
+        model(), held(scores.float(), labels), Calibration(), Wish(**{wish: 0.9})
     )
     assert f"by this threshold {which} record has mass" in chosen.note
     assert "has edema" not in chosen.note
@@ -154,7 +122,7 @@ def test_thresholds_hold_on_records_that_did_not_choose_them(
     labels[:100, rare] = 0
     wish: dict[str, Any] = {kind: 0.85}
     chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), LabelWish(**wish)
+        model(), held(scores.float(), labels), Calibration(), Wish(**wish)
     )
     assert set(chosen.thresholds) == {NAMES[often]}
     assert f"not of {NAMES[rare]}, which have few" in chosen.note
@@ -199,7 +167,7 @@ def test_thresholds_decide_alike_at_every_prevalence_that_is_asked_in_turn(
         asked = ",".join(f"{name}={value}" for name, value in shares.items())
         if not asked:
             continue
-        wish = LabelWish(prevalence=asked)
+        wish = Wish(prevalence=asked)
         calibration, _ = calibrated_labels(chosen_model, records, calibration, wish)
         found = decided_answers(chosen_model.target, outputs, scores, calibration)
         assert found.keys() == first.keys()
@@ -233,7 +201,7 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
         [truth[name] + torch.randn(200, generator=draw, dtype=torch.float64) for name in outputs], 1
     )
     records = held(scores, torch.stack([truth[name] for name in columns], 1))
-    found, _ = calibrated_labels(chosen_model, records, Calibration(), LabelWish(**wish))
+    found, _ = calibrated_labels(chosen_model, records, Calibration(), Wish(**wish))
     learned = json.loads(chosen_model.target)["prevalence"]
     for at, name in enumerate(outputs):
         # A model of this label alone, of a run of this label alone.
@@ -241,7 +209,7 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
         header = replace(chosen_model.header, classes=(name,))
         alone = Head(header, torch.ones(1, 1), torch.zeros(1), target=facts)
         own = held(scores[:, at : at + 1], truth[name][:, None])
-        wanted, _ = calibrated_labels(alone, own, Calibration(), LabelWish(**wish))
+        wanted, _ = calibrated_labels(alone, own, Calibration(), Wish(**wish))
         assert found.prevalence.get(name) == pytest.approx(wanted.prevalence.get(name))
         assert found.thresholds.get(name) == pytest.approx(wanted.thresholds.get(name))
 
@@ -268,14 +236,14 @@ def test_no_patient_chooses_and_is_judged() -> None:
     scores, labels = shifted(3, 400, own=0.4)
     patients = tuple(str(row // 4) for row in range(400))
     _, rest = calibrated_labels(
-        model(), held(scores.float(), labels, patients), Calibration(), LabelWish(specificity=0.9)
+        model(), held(scores.float(), labels, patients), Calibration(), Wish(specificity=0.9)
     )
     assert rest.patients is not None
     judged = set(rest.patients)
     assert 0 < len(judged) < 100
     assert len(rest.patients) == 4 * len(judged)
-    some = taken(rest, torch.tensor([0, 2]))
-    assert some.patients == (rest.patients[0], rest.patients[2])
+    some = taken(rest, torch.arange(len(rest.features)) % 3 == 0)
+    assert some.patients == rest.patients[::3]
 
 
 @pytest.mark.parametrize(
@@ -291,10 +259,10 @@ def test_no_patient_chooses_and_is_judged() -> None:
 def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> None:
     scores, labels = shifted(4, 100, own=0.3)
     with pytest.raises(ConfigError, match=said):
-        calibrated_labels(model(), held(scores, labels), Calibration(), LabelWish(**wish))
+        calibrated_labels(model(), held(scores, labels), Calibration(), Wish(**wish))
     with pytest.raises(DataError, match="too few to calibrate"):
         calibrated_labels(
-            model(), held(scores[:8], labels[:8]), Calibration(), LabelWish(specificity=0.9)
+            model(), held(scores[:8], labels[:8]), Calibration(), Wish(specificity=0.9)
         )
     with pytest.raises(ConfigError, match="thresholds"):
         Calibration(thresholds={"heart": 0.5}).checked(NAMES)
@@ -312,12 +280,12 @@ def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> 
 def test_what_only_classes_have_is_refused_by_name(target: str, option: str) -> None:
     other = replace(model(), target=json.dumps({"name": target, "columns": list(NAMES)}))
     with pytest.raises(ConfigError, match=f"{option}: for models of classes only"):
-        LabelWish().check(other, {option: True, "--other": False})
-    LabelWish().check(replace(other, target=""), {option: True})
+        Wish().check(other, {option: True, "--other": False})
+    Wish().check(replace(other, target=""), {option: True})
     if target != "labels":
         for wish in ({"sensitivity": 0.9}, {"specificity": 0.9}):
             with pytest.raises(ConfigError, match="and this is none"):
-                LabelWish(**wish).check(other, {})
+                Wish(**wish).check(other, {})
 
 
 @pytest.mark.slow

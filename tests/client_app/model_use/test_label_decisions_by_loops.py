@@ -14,12 +14,11 @@ from scipy.special import expit, logit
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import Calibration
-from fedsurrogate.client_app.model_use.label_decisions import (
-    LabelWish,
+from fedsurrogate.client_app.model_use.target_metrics import label_measures
+from fedsurrogate.client_app.model_use.thresholds import (
+    Wish,
     calibrated_labels,
-    decision_measures,
     shares_in,
-    taken,
 )
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import calibration_error
@@ -43,7 +42,7 @@ def test_half_of_the_records_choose_for_each_label_that_has_ten_of_both_kinds(
         values[chosen_rows[:9], 1] = 1.0
     own = held(scores, values, patients)
     given = Calibration(thresholds={"mass": 0.3}, note="earlier")
-    wish = LabelWish(sensitivity, 0.0 if sensitivity else 0.7, prevalence, seed=4)
+    wish = Wish(False, sensitivity, 0.0 if sensitivity else 0.7, prevalence, seed=4)
     found, rest = calibrated_labels(model(), own, given, wish)
     assert torch.equal(rest.features, scores[~first])
     assert rest.patients == tuple(
@@ -84,30 +83,30 @@ def test_half_of_the_records_choose_for_each_label_that_has_ten_of_both_kinds(
 def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
     scores, values = shifted(3, 80, own=0.5)
     own, given = held(scores, values), Calibration(thresholds={"edema": 0.25}, note="earlier")
-    assert calibrated_labels(model(), own, given, LabelWish()) == (given, own)
-    found, rest = calibrated_labels(model(), own, given, LabelWish(prevalence="edema=0.3"))
+    assert calibrated_labels(model(), own, given, Wish()) == (given, own)
+    found, rest = calibrated_labels(model(), own, given, Wish(prevalence="edema=0.3"))
     assert rest is own
     # At the prevalence that the model has learned, nothing moves.
     assert found.thresholds == pytest.approx({"edema": 0.25})
     assert (found.prevalence, found.note) == ({"edema": 0.3}, "prevalence given by a person")
-    assert not LabelWish(prevalence="edema=0.3").calibrates
-    for wish in (LabelWish(0.5), LabelWish(specificity=0.5), LabelWish(prevalence="here")):
-        assert wish.calibrates
+    assert Wish(prevalence="edema=0.3").chooses(own) is None
+    for wish in (Wish(sensitivity=0.5), Wish(specificity=0.5), Wish(prevalence="here")):
+        assert wish.chooses(own) is not None
     other = replace(model(), target="")
-    assert calibrated_labels(other, own, given, LabelWish(0.5)) == (given, own)
+    assert calibrated_labels(other, own, given, Wish(sensitivity=0.5)) == (given, own)
     with pytest.raises(DataError, match="have no values of the model's target"):
-        calibrated_labels(model(), replace(own, values=None), given, LabelWish(0.5))
+        calibrated_labels(model(), replace(own, values=None), given, Wish(sensitivity=0.5))
 
 
 @pytest.mark.parametrize("name", ["sensitivity", "specificity"])
 def test_a_wish_is_a_share_of_at_most_one(name: str) -> None:
     for value in (0.0, 1e-9, 1.0):
         wish: dict[str, Any] = {name: value}
-        assert getattr(LabelWish(**wish), name) == value
+        assert getattr(Wish(**wish), name) == value
     for value in (-1e-9, 1.001):
         wish = {name: value}
         with pytest.raises(ConfigError, match=f"--{name} {value:g}: must be above 0, at most 1"):
-            LabelWish(**wish)
+            Wish(**wish)
 
 
 @pytest.mark.parametrize("text", ["edema=0", "edema=1", "edema=x", "=0.5x", "0.5", "edema"])
@@ -119,19 +118,6 @@ def test_a_share_that_cannot_be_read_is_named(text: str) -> None:
         shares_in("a=b=0.5", NAMES)
 
 
-def test_records_are_taken_with_all_that_belongs_to_them() -> None:
-    scores, values = shifted(1, 5, own=0.5)
-    own = replace(held(scores, values, tuple("pqrst")), groups={"ward": list("vwxyz")}, left_out=3)
-    found = taken(own, torch.tensor([4, 1]))
-    assert torch.equal(found.features, scores[[4, 1]])
-    assert found.values is not None
-    assert torch.equal(found.values, values[[4, 1]])
-    assert (found.patients, found.groups) == (("t", "q"), {"ward": ["z", "w"]})
-    assert (len(found.labels), found.left_out, found.where) == (2, 3, "made up")
-    plain = taken(replace(own, patients=None, values=None), torch.tensor([0]))
-    assert (plain.patients, plain.values) == (None, None)
-
-
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("decided", [False, True])
 def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, decided: bool) -> None:
@@ -140,8 +126,15 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
     truth[::5] = np.nan
     before = drawn.random(60)
     after = before**2 if moved else before
-    answers = {"mass": after} | ({"mass present": (after > 0.3).astype(float)} if decided else {})
-    found = decision_measures(truth, before, answers, "mass", None, 5)
+    present = {"mass": (after > 0.3).astype(float)} if decided else {}
+
+    def measures(truth: Any, whose: Any = None) -> Any:
+        column, plain = truth[:, None], {"mass": before}
+        return label_measures(column, {"mass": after}, plain, present, whose, 5)["mass"]
+
+    own_names = ("auroc", "average_precision", "brier", "sensitivity")
+    usual = {*own_names, "calibration_slope", "calibration_intercept"}
+    found = {name: each for name, each in measures(truth).items() if name not in usual}
     known = ~np.isnan(truth)
     ill = truth[known] == 1
     wanted = {"calibration_error": calibration_error(ill, after[known])}
@@ -150,22 +143,22 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
         wanted[f"calibration_error{suffix}"] = calibration_error(ill, before[known])
         wanted[f"brier{suffix}"] = float(((before[known] - ill) ** 2).mean())
     if decided:
-        present = after[known] > 0.3
-        wanted["sensitivity_at_the_threshold"] = float(present[ill].mean())
-        wanted["specificity_at_the_threshold"] = float((~present[~ill]).mean())
+        there = after[known] > 0.3
+        wanted["sensitivity_at_the_threshold"] = float(there[ill].mean())
+        wanted["specificity_at_the_threshold"] = float((~there[~ill]).mean())
     assert {name: each.value for name, each in found.items()} == pytest.approx(wanted)
     own = {"sensitivity_at_the_threshold": ill.sum(), "specificity_at_the_threshold": (~ill).sum()}
     assert {name: each.support for name, each in found.items()} == {
         name: own.get(name, 48) for name in wanted
     }
-    assert decision_measures(np.full(60, np.nan), before, answers, "mass", None, 5) == {}
+    assert {each.value for each in measures(np.full(60, np.nan)).values()} == {None}
     # Where patients are known, whole ones are drawn.
-    whole = decision_measures(truth, before, answers, "mass", ["p"] * 60, 5)
-    assert {name for name, each in whole.items() if each.low is not None} == set()
+    whole = measures(truth, ["p"] * 60)
+    assert {name for name, each in whole.items() if each.low is not None} <= usual - set(own_names)
     # Samples of few records have a larger calibration error than all of them.
     with_limits = {name for name, each in found.items() if each.low is not None}
     assert with_limits == {name for name in wanted if not name.startswith("calibration_error")}
     if decided:
         sound = np.where(known, 0.0, np.nan)
-        none = decision_measures(sound, before, answers, "mass", None, 5)
+        none = measures(sound)
         assert none["sensitivity_at_the_threshold"].value is None

@@ -14,30 +14,24 @@ import torch
 
 from fedsurrogate.client_app.audit.membership import Trials, answers, success
 from fedsurrogate.client_app.model_use.adaptation import adapt
-from fedsurrogate.client_app.model_use.adapted_scores import adapt_target
 from fedsurrogate.client_app.model_use.calibration import (
     abstain_limit,
     fit_temperature,
-    threshold_at,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.promise import check_promise, clopper_pearson
-from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
-from fedsurrogate.client_app.model_use.target_metrics.numbers import (
+from fedsurrogate.client_app.model_use.promise import check_promise
+from fedsurrogate.client_app.model_use.target_metrics import (
+    Observed,
     Predictions,
     agreement,
     agreement_of_raters,
+    label_measures,
     number_measures,
-)
-from fedsurrogate.client_app.model_use.target_metrics.times import (
-    Observed,
-    Survival,
     time_measures,
 )
 from fedsurrogate.common.models import intervals as resampling
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
-from tests.client_app.model_use import test_adaptation as of_classes
-from tests.client_app.model_use import test_adapted_scores as of_scores
+from tests.client_app.model_use import test_adaptation as of_all
 from tests.plain import plain
 
 RECORDS = 60
@@ -46,10 +40,17 @@ TRUE = DRAWN.normal(size=RECORDS)
 PREDICTED = TRUE + DRAWN.normal(size=RECORDS)
 NUMBERS = Predictions(TRUE, PREDICTED, PREDICTED - 1, PREDICTED + 1)
 CHANCE = DRAWN.random((RECORDS, 2))
+ANSWERS = {"a": CHANCE[:, 0], "b": CHANCE[:, 1]}
 TRUTH = (DRAWN.random((RECORDS, 2)) < CHANCE).astype(float)
-TIMES = Observed(DRAWN.integers(1, 9, RECORDS).astype(float), DRAWN.random(RECORDS) < 0.6, TRUE)
 GRID = np.array([2.0, 4.0])
-SURVIVAL = Survival(GRID, np.stack([0.9 - 0.3 * CHANCE[:, 0], 0.5 - 0.3 * CHANCE[:, 0]], 1))
+TIMES = Observed(
+    DRAWN.integers(1, 9, RECORDS).astype(float),
+    DRAWN.random(RECORDS) < 0.6,
+    TRUE,
+    None,
+    GRID,
+    np.stack([0.9 - 0.3 * CHANCE[:, 0], 0.5 - 0.3 * CHANCE[:, 0]], 1),
+)
 MEMBERS = np.stack([TRUTH[:, 0] > 0, TRUTH[:, 0] == 0] * 4)
 
 
@@ -62,8 +63,8 @@ def features() -> tuple[torch.Tensor, torch.Tensor]:
 def promise() -> Any:
     x, y = features()
     gaussians = fit_gaussians(x, y)
-    head = of_classes.Head(
-        of_classes.Header("fedpft", "", "", "f", ("a", "b", "c")),
+    head = of_all.Head(
+        of_all.Header("fedpft", "", "", "f", ("a", "b", "c")),
         gaussians.means,
         -gaussians.means.square().sum(1) / 2,
     )
@@ -73,36 +74,31 @@ def promise() -> Any:
 # By name: what takes a seed, and other results.
 SEEDED: dict[str, Callable[..., Any]] = {
     "numbers": partial(number_measures, NUMBERS, draws=20),
-    "times": partial(time_measures, TIMES, 8.0, SURVIVAL, draws=20),
+    "times": partial(time_measures, TIMES, 8.0, draws=20),
     "samples": partial(
         resampling.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
     ),
     "attack": partial(success, TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS),
     "versions": lambda **more: (
-        adapt_target(
-            of_scores.head("labels"),
-            of_scores.records("labels", lambda scores, x: scores, 60),
-            **more,
-        ).judged
-    ),
-    "versions for classes": lambda **more: (
-        adapt(
-            of_classes.shared_head(), of_classes.held(60, 1, 0.5), of_classes.SETTINGS, **more
-        ).judged
+        adapt(of_all.head("labels"), of_all.records("labels", "shared", 60, 1), **more).judged
     ),
 }
 OTHERS: dict[str, Callable[[], Any]] = {
-    "labels": lambda: label_report(TRUTH, CHANCE, ["a", "b"], draws=20),
-    "labels of patients": lambda: label_report(
-        TRUTH, CHANCE, ["a", "b"], [f"p{index // 2}" for index in range(RECORDS)], draws=20
+    "labels": lambda: label_measures(TRUTH, ANSWERS, ANSWERS, {}, draws=20),
+    "labels of patients": lambda: label_measures(
+        TRUTH,
+        ANSWERS,
+        {"a": CHANCE[:, 1], "b": CHANCE[:, 1]},
+        {"a": (CHANCE[:, 0] > 0.5).astype(float)},
+        [f"p{index // 2}" for index in range(RECORDS)],
+        20,
     ),
     "agreement": lambda: agreement(TRUE, PREDICTED),
     "raters": lambda: agreement_of_raters(np.stack([TRUE, PREDICTED], 1)),
     "promise": promise,
-    "limits": lambda: clopper_pearson(3, 9),
     "temperature": lambda: fit_temperature(torch.tensor(CHANCE), torch.tensor(TRUTH[:, 0]).long()),
     "sensitivity": lambda: threshold_for(CHANCE[:, 0], TRUTH[:, 0] == 1, 0.9),
-    "specificity": lambda: threshold_at(CHANCE[:, 0], TRUTH[:, 0] == 1, 0.9),
+    "specificity": lambda: threshold_for(CHANCE[:, 0], TRUTH[:, 0] == 1, specificity=0.9),
     "abstain": lambda: abstain_limit(torch.tensor(TRUE), 0.1),
     "answers": lambda: answers(Trials(TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS)),
 }

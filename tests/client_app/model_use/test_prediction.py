@@ -279,17 +279,6 @@ def test_the_model_abstains_from_what_it_does_not_know(
         Predictor(model.classifier, Calibration(abstain_above=1.0))
 
 
-def test_a_threshold_needs_its_class_and_lies_between_zero_and_one() -> None:
-    assert Calibration(threshold=0.3, positive="7").checked(CLASSES)
-    for wrong in (0.0, 1.0, 1.5, -0.1):
-        with pytest.raises(ConfigError, match="must be above 0 and below 1"):
-            Calibration(threshold=wrong, positive="7").checked(CLASSES)
-    with pytest.raises(ConfigError, match="name the class"):
-        Calibration(threshold=0.5).checked(CLASSES)
-    with pytest.raises(ConfigError, match="classes are 1, 2, 7"):
-        Calibration(threshold=0.5, positive="8").checked(CLASSES)
-
-
 def test_dicom_rows_name_image_study_and_patient(
     node: NodeConfig, model: SignedModel, backbone: Backbone, tmp_path: Path
 ) -> None:

@@ -109,20 +109,6 @@ def test_a_file_signed_by_a_stranger_is_refused(node: NodeConfig, tmp_path: Path
         keep_model(pinned, other(1), "run")
 
 
-def test_a_model_is_put_in_use_and_the_one_before_comes_back(node: NodeConfig) -> None:
-    (first,) = read_index(node).models
-    assert use_model(node, first) == ""
-    second, third = keep_model(node, other(1), "run"), keep_model(node, other(2), "run")
-    assert use_model(node, second) == first
-    use_model(node, third)
-    use_model(node, third)
-    assert [go_back(node), go_back(node)] == [second, first]
-    with pytest.raises(StateError, match="no model was in use before"):
-        go_back(node)
-    with pytest.raises(StateError, match="keeps no model 'none'"):
-        use_model(node, "none")
-
-
 def test_the_first_model_of_a_run_is_not_in_use_and_the_message_names_the_command(
     ran: tuple[NodeConfig, Path],
 ) -> None:
@@ -185,12 +171,6 @@ class ModelsOfASite(RuleBasedStateMachine):
 MODELS = [other(seed) for seed in range(4)]
 TestModelsOfASite = ModelsOfASite.TestCase
 TestModelsOfASite.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
-
-
-def test_a_damaged_index_says_what_to_do(node: NodeConfig) -> None:
-    (models_folder(node) / "index.json").write_text('{"models": {"../x": {}}}')
-    with pytest.raises(StateError, match="add the models again"):
-        open_model("in-use", node)
 
 
 def test_nothing_of_the_sites_is_in_the_file(ran: tuple[NodeConfig, Path]) -> None:

@@ -1,5 +1,5 @@
-"""The report of a model of another target than classes, with its measures and plots replaced: what each is
-given, and what is written.
+"""An evaluation of a model of another target than classes: each output is judged on its own values, by what
+the site decides, and all of it is written.
 """
 
 from __future__ import annotations
@@ -7,183 +7,135 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fedsurrogate.client_app.model_use import target_report as module
-from fedsurrogate.client_app.model_use.calibration import Calibration
+from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
+from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.label_answers import decided_answers
-from fedsurrogate.client_app.model_use.target_report import evaluate_target
+from fedsurrogate.client_app.model_use.target_metrics import (
+    Observed,
+    Predictions,
+    label_measures,
+    number_measures,
+    time_measures,
+)
+from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.classifiers import Head, scores_alone
 from fedsurrogate.common.models.intervals import Measure
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.targets.answers import answers_of
-from tests.client_app.model_use.test_decisions import KEY, head
+from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
+from tests.client_app.model_use.test_decisions import KEY
+from tests.client_app.model_use.test_decisions import head as of_classes
+from tests.uses_of_extras import hidden
 
-FACTS: dict[str, dict[str, Any]] = {
-    "number": {
-        "name": "number",
-        "columns": ["other", "age"],
-        "ranges": [[0.0, 9.0], [0.0, 100.0]],
-        "deviation": [2.0],
-    },
-    "labels": {"name": "labels", "columns": ["mass", "lung", "edema"], "prevalence": [0.3, 0.2]},
-    "time": {
-        "name": "time",
-        "columns": ["t", "e"],
-        "edges": [0.0, 1.0, 2.5],
-        "hazard": [0.3, 0.4],
-        "unit": "days",
-    },
+Measures = dict[str, dict[str, Measure]]
+TITLES = {
+    "number": 2 * len(OUTPUTS["number"]),
+    "labels": 3,
+    "time": 1,
 }
-OUTPUTS = {"number": ("age",), "labels": ("edema", "mass"), "time": ("risk",)}
-VALUE, NOTHING = Measure(0.5, 0.25, 0.75, 6), Measure(None, None, None, 0)
 
 
-def model(kind: str) -> Head:
-    outputs = OUTPUTS[kind]
-    weight = torch.tensor([[1.0, 0.5], [-0.5, 1.0]])[: len(outputs)]
-    header = Header("fedpft", "", "", "f", outputs)
-    return Head(header, weight, torch.zeros(len(outputs)), target=json.dumps(FACTS[kind]))
+def signed(model: Head) -> SignedModel:
+    made = make_signed_model(of_classes(1), parse_run({}), None, "1", 2, KEY)
+    return replace(made, classifier=model)
 
 
-def records(kind: str) -> HeldOut:
-    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
-    columns = len(FACTS[kind]["columns"])
-    values = torch.arange(6.0 * columns).reshape(6, columns).double() % 2
-    nothing = torch.zeros(6, dtype=torch.int64)
-    return HeldOut(x, nothing, tuple("ppqqrr"), {}, "own records", 3, values)
+def measures(kind: str, model: Head, held: HeldOut, own: Calibration) -> Measures:
+    assert held.values is not None
+    names, values = OUTPUTS[kind], held.values.numpy()
+    scores = scores_alone(model, held.features)
+    answers, plain = (
+        {name: column.numpy() for name, column in each.items()}
+        for each in (
+            decided_answers(model.target, names, scores, own),
+            answers_of(model.target, names, scores),
+        )
+    )
+    places = [FACTS[kind]["columns"].index(name) for name in names if kind != "time"]
+    if kind == "number":
+        return {
+            name: number_measures(
+                Predictions(
+                    values[:, at], *(answers[f"{name}{end}"] for end in ("", " low", " high")),
+                    held.patients,
+                ), 20,
+            )
+            for name, at in zip(names, places, strict=True)
+        }  # fmt: skip
+    if kind == "labels":
+        present = {name: answers[f"{name} present"] for name in own.thresholds}
+        chosen = {name: answers[name] for name in names}
+        return label_measures(values[:, places], chosen, plain, present, held.patients, 20)
+    # At the horizon no record is left to compare.
+    curves = np.stack([answers["survival 1"], answers["survival 2"]], 1)
+    observed = Observed(
+        values[:, 0],
+        values[:, 1] == 1,
+        answers["risk"],
+        held.patients,
+        np.array([1.0, 2.0]),
+        curves,
+    )
+    return {"risk": time_measures(observed, 4.0, 20)}
 
 
-class Judged:
-    """What measures and plots were given."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.given: dict[str, Any] = {}
-        plots = ("predicted_against_true", "bland_altman", "forest", "calibration")
-        for name in (*plots, "precision_recall", "kaplan_meier_thirds"):
-            patch.setattr(module.plots, name, self.keep(name, name))
-        own = SimpleNamespace(measures={"auroc": VALUE})
-        labels = [SimpleNamespace(name=name, **vars(own)) for name in OUTPUTS["labels"]]
-        report = SimpleNamespace(labels=labels, averages={"auroc": NOTHING}, left_out=())
-        for name, answer in {
-            "number_measures": {"mae": VALUE},
-            "label_report": report,
-            "decision_measures": {"brier": NOTHING},
-            "time_measures": {"c": VALUE},
-        }.items():
-            patch.setattr(module, name, self.keep(name, answer))
-        patch.setattr(module, "_picture", lambda figure: f"picture {figure}")
-
-    def keep(self, name: str, answer: Any) -> Any:
-        def kept(*given: Any) -> Any:
-            self.given.setdefault(name, []).append(given)
-            return answer
-
-        return kept
-
-
-def answered(kind: str, held: HeldOut, calibration: Calibration) -> dict[str, Tensor]:
-    own = model(kind)
-    return decided_answers(own.target, OUTPUTS[kind], own.scores(held.features), calibration)
-
-
-@pytest.mark.parametrize("kind", FACTS)
+@pytest.mark.parametrize("kind", TITLES)
 @pytest.mark.parametrize("adapted", [False, True])
 def test_values_of_the_outputs_are_judged_and_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, adapted: bool
+    tmp_path: Path, kind: str, adapted: bool
 ) -> None:
-    judged, held = Judged(monkeypatch), records(kind)
-    chosen = (
-        Calibration(note="why", thresholds={"mass": 0.5}) if kind == "labels" else Calibration()
-    )
-    signed = replace(
-        make_signed_model(head(1), parse_run({}), None, "1", 2, KEY), classifier=model(kind)
-    )
-    own = model(kind) if adapted else None
-    facts, page = evaluate_target(signed, held, tmp_path / "new" / "out", 7, chosen, own)
-    assert evaluate_target(signed, held, tmp_path / "new" / "out", 7, chosen, own) == (facts, page)
-    assert held.values is not None
-    values, columns = held.values.numpy(), answered(kind, held, chosen)
-    given = {name: each[0] for name, each in judged.given.items()}
-    if kind == "number":
-        seen, draws = given["number_measures"]
-        assert draws == 7
-        assert seen.patients == held.patients
-        parts = {"age": seen.predicted, "age low": seen.low, "age high": seen.high}
-        assert seen.true.tolist() == values[:, 1].tolist()
-        for name, part in parts.items():
-            assert part.tolist() == pytest.approx(columns[name].tolist())
-        assert given["predicted_against_true"] == given["bland_altman"] == (seen,)
-        measures = {"age": {"mae": VALUE}}
-        titles = ["age: predicted against true", "age: differences (Bland and Altman)"]
-    elif kind == "labels":
-        truth, chance, names, patients, draws = given["label_report"]
-        assert (names, patients, draws) == (("edema", "mass"), held.patients, 7)
-        assert truth.tolist() == values[:, [2, 0]].tolist()
-        for at, name in enumerate(names):
-            assert chance[:, at].tolist() == pytest.approx(columns[name].tolist())
-            column, before, answers, label, whose, count = judged.given["decision_measures"][at]
-            assert (label, whose, count) == (name, held.patients, 7)
-            assert column.tolist() == truth[:, at].tolist()
-            plain = answers_of(model(kind).target, names, model(kind).scores(held.features))
-            assert before.tolist() == pytest.approx(plain[name].tolist())
-            assert set(answers) == {"edema", "mass", "mass present"}
-        areas = {name: {"this site": VALUE} for name in names}
-        assert given["forest"] == (areas, "AUROC", 0.5)
-        for name in ("calibration", "precision_recall"):
-            assert [np.asarray(each).tolist() for each in given[name][:2]] == [
-                truth.tolist(),
-                chance.tolist(),
-            ]
-            assert given[name][2] == ["edema", "mass"]
-        both = {"auroc": VALUE, "brier": NOTHING}
-        measures = {"edema": both, "mass": both, "all labels": {"auroc": NOTHING}}
-        titles = ["Area under the ROC curve", "Calibration", "Precision and recall"]
-    else:
-        seen, horizon, survival, draws = given["time_measures"]
-        assert (horizon, draws, seen.patients) == (2.5, 7, held.patients)
-        assert [seen.times.tolist(), seen.events.tolist()] == [
-            values[:, 0].tolist(),
-            (values[:, 1] == 1).tolist(),
-        ]
-        assert seen.risks.tolist() == pytest.approx(columns["risk"].tolist())
-        # At the horizon no record is left to compare.
-        assert survival.times.tolist() == [1.0]
-        assert survival.chances[:, 0].tolist() == pytest.approx(columns["survival 1"].tolist())
-        assert survival.chances.shape == (6, 1)
-        assert given["kaplan_meier_thirds"] == (seen, 2.5, "days")
-        measures, titles = {"risk": {"c": VALUE}}, ["Survival by third of the risk"]
-    text = facts.read_text()
-    found = json.loads(text)
-    assert text == json.dumps(found, indent=2) + "\n"
-    wanted = {name: {key: asdict(m) for key, m in each.items()} for name, each in measures.items()}
-    assert found["measures"] == wanted
-    assert (found["schema"], found["count"], found["patients"]) == (1, 6, True)
+    model, held = head(kind), replace(records(kind, "shared", 40, 1, copies=2), left_out=3)
+    own = replace(model, bias=model.bias + 0.1) if adapted else None
+    chosen = Calibration(note="why")
+    if kind == "labels":
+        chosen = replace(chosen, thresholds={"mass": 0.5}, prevalence={"edema": 0.4})
+    made = evaluate(signed(model), held, chosen, Wish(draws=20), own)
+    facts, page = made.write(tmp_path / "new" / "out")
+    found: dict[str, Any] = json.loads(facts.read_text())
+    wanted = {
+        name: {key: asdict(each) for key, each in own_measures.items()}
+        for name, own_measures in measures(kind, own or model, held, chosen).items()
+    }
+    assert found["measures"] == json.loads(json.dumps(wanted))
+    assert (found["schema"], found["count"], found["patients"]) == (1, 80, True)
     assert (found["records"], found["left_out"], found["adapted"]) == ("own records", 3, adapted)
     assert found["calibration"]["note"] == chosen.note
-    assert found["made"].endswith("Z")
+    assert (made.report, made.gaussians, made.calibration) == (None, None, chosen)
     shown = page.read_text()
     assert shown.startswith("<!")
-    assert [shown.count(f'alt="{title}"') for title in titles] == [1] * len(titles)
-    assert "0.5</td>" in shown
-    assert ("undefined" in shown) is (kind == "labels")
+    assert shown.count("<figure") == TITLES[kind]
     assert ("own version of the shared one" in shown) is adapted
     assert "whole patients drawn" in " ".join(shown.split())
 
 
-def test_records_without_values_are_refused(tmp_path: Path) -> None:
-    signed = replace(
-        make_signed_model(head(1), parse_run({}), None, "1", 2, KEY), classifier=model("time")
-    )
+def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
+    names = [f"finding {at}" for at in range(12)]
+    target = json.dumps({"name": "labels", "columns": names, "prevalence": [0.5] * 12})
+    header = replace(head("labels").header, classes=tuple(names))
+    model = Head(header, torch.eye(12), torch.zeros(12), target=target)
+    drawn = torch.Generator().manual_seed(0)
+    x, values = torch.randn(40, 12, generator=drawn), torch.rand(40, 12, generator=drawn) < 0.5
+    nothing = torch.zeros(40, dtype=torch.int64)
+    held = HeldOut(x, nothing, None, {}, "own records", values=values.double())
+    page = evaluate(signed(model), held, wish=Wish(draws=5)).page
+    assert page.count("<svg") >= 6
+    assert all(page.count(f">{name}") > 1 for name in names)
+    with hidden("matplotlib"):
+        page = evaluate(signed(model), held, wish=Wish(draws=5)).page
+    assert "<svg" not in page
+    assert "matplotlib is not installed" in page
+
+
+def test_records_without_values_are_refused() -> None:
+    held = replace(records("time", "shared", 30, 1), values=None)
     with pytest.raises(DataError, match="have no values of the model's target"):
-        evaluate_target(signed, replace(records("time"), values=None), tmp_path)
+        evaluate(signed(head("time")), held)

@@ -16,12 +16,11 @@ from sklearn.calibration import calibration_curve
 
 from fedsurrogate.common.models.class_measures import (
     Judged,
+    binary_measures,
     calibration_error,
     curves_of,
-    points_of,
     ranking_samples,
     report,
-    samples_of,
 )
 from fedsurrogate.common.models.intervals import bootstrap_weights, interval
 
@@ -152,8 +151,10 @@ def test_every_bootstrap_sample_has_the_value_of_scikit_learn() -> None:
     found = judged(120)
     weights = bootstrap_weights(120, None, 20, 3)
     truth, chance = found.labels == 1, found.probabilities[:, 1]
-    areas, precisions = ranking_samples(truth, chance, weights)
-    for row, area, precision in zip(weights, areas, precisions, strict=True):
+    parts = ranking_samples(truth, chance, weights, 0.8)
+    for row, area, precision, reached in zip(weights, *parts, strict=True):
+        false, true, _ = sk.roc_curve(truth, chance, sample_weight=row, drop_intermediate=False)
+        assert reached == pytest.approx(true[false <= 0.2 + 1e-9].max())
         assert area == pytest.approx(sk.roc_auc_score(truth, chance, sample_weight=row))
         assert precision == pytest.approx(
             sk.average_precision_score(truth, chance, sample_weight=row)
@@ -192,11 +193,11 @@ def test_intervals_cover_the_true_value_in_about_95_percent_of_500_draws() -> No
     truth = np.repeat([False, True], [120, 80])
     for seed in range(500):
         normal = np.random.default_rng(10_000 + seed).normal(size=200) + apart * truth
-        samples = samples_of(
-            truth, normal >= 0.5, norm.cdf(normal), bootstrap_weights(200, None, 400, seed)
+        made = binary_measures(
+            truth, norm.cdf(normal), normal >= 0.5, None, bootstrap_weights(200, None, 400, seed)
         )
         for key, value in true.items():
-            found = interval(samples[key], 80)
+            found = interval(made[key].samples, 80)
             assert found is not None
             covered[key] += found[0] <= value <= found[1]
     assert {key: 0.925 <= count / 500 <= 0.975 for key, count in covered.items()} == dict.fromkeys(
@@ -294,7 +295,7 @@ def test_points_of_the_reliability_curve_have_all_records(
     chance = np.round(generator.random(count), digits)
     labels = (generator.random(count) < chance).astype(int)
     found = Judged(labels, np.stack([1 - chance, chance], 1), (chance > 0.5).astype(int))
-    drawn = curves_of(found, 1)["reliability"]
+    drawn = curves_of(found.labels == 1, chance)["reliability"]
     if labels.all() or not labels.any():
         assert drawn is None
         return
@@ -315,11 +316,9 @@ def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
 
 def test_undefined_measures_are_none_not_zero() -> None:
     truth, decided = np.zeros(5, bool), np.zeros(5, bool)
-    found = points_of(truth, decided, np.linspace(0, 1, 5))
-    assert (found["sensitivity"], found["ppv"], found["auroc"], found["f1"]) == (
-        None,
-        None,
-        None,
-        None,
-    )
-    assert found["specificity"] == 1.0
+    weights = bootstrap_weights(5, None, 9, 0)
+    found = binary_measures(truth, np.linspace(0, 1, 5), decided, None, weights, 0.9)
+    undefined = {name for name, each in found.items() if each.measure.value is None}
+    at = "sensitivity_at_specificity"
+    assert undefined == {"sensitivity", "ppv", "auroc", "auprc", "f1", at}
+    assert found["specificity"].measure.value == 1.0

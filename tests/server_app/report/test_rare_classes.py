@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.model_use.calibration import Calibration
-from fedsurrogate.client_app.model_use.evaluation import Wish, evaluate, write_evaluation
+from fedsurrogate.client_app.model_use.evaluation import evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut
+from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
@@ -88,7 +88,8 @@ def test_site_evaluate_counts_a_rare_class(tmp_path: Path, rare: int) -> None:
     rows = torch.cat([(labels != 1).nonzero().flatten(), (labels == 1).nonzero().flatten()[:rare]])
     x, labels = x[rows], labels[rows]
     held = HeldOut(x, labels, None, {}, "own records")
-    found = evaluate(model, model.classifier, held, Calibration(), Wish(draws=30))
+    found = evaluate(model, held, wish=Wish(draws=30))
+    assert found.report is not None
     chance = model.classifier.scores(x).double().softmax(1).numpy()
     truth, decided = labels.numpy(), chance.argmax(1)
     value = found.report.averages["balanced_accuracy"].value
@@ -97,7 +98,7 @@ def test_site_evaluate_counts_a_rare_class(tmp_path: Path, rare: int) -> None:
     assert found.report.averages["macro_f1"].value == pytest.approx(
         sk.f1_score(truth, decided, labels=present, average="macro")
     )
-    facts, page = write_evaluation(found, tmp_path)
+    facts, page = found.write(tmp_path)
     written = json.loads(facts.read_text())["report"]["averages"]["balanced_accuracy"]["value"]
     assert written == value
     assert ("Classes without a record" in page.read_text()) == (rare == 0)

@@ -40,7 +40,6 @@ from fedsurrogate.strategies.counting.results import (
     summed_result,
 )
 from fedsurrogate.strategies.counting.strategy import Counting
-from fedsurrogate.strategies.counting.summed import SecureCounting
 from fedsurrogate.strategies.pooling.total import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -181,19 +180,6 @@ def test_records_with_a_target_are_the_most_of_any_label_or_number(seed: int, sc
     assert records_counted({"errors": many}, errors, number) == 12
 
 
-@pytest.mark.parametrize("kind", ["survey", "evaluation"])
-def test_records_are_those_of_the_first_table(kind: str) -> None:
-    tables = {
-        "survey": {"records": [2, 3, -1]},
-        "evaluation": {"decisions": [[4, 0, 0], [0, 3, 0], [0, 0, -2]], "scores": [[[9]]]},
-    }[kind]
-    strategy = Counting(run_of(kind), Kept())
-    for sign in (1, -1):
-        sent = {name: sign * torch.tensor(table) for name, table in tables.items()}
-        wanted = {"survey": 4, "evaluation": 5}[kind]
-        assert strategy.records(Counts(header("s"), sent)) == (wanted if sign > 0 else 0)
-
-
 BROKEN = ["no json", "[]", "3", '{"a": "b"}', '{"a": {"b": 1}}', '{"a": [[1], 2]}', 9000 * "["]
 
 
@@ -261,57 +247,6 @@ def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
         assert result["exact"] == json.loads(json.dumps(whole | {"model": "d" * 64}))
     else:
         assert "exact" not in result
-
-
-def test_counts_are_neither_learned_from_nor_screened_nor_restricted() -> None:
-    strategy = Counting(run_of("survey"), Kept())
-    sent = [Counts(header("s"), {"records": torch.ones(3).long()})]
-    with pytest.raises(RunError, match="nothing can be learned from counts"):
-        strategy.learn(sent, NAMES)
-    assert strategy.defend(sent, NAMES).kept == sent
-    assert strategy.restricted(sent[0], ["a"]) is None
-    assert strategy.dimension(sent[0]) == 1
-    assert strategy.receive_late(1.0) is False
-    assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
-
-
-class Ordered(Kept):
-    """A recorder that has its files and events in one order."""
-
-    def event(self, event: str, **fields: object) -> None:
-        super().event(event, **fields)
-        self.surrogates[f"event {event}"] = b""
-
-
-def test_the_result_of_a_secure_sum_is_kept_and_then_reported() -> None:
-    run, recorder = run_of("survey", **{"secure-sum": True}), Ordered()
-    strategy = SecureCounting(run, recorder)
-    summed = Total(header("coordinator"), {"records": torch.tensor([5.0, 1.0, 3.0]).double()})
-    asked: list[Any] = []
-
-    def total_of(names: list[str], numbers: Any) -> Any:
-        asked.append((names, numbers))
-        return summed, {"members": 3}
-
-    strategy._total = total_of  # type: ignore[method-assign]
-    words: Any = object()
-    strategy._learn(["s0", "s1"], words)
-    assert asked == [(["s0", "s1"], words)]
-    assert strategy.outcome.learning == {"members": 3}
-    assert list(recorder.surrogates) == ["file survey.json", "event counted"]
-    assert recorder.events == [{"event": "counted", "sites": 2}]
-    result = json.loads(recorder.surrogates["file survey.json"])
-    assert result == {"schema": 1, "kind": "survey", "sites": 2} | summed_result(summed, run)
-    # Without a model that is evaluated every site gets the same nothing.
-    group: Any = SimpleNamespace(dimension=7)
-    assert strategy._agreed_payload(group) == (b"", 7)
-    assert strategy.evaluate(None, 1.0) is None  # type: ignore[arg-type]
-    single = Counting(run_of("survey"), Ordered())
-    sent = Counts(header("s0"), {"records": torch.tensor([5, 1, 3])})
-    single._usable = lambda: [sent]  # type: ignore[assignment,method-assign,return-value]
-    single._conclude()
-    assert isinstance(single.recorder, Ordered)
-    assert list(single.recorder.surrogates) == ["file survey.json", "event counted"]
 
 
 def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(

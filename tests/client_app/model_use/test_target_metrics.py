@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from fedsurrogate.client_app.model_use.target_metrics.labels import label_report
-from fedsurrogate.client_app.model_use.target_metrics.numbers import (
-    Predictions,
-    _points,
-    _samples,
-    agreement_of_raters,
-    number_measures,
-)
-from fedsurrogate.client_app.model_use.target_metrics.times import (
+from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
-    Survival,
+    Predictions,
+    agreement_of_raters,
+    label_measures,
+    number_measures,
     time_measures,
 )
-from fedsurrogate.common.models.intervals import Measure, bootstrap_weights, measured
+from fedsurrogate.common.models.intervals import Measure, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:
@@ -33,20 +30,23 @@ def predictions(seed: int, n: int = 60) -> Predictions:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), n=st.integers(2, 60))
-def test_measures_of_numbers_are_those_of_scikit_learn_also_in_samples(seed: int, n: int) -> None:
+def test_measures_of_numbers_are_those_of_scikit_learn(seed: int, n: int) -> None:
     of = predictions(seed, n)
-    weights = bootstrap_weights(n, None, 10, seed)
-    samples = _samples(of, weights)
-    for at, row in enumerate(weights.astype(int)):
-        rows = np.repeat(np.arange(n), row)
-        drawn = Predictions(of.true[rows], of.predicted[rows], of.low[rows], of.high[rows])  # type: ignore[index]
-        for name, value in _points(drawn).items():
-            wanted = np.nan if value is None else value
-            assert samples[name][at] == pytest.approx(wanted, nan_ok=True, rel=1e-6), name
-    whole = number_measures(of, draws=5)
-    assert whole["r2"].value == metrics.r2_score(of.true, of.predicted)
-    assert whole["coverage"].value == float((np.abs(of.predicted - of.true) <= 10).mean())
-    assert all(each.support == n for each in whole.values())
+    found = {name: each.value for name, each in number_measures(of, draws=5).items()}
+    apart = of.predicted - of.true
+    width = 1.96 * apart.std(ddof=1)
+    assert found.pop("icc") == agreement_of_raters(np.stack([of.true, of.predicted], 1))
+    assert found == pytest.approx(
+        {
+            "mae": metrics.mean_absolute_error(of.true, of.predicted),
+            "rmse": metrics.root_mean_squared_error(of.true, of.predicted),
+            "r2": metrics.r2_score(of.true, of.predicted),
+            "bias": apart.mean(),
+            "agreement_low": apart.mean() - width,
+            "agreement_high": apart.mean() + width,
+            "coverage": (np.abs(apart) <= 10).mean(),
+        }
+    )
 
 
 def test_the_limits_of_agreement_hold_most_differences_and_the_bias_is_their_mean() -> None:
@@ -94,9 +94,11 @@ def test_without_records_nothing_is_defined() -> None:
     one = number_measures(Predictions(np.ones(1), np.ones(1)), draws=5)
     assert (one["r2"].value, one["icc"].value, one["agreement_low"].value) == (None, None, None)
     assert one["mae"] == Measure(0.0, None, None, 1)
-    report = label_report(np.full((3, 1), np.nan), np.full((3, 1), 0.5), ["edema"])
-    assert report.left_out == ("edema",)
-    assert {m.value for m in report.labels[0].measures.values()} == {None}
+    chance = {"edema": np.full(3, 0.5)}
+    found = label_measures(np.full((3, 1), np.nan), chance, chance, {})
+    (averages,) = (name for name in found if name.startswith("all labels but edema, without a"))
+    assert found[averages] == {}
+    assert {m.value for m in found["edema"].values()} == {None}
     observed = Observed(np.ones(3), np.zeros(3, dtype=bool), np.arange(3.0))
     assert {m.value for m in time_measures(observed, 2.0, draws=3).values()} == {None}
     assert measured(lambda rows: {"x": None}, 0)["x"].value is None
@@ -113,51 +115,58 @@ def labelled(seed: int, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
 NAMES = ["edema", "fracture"]
 
 
+def labels(truth: np.ndarray, chance: np.ndarray, draws: int) -> dict[str, dict[str, Measure]]:
+    answers = dict(zip(NAMES, chance.T, strict=False))
+    return label_measures(truth, answers, answers, {}, draws=draws)
+
+
 def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() -> None:
     import statsmodels.api as sm
 
     truth, chance = labelled(0)
-    report = label_report(truth, chance, NAMES, draws=100)
-    for index, label in enumerate(report.labels):
+    report = labels(truth, chance, 100)
+    for index, name in enumerate(NAMES):
+        measures = report[name]
         known = ~np.isnan(truth[:, index])
         own, of = truth[known, index], chance[known, index]
-        found = {name: each.value for name, each in label.measures.items()}
+        found = {name: each.value for name, each in measures.items()}
         assert found["auroc"] == metrics.roc_auc_score(own, of)
         assert found["average_precision"] == metrics.average_precision_score(own, of)
         assert found["brier"] == metrics.brier_score_loss(own, of)
         fit = sm.Logit(own, sm.add_constant(np.log(of / (1 - of)))).fit(disp=0)
         assert found["calibration_intercept"] == pytest.approx(fit.params[0], abs=1e-6)
         assert found["calibration_slope"] == pytest.approx(fit.params[1], abs=1e-6)
-        slope = label.measures["calibration_slope"]
+        slope = measures["calibration_slope"]
         assert (slope.low, slope.high) == pytest.approx(tuple(fit.conf_int()[1]), abs=1e-6)
         threshold = np.quantile(of[own == 0], 0.9)
         assert found["sensitivity"] == pytest.approx((of[own == 1] > threshold).mean(), abs=0.03)
-        assert label.annotated == known.sum() == label.measures["auroc"].support
-        assert label.positive == own.sum() == label.measures["sensitivity"].support
-        for each in label.measures.values():
+        assert known.sum() == measures["auroc"].support
+        assert own.sum() == measures["sensitivity"].support
+        for key, each in measures.items():
+            if key == "calibration_error":
+                continue
             assert each.value is not None
             assert each.low is not None
             assert each.high is not None
             assert each.low <= each.value <= each.high
-    values = [label.measures["auroc"].value for label in report.labels]
-    assert report.averages["macro_auroc"].value == pytest.approx(np.mean(values))  # type: ignore[arg-type]
+    values = [report[name]["auroc"].value for name in NAMES]
+    assert report["all labels"]["macro_auroc"].value == pytest.approx(np.mean(values))  # type: ignore[arg-type]
 
 
 def test_a_label_of_one_class_is_left_out_of_averages_and_named() -> None:
     truth, chance = labelled(1)
     truth[:, 1] = np.where(np.isnan(truth[:, 1]), np.nan, 0.0)
-    report = label_report(truth, chance, NAMES, draws=20)
-    assert report.left_out == ("fracture",)
-    assert report.labels[1].few
-    assert report.labels[1].measures["auroc"].value is None
-    assert report.averages["macro_auroc"].value == report.labels[0].measures["auroc"].value
+    report = labels(truth, chance, 20)
+    assert report["fracture"]["auroc"].value is None
+    less = "all labels but fracture, without a positive or without a negative record"
+    assert report[less]["macro_auroc"].value == report["edema"]["auroc"].value
 
 
 def test_a_label_that_is_told_apart_perfectly_has_no_slope() -> None:
     truth = np.repeat([[0.0], [1.0]], 20, 0)
-    report = label_report(truth, 0.1 + 0.8 * truth, ["edema"], draws=20)
-    assert report.labels[0].measures["calibration_slope"].value is None
-    assert report.labels[0].measures["auroc"].value == 1.0
+    report = labels(truth, 0.1 + 0.8 * truth, 20)["edema"]
+    assert report["calibration_slope"].value is None
+    assert report["auroc"].value == 1.0
 
 
 def observed(seed: int, n: int = 150) -> Observed:
@@ -173,7 +182,8 @@ def test_measures_of_times_are_those_of_scikit_survival() -> None:
     of, horizon = observed(0), 4.0
     grid = np.linspace(0.1, 3.9, 12)
     chances = np.exp(-np.outer(np.exp(of.risks) / 2, grid))
-    found = time_measures(of, horizon, Survival(grid, chances), draws=20)
+    of = replace(of, edges=grid, survival=chances)
+    found = time_measures(of, horizon, draws=20)
     events = of.events & (of.times < horizon)
     cut = survival.concordance_index_censored(events, np.minimum(of.times, horizon), of.risks)[0]
     assert found["concordance"].value == cut
@@ -199,9 +209,9 @@ def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known
     score = draw.normal(size=500)
     truth = (score + draw.normal(size=500) > 0).astype(float)
     chance = 1 / (1 + np.exp(-spread * score))
-    (label,) = label_report(truth[:, None], chance[:, None], ["a"], draws=20).labels
-    assert (label.measures["calibration_slope"].value is not None) == known
-    assert label.measures["auroc"].value is not None
+    measures = labels(truth[:, None], chance[:, None], 20)["edema"]
+    assert (measures["calibration_slope"].value is not None) == known
+    assert measures["auroc"].value is not None
 
 
 @given(st.integers(0, 10**6), st.integers(20, 200), st.sampled_from([4.0, 6.0]))
@@ -222,7 +232,8 @@ def test_events_at_the_horizon_of_whole_years_are_events(
     observed = Observed(times, events, risks)
     grid = np.arange(1.0, horizon)
     chances = np.exp(-np.outer(np.exp(risks), grid) / 4)
-    found = time_measures(observed, horizon, Survival(grid, chances), draws=2)
+    observed = replace(observed, edges=grid, survival=chances)
+    found = time_measures(observed, horizon, draws=2)
     within = events & (times <= horizon)
     cut = np.minimum(times, horizon)
     assert found["concordance"].support == within.sum()

@@ -1,0 +1,373 @@
+"""Measures of models of labels, numbers and times, from true values and answers alone. Point values are
+those of scikit-learn, statsmodels and scikit-survival where these have them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.models.class_measures import (
+    Bools,
+    Drawn,
+    averages_of,
+    binary_measures,
+)
+from fedsurrogate.common.models.intervals import (
+    DRAWS,
+    Array,
+    Measure,
+    Rows,
+    bootstrap_weights,
+    measured,
+)
+
+# Specificity at which the sensitivity of a label is stated.
+SPECIFICITY = 0.9
+# Probabilities are kept this far from zero and one for their log odds.
+LEAST_CHANCE = 1e-6
+# Log odds of which the middle 95 % are closer together are one probability for all records. A slope
+# of hundreds would only say so, and reads as if probabilities were extreme.
+LEAST_SPREAD = 0.1
+# What is stated of each label, and averaged.
+OF_LABELS = {
+    "auroc": "auroc",
+    "auprc": "average_precision",
+    "brier": "brier",
+    "sensitivity_at_specificity": "sensitivity",
+}
+# Of the standard deviation of differences: limits of agreement hold 95 % of normal ones.
+WIDTH = 1.96
+PURPOSE = "the evaluation of survival times"
+
+
+def label_measures(
+    truth: Array,
+    answers: Mapping[str, Array],
+    plain: Mapping[str, Array],
+    present: Mapping[str, Array],
+    patients: Sequence[str] | None = None,
+    draws: int = DRAWS,
+) -> dict[str, dict[str, Measure]]:
+    """Measures of every label on the records that are annotated for it, and their means.
+
+    Args:
+        truth: (n, L), 1 and 0, and NaN where a record is not annotated.
+        answers: probability of each label, (n,).
+        plain: the same with the prevalence of the model.
+        present: 1 and 0 for each label with a threshold, (n,).
+        patients: of each record, if known.
+        draws: number of samples.
+
+    Returns:
+        By label: "auroc", "average_precision", "brier", "sensitivity" at a specificity of 0.9,
+        "calibration_intercept", "calibration_slope", "calibration_error"; where the prevalence of the
+        site differs, what both were before; and with a threshold its sensitivity and specificity.
+        Means are over labels with both kinds of records, and their name tells which are left out.
+
+    Raises:
+        PackageError: without statsmodels, which fits the calibration.
+    """
+    weights = bootstrap_weights(len(truth), patients, draws, seed=0)
+    found: dict[str, dict[str, Measure]] = {}
+    kept: list[dict[str, Drawn]] = []
+    left_out = []
+    for index, (name, chance) in enumerate(answers.items()):
+        known = ~np.isnan(truth[:, index])
+        own, drawn = truth[known, index] == 1, weights[:, known]
+        owners = None if patients is None else [patients[i] for i in np.flatnonzero(known).tolist()]
+        decided = present[name][known] == 1 if name in present else None
+        each = binary_measures(own, chance[known], decided, owners, drawn, SPECIFICITY)
+        stated = {shown: each[key] for key, shown in OF_LABELS.items()}
+        measures = {key: value.measure for key, value in stated.items()}
+        measures |= _calibration(own, chance[known], owners)
+        measures["calibration_error"] = each["calibration_error"].measure
+        if not np.array_equal(plain[name][known], chance[known]):
+            before = binary_measures(own, plain[name][known], None, owners, drawn)
+            for key in ("calibration_error", "brier"):
+                measures[f"{key}_at_the_prevalence_of_the_model"] = before[key].measure
+        for key in ("sensitivity", "specificity") if decided is not None else ():
+            measures[f"{key}_at_the_threshold"] = each[key].measure
+        found[name] = measures
+        if own.any() and not own.all():
+            kept.append(stated)
+        else:
+            left_out.append(name)
+    less = (
+        f" but {', '.join(left_out)}, without a positive or without a negative record"
+        if left_out
+        else ""
+    )
+    return found | {f"all labels{less}": averages_of(kept)}
+
+
+def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) -> dict[str, Measure]:
+    """Slope and intercept of the logistic regression on the log odds, with its own intervals, which
+    allow for patients with several records.
+    """
+    with needed_for("the calibration of labels"):
+        from statsmodels.api import Logit, add_constant
+        from statsmodels.tools.sm_exceptions import PerfectSeparationError
+
+    names = ("calibration_intercept", "calibration_slope")
+    undefined = {name: Measure(None, None, None, len(truth)) for name in names}
+    odds = np.clip(chance, LEAST_CHANCE, 1 - LEAST_CHANCE)
+    odds = np.log(odds / (1 - odds))
+    if not truth.any() or truth.all() or np.ptp(np.quantile(odds, [0.025, 0.975])) < LEAST_SPREAD:
+        return undefined
+    clusters = {}
+    if patients is not None and len(set(patients)) < len(truth):
+        _, owner = np.unique(np.asarray(patients), return_inverse=True)
+        clusters = {"cov_type": "cluster", "cov_kwds": {"groups": owner}}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = Logit(truth.astype(float), add_constant(odds, prepend=True))
+            fit = model.fit(disp=0, maxiter=100, **clusters)
+    # ZeroDivisionError: the records of one patient alone have no clusters.
+    except (PerfectSeparationError, np.linalg.LinAlgError, ZeroDivisionError):
+        return undefined
+    if not fit.mle_retvals["converged"] or not np.isfinite(fit.params).all():
+        return undefined
+    return {
+        name: Measure(float(value), float(low), float(high), len(truth))
+        for name, value, (low, high) in zip(names, fit.params, fit.conf_int(), strict=True)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Records with a true number, and what a model answers.
+
+    Attributes:
+        true: (n,), in the unit of the number.
+        predicted: (n,).
+        low: lower limits of the model's prediction intervals, (n,); None without.
+        high: upper limits.
+        patients: of each record, if known.
+    """
+
+    true: Array
+    predicted: Array
+    low: Array | None = None
+    high: Array | None = None
+    patients: Sequence[str] | None = None
+
+
+def number_measures(records: Predictions, draws: int = DRAWS, seed: int = 0) -> dict[str, Measure]:
+    """Measures of predicted numbers, with intervals.
+
+    Args:
+        records: the records.
+        draws: number of samples for the intervals.
+        seed: of the samples.
+
+    Returns:
+        "mae", "rmse", "r2"; "bias", the mean of predicted minus true; "agreement_low" and
+        "agreement_high", the limits of agreement (Bland & Altman 1986); "icc", the agreement of
+        both as two raters; and "coverage" of the prediction intervals, where there are any.
+    """
+    from sklearn import config_context, metrics
+
+    names = ("mae", "rmse", "r2", "bias", "agreement_low", "agreement_high", "icc")
+    with_limits = records.low is not None and records.high is not None
+
+    def points(rows: Rows) -> dict[str, float | None]:
+        true, predicted = records.true[rows], records.predicted[rows]
+        values: dict[str, float | None] = dict.fromkeys(names + ("coverage",) * with_limits)
+        if not len(rows):
+            return values
+        low, bias, high = agreement(true, predicted)
+        values |= {
+            "mae": float(metrics.mean_absolute_error(true, predicted)),
+            "rmse": float(metrics.root_mean_squared_error(true, predicted)),
+            "bias": bias,
+            "agreement_low": low,
+            "agreement_high": high,
+            "icc": agreement_of_raters(np.stack([true, predicted], 1)),
+        }
+        if (true != true[0]).any():
+            values["r2"] = float(metrics.r2_score(true, predicted))
+        if records.low is not None and records.high is not None:
+            inside = (records.low[rows] <= true) & (true <= records.high[rows])
+            values["coverage"] = float(inside.mean())
+        return values
+
+    # Checks of its arguments would take most of the time.
+    with config_context(assume_finite=True, skip_parameter_validation=True):
+        return measured(points, len(records.true), records.patients, draws, seed, ("coverage",))
+
+
+def agreement(true: Array, predicted: Array) -> tuple[float | None, float, float | None]:
+    """Lower limit of agreement, bias, and upper limit: the mean of predicted minus true, and 1.96
+    standard deviations beside it.
+
+    Args:
+        true: (n,), with n of one or more.
+        predicted: (n,).
+
+    Returns:
+        The limits are None for one record.
+
+    Example:
+        >>> low, bias, high = agreement(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 5.0]))
+        >>> round(low, 2), bias, round(high, 2)
+        (-0.96, 1.0, 2.96)
+    """
+    apart = predicted - true
+    bias = float(apart.mean())
+    if len(apart) < 2:
+        return None, bias, None
+    width = WIDTH * float(apart.std(ddof=1))
+    return bias - width, bias, bias + width
+
+
+def agreement_of_raters(ratings: Array) -> float | None:
+    """The intraclass correlation ICC(2,1): two-way random effects, absolute agreement, one rater.
+
+    Args:
+        ratings: of n subjects by k raters, (n, k).
+
+    Returns:
+        The correlation; None for fewer than two subjects, or where nothing varies.
+
+    Source: Shrout & Fleiss 1979.
+
+    Example:
+        >>> table = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9],
+        ...          [6, 2, 4, 7]]
+        >>> round(agreement_of_raters(np.array(table, dtype=float)), 2)
+        0.29
+    """
+    subjects, raters = ratings.shape
+    if subjects < 2:
+        return None
+    rows, columns = ratings.mean(1), ratings.mean(0)
+    between, of_raters = raters * rows.var(ddof=1), subjects * columns.var(ddof=1)
+    left = ratings - rows[:, None] - columns + ratings.mean()
+    error = np.square(left).sum() / ((subjects - 1) * (raters - 1))
+    below = between + (raters - 1) * error + raters * (of_raters - error) / subjects
+    return float((between - error) / below) if below > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Records with a time, and what a model answers.
+
+    Attributes:
+        times: of the event, or when a record was last seen, (n,).
+        events: whether the event was seen, (n,), bool.
+        risks: the larger, the sooner the event, (n,).
+        patients: of each record, if known.
+        edges: times for which survival is predicted, ascending, (m,).
+        survival: probability to survive each of them, (n, m); None without.
+    """
+
+    times: Array
+    events: Bools
+    risks: Array
+    patients: Sequence[str] | None = None
+    edges: Array | None = None
+    survival: Array | None = None
+
+    @property
+    def structured(self) -> Any:
+        """Event and time, as scikit-survival takes them, (n,)."""
+        pairs = np.empty(len(self.times), dtype=[("event", bool), ("time", float)])
+        pairs["event"], pairs["time"] = self.events, self.times
+        return pairs
+
+
+def time_measures(
+    records: Observed, horizon: float, draws: int = DRAWS, seed: int = 0
+) -> dict[str, Measure]:
+    """Measures of risks, with intervals from samples of patients or records.
+
+    The distribution of censoring, by which some of them weight records, is that of these records.
+
+    Args:
+        records: n of them.
+        horizon: up to which times are compared.
+        draws: number of samples.
+        seed: of the samples.
+
+    Returns:
+        "concordance" (Harrell et al. 1982), "concordance_ipcw" (Uno et al. 2011), "dynamic_auc"
+        (mean up to the horizon), and with curves "integrated_brier". The support is the number of
+        records; that of the concordances the number of events.
+
+    Raises:
+        PackageError: without scikit-survival.
+    """
+
+    def points(rows: Rows) -> dict[str, float | None]:
+        return _time_points(records, rows, horizon)
+
+    found = measured(points, len(records.times), records.patients, draws, seed)
+    events = int((records.events & (records.times <= horizon)).sum())
+    return {
+        name: Measure(
+            each.value, each.low, each.high, events if "concord" in name else each.support
+        )
+        for name, each in found.items()
+    }
+
+
+def _time_points(records: Observed, rows: Rows, horizon: float) -> dict[str, float | None]:
+    with needed_for(PURPOSE):
+        from sksurv import metrics
+
+    values: dict[str, float | None] = dict.fromkeys(
+        ("concordance", "concordance_ipcw", "dynamic_auc")
+    )
+    if records.survival is not None:
+        values["integrated_brier"] = None
+    own, risks = records.structured[rows], records.risks[rows]
+    # An event at the horizon is one; scikit-survival compares those before tau.
+    after = float(np.nextafter(horizon, np.inf))
+    inside = own["time"] <= horizon
+    event, time = own["event"] & inside, np.minimum(own["time"], horizon)
+    if not event.any():
+        return values
+    # Ten times between the first and the last decile of the events up to the horizon.
+    first, last = np.quantile(own["time"][event], [0.1, 0.9])
+    last = min(last, own["time"].max() * (1 - 1e-9))
+    grid = np.unique(np.linspace(min(first, last), last, 10))
+    wanted: dict[str, Callable[[], Any]] = {
+        "concordance": lambda: metrics.concordance_index_censored(event, time, risks)[0],
+        "concordance_ipcw": lambda: metrics.concordance_index_ipcw(own, own, risks, tau=after)[0],
+        "dynamic_auc": lambda: metrics.cumulative_dynamic_auc(own, own, risks, grid)[1],
+    }
+    if records.edges is not None and records.survival is not None:
+        at = (records.edges >= grid[0]) & (records.edges <= grid[-1])
+        if at.sum() > 1:
+            chances, edges = records.survival[rows][:, at], records.edges[at]
+            wanted["integrated_brier"] = lambda: metrics.integrated_brier_score(
+                own, own, chances, edges
+            )
+    for name, measure in wanted.items():
+        # These records may not define it.
+        with np.errstate(all="ignore"):
+            try:
+                value = float(measure())
+            except (ValueError, ZeroDivisionError):
+                continue
+        values[name] = value if np.isfinite(value) else None
+    return values
+
+
+def thirds(risks: Array) -> NDArray[np.int64]:
+    """The third of each record by its risk, from 0 for low to 2 for high, (n,).
+
+    Example:
+        >>> thirds(np.array([0.3, 0.1, 0.2])).tolist()
+        [2, 0, 1]
+    """
+    ranks = np.argsort(np.argsort(risks, kind="stable"), kind="stable")
+    return (ranks * 3 // max(1, len(risks))).astype(np.int64)

@@ -1,1 +1,0 @@
-"""Measures and plots of models of numbers, labels and times, from true values and answers alone."""
