@@ -222,13 +222,13 @@ def test_a_threshold_is_one_of_the_prevalence_that_is_chosen_with_it(kind: str, 
     found = []
     for prevalence in (own, ""):
         chosen, rest = calibrated_labels(
-            model(), records, Calibration(), LabelWish(prevalence=prevalence, **{kind: 0.8})
+            model(), records, Calibration(), Wish(prevalence=prevalence, **{kind: 0.8})
         )
         answers = decided_answers(FACTS, NAMES, rest.features, chosen)
         found.append(answers)
     for name in NAMES:
         assert not torch.allclose(found[0][name], found[1][name], atol=0.01)
-        present = f"{name}{PRESENT}"
+        present = f"{name} present"
         assert torch.equal(found[0][present], found[1][present])
 
 
