@@ -33,6 +33,7 @@ from fedsurrogate.common.settings.gone import without_gone
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import NOT_SIGNED
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -420,7 +421,8 @@ class Run:
 def _plain(value: Any) -> Any:
     """A value as one of JSON; without functions, which follow from settings that are signed too."""
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        named = [each.name for each in fields(value) if each.metadata != NOT_SIGNED]
+        return {name: _plain(getattr(value, name)) for name in named}
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

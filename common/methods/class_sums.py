@@ -14,15 +14,15 @@ from fedsurrogate.common.methods.method import (
     Field,
     Messages,
     Plan,
-    Summed,
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.terms import Term
 
 # What a secure sum adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
-MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
+MOMENTS = (Term("counts", "C", 0), Term("sums", "C d", 1), Term("squares", "T", 2))
 
 
 def class_sums_plan(

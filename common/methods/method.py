@@ -16,6 +16,7 @@ from fedsurrogate.common.privacy.mechanism import OWN_MEAN, MechanismRecipe
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import Term
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -57,25 +58,16 @@ class Field:
         return tuple(sizes[symbol] for symbol in self.shape.split())
 
 
-@dataclass(frozen=True)
-class Summed:
-    """One tensor whose sum over all sites is all that a coordinator needs of it.
+def fields_of(terms: Iterable[Term], most: float = math.inf, bits: int = 16) -> tuple[Field, ...]:
+    """The tensors of a message that holds these sums.
 
-    Attributes:
-        name: of the tensor.
-        shape: as in `Field`.
-        degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
-        whole: whether entries of degree 0 are whole numbers.
-        bound: largest magnitude of an entry that a record adds to, for features of norm one.
-        largest: largest feature of a record, where it is smaller than secure-sum-range.
+    Args:
+        terms: the sums.
+        most: largest magnitude of a number in those that features are no factor of.
+        bits: of each number.
     """
-
-    name: str
-    shape: str
-    degree: int
-    whole: bool = True
-    bound: float = 1.0
-    largest: float = math.inf
+    limits = ((each, math.inf if each.degree else most) for each in terms)
+    return tuple(Field(each.name, each.shape, -limit, limit, bits) for each, limit in limits)
 
 
 @dataclass(frozen=True)
@@ -198,13 +190,13 @@ class Combination:
     samples: bool = False
     makes_surrogates: bool = False
     keeps_result: bool = False
-    sums: tuple[Summed, ...] = ()
-    first_sums: tuple[Summed, ...] | None = None
+    sums: tuple[Term, ...] = ()
+    first_sums: tuple[Term, ...] | None = None
     site_sums: str = ""
     from_sums: str = ""
     sum_strategy: str = ""
 
-    def sums_in(self, round: int) -> tuple[Summed, ...]:
+    def sums_in(self, round: int) -> tuple[Term, ...]:
         """The tensors that a secure sum adds up in a round, counted from one."""
         return self.sums if round > 1 or self.first_sums is None else self.first_sums
 
