@@ -17,26 +17,25 @@ from torch import Tensor
 from fedsurrogate.client_app.methods.coded_sums import (
     CodedRecords,
     bounded_sums,
+    exact_statistic,
     exact_sums,
-    noisy_round,
     values_of,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import Statistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.targets.target import CODE, Course, Target
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time, scored
 from fedsurrogate.common.targets.time_rounds import VALUES, merged_cells
-from fedsurrogate.common.wire.model_proto import pack_parameters
 
 log = logging.getLogger("fedsurrogate.site")
 
 
-def released_round(task: Task) -> MethodOutput:
-    """This site's message in a round: exact sums at 16 bits, around its own mean, or with noise.
+def residual_sums(task: Task) -> Statistic:
+    """The sums of a round: exact ones around the site's own mean, or around zero in a secure sum; or
+    for noise.
 
     Args:
         task: the request, with the value of each cell.
@@ -45,59 +44,19 @@ def released_round(task: Task) -> MethodOutput:
         DataError: without noise, where too few records have, or lack, an event.
         SurrogateError: for values that are not this run's.
     """
-    names = sums_of(course_of(task.run.target, task.run.private), task.round)
-    header = task.header(time_of(task.run.target).rows, task.public_frame)
-    if task.run.mechanism is None:
-        own = _exact(task)
-        count = len(own.features)
-        sums = exact_sums(own, own.features.double().mean(0) if count else None)
-        sent = Parameters(header, task.round, {name: sums[name] for name in names}, count)
-        return MethodOutput(pack_parameters(sent))
-    bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
-    return noisy_round(header, task.round, bounded, claim)
-
-
-def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums of a round for a secure sum, around zero.
-
-    Args:
-        task: the request, with the value of each cell.
-
-    Returns:
-        The sums of the round, float64; and the claim.
-    """
-    names = sums_of(course_of(task.run.target, task.run.private), task.round)
     if task.run.mechanism is not None:
-        bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
-        return {each.name: each.value for each in bounded}, claim
+        return bounded_sums(task, _target(task), PublicMap())
     own = _exact(task)
-    sums = exact_sums(own, None)
-    return {name: sums[name] for name in names}, None
+    count = len(own.features)
+    centred = count and not task.run.settings.secure_sum
+    sums = exact_sums(own, own.features.double().mean(0) if centred else None)
+    return exact_statistic(task, sums, task.public_frame, count)
 
 
 def time_of(target: Target | None) -> Time:
     """The target of a run, which is a time."""
     assert isinstance(target, Time)
     return target
-
-
-def course_of(target: Target | None, private: bool) -> Course:
-    """What a run's target needs in each round."""
-    course = time_of(target).course(private)
-    assert course is not None
-    return course
-
-
-def sums_of(course: Course, round: int) -> tuple[str, ...]:
-    """The names of the sums of a round, counted from one.
-
-    Raises:
-        SurrogateError: for a round that the run does not have.
-    """
-    if not 1 <= round <= course.rounds:
-        raise SurrogateError(f"round {round} of a run of {course.rounds}")
-    first = course.first is not None and round == 1
-    return tuple(each.name for each in (course.first if first else course.each) or ())
 
 
 def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
@@ -174,8 +133,10 @@ def _target(task: Task) -> Target:
 
 
 def _counts(task: Task) -> bool:
-    """Whether this round only counts."""
-    return sums_of(course_of(task.run.target, task.run.private), task.round) == (CODE,)
+    """Whether this round only counts. Raises SurrogateError for a round that the run does not have."""
+    if task.round > task.run.planned_rounds:
+        raise SurrogateError(f"round {task.round} of a run of {task.run.planned_rounds}")
+    return task.round == 1
 
 
 def _received(model: Parameters, target: Time) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.heads import HEAD
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -79,7 +80,7 @@ def class_sums_plan(
             all_classes=private and not settings.secure_sum,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.sums:released_sums",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.closed_form.strategy:FromStatistics",
             learn=learn,
             stored=True,

@@ -7,6 +7,7 @@ from functools import partial
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.coded_sums import coded_sizes, in_ranges
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -49,7 +50,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
             all_classes=True,
         ),
         combination=Combination(
-            site=course.site,
+            site=MESSAGE,
             strategy=WHOLE + "TargetRounds",
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn=course.steps,

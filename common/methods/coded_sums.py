@@ -9,6 +9,7 @@ from functools import partial
 
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -61,7 +62,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             all_classes=True,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.coded_sums:released_sums",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.targets.strategy:FromCodedSums",
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn="fedsurrogate.strategies.targets.learning:learned",

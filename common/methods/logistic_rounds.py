@@ -9,6 +9,7 @@ from functools import partial
 
 from fedsurrogate.common.methods.fedpft_covariance import USUAL_SITES
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -88,11 +89,11 @@ def logistic_plan(settings: Settings) -> Plan:
             all_classes=True,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:released_round",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.fedpft.logistic_sites:LogisticRoundsOfSites",
             sums=GRADIENT,
             first_sums=opening,
-            site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
+            site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:bounded_round",
             from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
             sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
         ),

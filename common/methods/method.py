@@ -26,6 +26,8 @@ Kind = Literal["one-shot", "chain", "rounds", "alone"]
 Sizes = Mapping[str, int]
 # Number of records whose gradients are held in memory at a time under privacy.
 GRADIENTS = 128
+# `Combination.site` of a method whose `site_sums` make what is sent.
+MESSAGE = "fedsurrogate.client_app.methods.message:message"
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Combination:
         sums: the tensors of which the coordinator needs only the sum over all sites; empty where
             the combination is no sum.
         first_sums: those of the first round, if different.
-        site_sums: "module:function" at the site, which makes the sums and what they protect.
+        site_sums: "module:function" at the site, which makes the sums, however they travel.
         from_sums: "module:function" at the coordinator, which learns from the sum; for training in
             rounds, which finishes a round with it; for counts, which makes the result. Empty for a
             method that never is a sum.

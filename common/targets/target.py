@@ -78,15 +78,13 @@ class Course:
         first_share: part of the whole budget that the first round has.
         receives: what sites receive in a round: a name, and a symbol for each axis as in
             `Term`.
-        site: "module:function" at the site, which makes its message.
-        site_sums: "module:function" at the site, which makes the sums for a secure sum.
+        site_sums: "module:function" at the site, which makes the sums.
         steps: "module:class" at the coordinator: its half of the rounds, without messages.
     """
 
     rounds: int
     each: tuple[Term, ...]
     receives: tuple[tuple[str, str], ...]
-    site: str
     site_sums: str
     steps: str
     first: tuple[Term, ...] | None = None

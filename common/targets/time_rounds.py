@@ -47,8 +47,7 @@ def residual_course(private: bool) -> Course:
             Term(SQUARES, "T", 2, False, share=0.42),
         ),
         receives=((VALUES, "C"),),
-        site=f"{AT_SITE}.residual_rounds:released_round",
-        site_sums=f"{AT_SITE}.residual_rounds:round_sums",
+        site_sums=f"{AT_SITE}.residual_rounds:residual_sums",
         steps=f"{AT_COORDINATOR}.residual_steps:ResidualSteps",
     )
 
