@@ -30,6 +30,8 @@ class Term:
         bound: largest norm of what a record adds, for features of norm at most one.
         largest: largest feature of a record, where it is smaller than secure-sum-range.
         share: part of the privacy budget of the statistic.
+        count: the term with the number of records that it is summed over, by which a shift of the
+            columns moves it; empty where features are measured from their mean.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Term:
     bound: float = 1.0
     largest: float = math.inf
     share: float = field(default=0.0, metadata=NOT_SIGNED)
+    count: str = field(default="", metadata=NOT_SIGNED)
 
 
 def noise_in_rounds(

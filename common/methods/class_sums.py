@@ -16,6 +16,7 @@ from fedsurrogate.common.methods.method import (
     Messages,
     Plan,
     Work,
+    fields_of,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from fedsurrogate.common.settings import Settings
@@ -23,7 +24,7 @@ from fedsurrogate.common.terms import Term
 
 # What a secure sum adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
-MOMENTS = (Term("counts", "C", 0), Term("sums", "C d", 1), Term("squares", "T", 2))
+MOMENTS = (Term("counts", "C"), Term("sums", "C d", 1, count="counts"), Term("squares", "T", 2))
 
 
 def class_sums_plan(
@@ -58,7 +59,7 @@ def class_sums_plan(
     private = bool(settings.epsilon) and shares is not None
     sends = (
         Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
-        Field("sums", "C d"),
+        *fields_of(MOMENTS[1:2]),
     )
     privacy = None
     if settings.epsilon and shares is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -16,7 +16,7 @@ from fedsurrogate.common.privacy.mechanism import OWN_MEAN, MechanismRecipe
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
-from fedsurrogate.common.terms import Term
+from fedsurrogate.common.terms import NOT_SIGNED, Term
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -45,6 +45,10 @@ class Field:
             the field's name.
         optional: whether a parsed message may lack it: of a covariance whose form depends on the
             dimension.
+        degree: of a sum of features as in `Term`, -1 for what multiplies features, 0 for what does
+            not move with them; None for a point among them if its last axis is "d".
+        count: of a sum as in `Term`; of degree 0, for what is added to the product of features and
+            this tensor.
     """
 
     name: str
@@ -54,6 +58,8 @@ class Field:
     bits: int = 16
     prefix: str | None = None
     optional: bool = False
+    degree: int | None = field(default=None, metadata=NOT_SIGNED)
+    count: str = field(default="", metadata=NOT_SIGNED)
 
     def sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in numbers."""
@@ -69,7 +75,10 @@ def fields_of(terms: Iterable[Term], most: float = math.inf, bits: int = 16) -> 
         bits: of each number.
     """
     limits = ((each, math.inf if each.degree else most) for each in terms)
-    return tuple(Field(each.name, each.shape, -limit, limit, bits) for each, limit in limits)
+    return tuple(
+        Field(t.name, t.shape, -limit, limit, bits, degree=t.degree, count=t.count)
+        for t, limit in limits
+    )
 
 
 @dataclass(frozen=True)

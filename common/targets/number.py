@@ -75,7 +75,7 @@ class Number(Target):
         count = len(self.columns)
         return (
             Term(RECORDS, "1", share=0.03),
-            Term(TOTALS, "d", 1, False, share=0.10),
+            Term(TOTALS, "d", 1, False, share=0.10, count=RECORDS),
             Term(CODE, "C", 0, False, math.sqrt(count), share=0.06),
             Term(SUMS, "C d", 1, False, math.sqrt(count), share=0.38),
             Term(SQUARES, "T", 2, False, share=0.40),

@@ -62,7 +62,7 @@ def sums_of_counts(
         return coded
     return (
         Term(RECORDS, "B" if blocks else "1"),
-        Term(TOTALS, "B d" if blocks else "d", 1, False),
+        Term(TOTALS, "B d" if blocks else "d", 1, False, count=RECORDS),
         *coded,
     )
 

@@ -40,7 +40,7 @@ def residual_course(private: bool) -> Course:
         first_share=0.05,
         each=(
             *exact,
-            Term(TOTALS, "d", 1, False, share=0.08),
+            Term(TOTALS, "d", 1, False, share=0.08, count=RECORDS),
             *code,
             # Of one row. The residuals are scaled to magnitudes of at most one.
             Term(SUMS, "1 d", 1, False, share=0.45),

@@ -29,7 +29,7 @@ from fedsurrogate.common.surrogates.columns import Frame, public_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.columns import moved_coded
+from fedsurrogate.strategies.pooling.columns import moved_parameters
 from fedsurrogate.strategies.targets.strategy import FromCodedSums
 from tests.coded import coded
 
@@ -197,13 +197,13 @@ def test_sums_in_another_frame_are_those_of_moved_records(seed: int) -> None:
     strategy = FromCodedSums(run)
     first, last = (strategy.parse(run_site(run, each)) for each in (x * spread, x + 100 * spread))
     assert first.header.frame
-    moved = moved_coded(last, first.header.frame)
+    moved = moved_parameters(last, run.plan.messages.sends, first.header.frame)
     frame = Frame.of(first.header.frame)
     records = frame.apply(x + 100 * spread).double()
     totals = moved.tensors["totals"] - records.sum(0)
     # A total travels at 16 bits, in its own frame.
     assert float(totals.abs().max()) < 1e-2 * float(records.sum(0).abs().max())
-    squares: Parameters = moved_coded(moved, last.header.frame)
+    squares: Parameters = moved_parameters(moved, run.plan.messages.sends, last.header.frame)
     for name in ("totals", "sums", "squares"):
         apart = squares.tensors[name].double() - last.tensors[name].double()
         assert float(apart.abs().max()) <= 1e-3 * float(last.tensors[name].abs().max()) + 1e-3
