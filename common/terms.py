@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 # Metadata of what a run's document leaves out, since the noise that follows from it is there.
 NOT_SIGNED = {"signed": False}
+
+
+def signed_fields(value: Any) -> list[str]:
+    """Names of the fields of a dataclass that are in a run's document."""
+    return [each.name for each in fields(value) if each.metadata != NOT_SIGNED]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ mean of all sites, so these are around zero.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.columns import frame_of, framed
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.methods.sums import ROWS, clipped, second_moment
-from fedsurrogate.client_app.methods.task import Statistic, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
@@ -53,7 +52,7 @@ class CodedRecords:
     code: Tensor
 
 
-def coded_moments(task: Task) -> Statistic:
+def coded_moments(task: Task) -> SiteStatistic:
     """This site's coded sums: exact ones around its own mean, or around zero in a secure sum, which has
     a public map that is applied to the features first; or for noise.
 
@@ -89,23 +88,7 @@ def coded_moments(task: Task) -> Statistic:
     sums = exact_sums(own, centre)
     if summed and target.blocks:
         sums = in_block(sums, target.block(task.site), target.blocks)
-    return exact_statistic(task, sums, frame, len(own.features))
-
-
-def exact_statistic(
-    task: Task, sums: Mapping[str, Tensor], frame: bytes, records: int
-) -> Statistic:
-    """Those of the exact sums that a round of the run has.
-
-    Args:
-        task: the request.
-        sums: by name.
-        frame: of the features.
-        records: their number.
-    """
-    assert task.run.target is not None
-    own = {name: each for name, each in sums.items() if name in task.names}
-    return Statistic(own, None, task.run.target.rows, frame, records)
+    return task.exact(sums, frame, len(own.features))
 
 
 def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
@@ -195,7 +178,7 @@ def values_of(records: LabelledFeatures) -> Tensor:
     return records.values
 
 
-def bounded_sums(task: Task, target: Target, public: PublicMap) -> Statistic:
+def bounded_sums(task: Task, target: Target, public: PublicMap) -> SiteStatistic:
     """Sums of features that are clipped, without the noise: those that a round of the run has.
 
     Args:
@@ -206,9 +189,9 @@ def bounded_sums(task: Task, target: Target, public: PublicMap) -> Statistic:
     assert task.run.target is not None
     claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
-    features, weights, done = clipped(task, claim, public)
+    features, weights, done = clipped(task.found.train, task.public_frame, claim, public)
     code = target.code(values_of(task.found.train))
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in task.names}
     made = coded_statistics(features, code, weights, bounds, *done)
     sums = {each.name: each for each in made}
-    return Statistic(sums, claim, task.run.target.rows, task.public_frame)
+    return SiteStatistic(sums, claim, task.run.target.rows, task.public_frame)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedsurrogate.client_app.methods.task import MethodOutput, Statistic, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import with_noise
@@ -17,7 +17,7 @@ def message(task: Task) -> MethodOutput:
     Args:
         task: the request.
     """
-    made: Statistic = load(task.run.plan.combination.site_sums)(task)
+    made: SiteStatistic = load(task.run.plan.combination.site_sums)(task)
     header, claim = task.header(made.classes, made.frame), made.claim
     if claim is None:
         sent = Parameters(header, task.round, made.values, made.records)

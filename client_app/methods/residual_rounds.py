@@ -17,11 +17,10 @@ from torch import Tensor
 from fedsurrogate.client_app.methods.coded_sums import (
     CodedRecords,
     bounded_sums,
-    exact_statistic,
     exact_sums,
     values_of,
 )
-from fedsurrogate.client_app.methods.task import Statistic, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.columns import in_frame
@@ -33,7 +32,7 @@ from fedsurrogate.common.targets.time_rounds import VALUES, merged_cells
 log = logging.getLogger("fedsurrogate.site")
 
 
-def residual_sums(task: Task) -> Statistic:
+def residual_sums(task: Task) -> SiteStatistic:
     """The sums of a round: exact ones around the site's own mean, or around zero in a secure sum; or
     for noise.
 
@@ -50,7 +49,7 @@ def residual_sums(task: Task) -> Statistic:
     count = len(own.features)
     centred = count and not task.run.settings.secure_sum
     sums = exact_sums(own, own.features.double().mean(0) if centred else None)
-    return exact_statistic(task, sums, task.public_frame, count)
+    return task.exact(sums, task.public_frame, count)
 
 
 def time_of(target: Target | None) -> Time:
@@ -119,7 +118,7 @@ def _exact(task: Task) -> CodedRecords:
     kept, places = large_cells(task, target)
     values = values_of(task.found.train)[kept]
     features = in_frame(task.found.train.features[kept].float(), task.public_frame)
-    if _counts(task):
+    if _counts(task.round, task.run.planned_rounds):
         return CodedRecords(features, merged_code(target, values, places))
     return CodedRecords(
         features, scored(target, _received(task.received_model(), target)[places]).code(values)
@@ -129,14 +128,18 @@ def _exact(task: Task) -> CodedRecords:
 def _target(task: Task) -> Target:
     """The target whose code is summed in this round, with noise."""
     target = time_of(task.run.target)
-    return target if _counts(task) else scored(target, _received(task.received_model(), target))
+    return (
+        target
+        if _counts(task.round, task.run.planned_rounds)
+        else scored(target, _received(task.received_model(), target))
+    )
 
 
-def _counts(task: Task) -> bool:
+def _counts(number: int, rounds: int) -> bool:
     """Whether this round only counts. Raises SurrogateError for a round that the run does not have."""
-    if task.round > task.run.planned_rounds:
-        raise SurrogateError(f"round {task.round} of a run of {task.run.planned_rounds}")
-    return task.round == 1
+    if number > rounds:
+        raise SurrogateError(f"round {number} of a run of {rounds}")
+    return number == 1
 
 
 def _received(model: Parameters, target: Time) -> Tensor:

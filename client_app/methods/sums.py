@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
-from fedsurrogate.client_app.methods.task import Statistic, Task
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -28,7 +29,7 @@ from fedsurrogate.common.wire.surrogate_proto import centre_digest
 ROWS = 8192
 
 
-def class_moments(task: Task) -> Statistic:
+def class_moments(task: Task) -> SiteStatistic:
     """Counts (C,), sums of features (C, d) and, in a secure sum of them, squares (d (d + 1) / 2,)
     around zero, folded.
 
@@ -45,11 +46,11 @@ def class_moments(task: Task) -> Statistic:
         public = task.agreed(unpack_map(task.payload or b""))
     claim = task.mechanism(centre_digest(public.centre))
     if claim is not None:
-        rows, weights, done = clipped(task, claim, public)
+        rows, weights, done = clipped(task.found.train, frame, claim, public)
         own = class_indices(classes, task.found.classes)[task.found.train.labels]
         family, weights = "joint" if "squares" in task.names else "spherical", weights * (own >= 0)
         made = statistics(rows, own.clamp_min(0), weights, len(classes), family, *done)
-        return Statistic({each.name: each for each in made}, claim, classes, frame)
+        return SiteStatistic({each.name: each for each in made}, claim, classes, frame)
     if not summed:
         classes = task.classes
         frame = task.own_frame(classes)
@@ -59,7 +60,7 @@ def class_moments(task: Task) -> Statistic:
     moments = {"counts": counts, "sums": sums}
     if "squares" in task.names:
         moments["squares"] = fold(second_moment(features))
-    return Statistic(moments, None, classes, frame, len(features))
+    return SiteStatistic(moments, None, classes, frame, len(features))
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -109,20 +110,20 @@ def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
 
 
 def clipped(
-    task: Task, claim: Mechanism, public: PublicMap
+    train: LabelledFeatures, frame: bytes, claim: Mechanism, public: PublicMap
 ) -> tuple[Tensor, Tensor, list[Callable[[Tensor], None]]]:
     """Training records for noise.
 
     Args:
-        task: the request.
+        train: the records.
+        frame: of the columns, in which features are put first.
         claim: says where features are clipped.
-        public: applied to them first, after the frame of the settings.
+        public: applied to them after the frame.
 
     Returns:
         Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
         rows of features that have been added, if they are in a file.
     """
-    train, frame = task.found.train, task.public_frame
     features, _ = clipped_features(
         train.features,
         claim.clip,

@@ -211,6 +211,12 @@ class Task:
             )
         return model
 
+    def exact(self, sums: Mapping[str, Tensor], frame: bytes, records: int) -> SiteStatistic:
+        """Those of exact sums over a code that this round has, of features in a frame."""
+        assert self.run.target is not None
+        own = {name: each for name, each in sums.items() if name in self.names}
+        return SiteStatistic(own, None, self.run.target.rows, frame, records)
+
     def header(self, classes: tuple[str, ...], frame: bytes = b"") -> Header:
         """The header of this site's reply, whose tables are in a frame of the columns."""
         return Header(
@@ -322,7 +328,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Statistic:
+class SiteStatistic:
     """What a site has computed of its records, before any noise and however it travels.
 
     Attributes:

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.methods.local_training import (
     step_length,
     train,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Statistic, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.models.networks import OFFSETS
 from fedsurrogate.common.models.parameters import (
     CONTROL,
@@ -68,7 +68,7 @@ def update(task: Task) -> MethodOutput:
     return MethodOutput(pack_parameters(_trained(task, received)))
 
 
-def weighted_update(task: Task) -> Statistic:
+def weighted_update(task: Task) -> SiteStatistic:
     """The weighted change of the parameters, for a secure sum.
 
     Under privacy the update has its noise already, and every site counts as the same public number
@@ -93,10 +93,10 @@ def weighted_update(task: Task) -> Statistic:
     records = task.run.settings.secure_sum_records if task.run.settings.epsilon else trained.records
     moved = flat(trained.tensors)
     weight = torch.tensor([float(records)], dtype=torch.float64)
-    return Statistic({"records": weight, "update": records * moved}, trained.claim)
+    return SiteStatistic({"records": weight, "update": records * moved}, trained.claim)
 
 
-def gradient_sums(task: Task) -> Statistic:
+def gradient_sums(task: Task) -> SiteStatistic:
     """The sum of clipped gradients, for a secure sum with joint noise.
 
     All units, records or patients, take part, so that the noise needs no accounting of samples:
@@ -115,7 +115,7 @@ def gradient_sums(task: Task) -> Statistic:
     gradients = clipped_gradients(module, features, labels, claim.clip, losses, units.weights)
     summed = flat(gradients) / claim.clip
     count = torch.tensor([float(units.count)], dtype=torch.float64)
-    return Statistic({"records": count, "gradients": summed}, claim)
+    return SiteStatistic({"records": count, "gradients": summed}, claim)
 
 
 def _trained(task: Task, received: Parameters) -> Parameters:

@@ -18,7 +18,7 @@ from torch.nn.functional import linear, one_hot
 
 from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
-from fedsurrogate.client_app.methods.task import Statistic, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
@@ -65,7 +65,7 @@ class Received:
     bound: float
 
 
-def bounded_round(task: Task) -> Statistic:
+def bounded_round(task: Task) -> SiteStatistic:
     """The sums of a round, to each of which a unit adds one at most.
 
     Args:
@@ -101,14 +101,14 @@ def bounded_round(task: Task) -> Statistic:
         if counts_lengths:
             bounds, code = bounds | {CODE: claim.noise[CODE][1]}, in_bins(torch.cat(lengths))
         made = coded_statistics(features, code, weights, bounds, *done)
-        return Statistic({each.name: each for each in made}, claim, classes)
+        return SiteStatistic({each.name: each for each in made}, claim, classes)
     features, labels = _with_constant(features, train.folder), labels.clamp_min(0)
     head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
     code, sure = residuals(features, labels, head), gaps(features, labels, head)
     (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *done)
     (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[GAPS][1]})
-    made = {SUMS: sums, GAPS: replace(counted, name=GAPS)}
-    return Statistic(made, claim, classes)
+    sums_and_gaps = {SUMS: sums, GAPS: replace(counted, name=GAPS)}
+    return SiteStatistic(sums_and_gaps, claim, classes)
 
 
 def with_constant(features: Tensor) -> Tensor:

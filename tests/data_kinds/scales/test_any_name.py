@@ -12,7 +12,7 @@ import torch
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.methods.sums import class_sums
-from fedsurrogate.client_app.methods.task import Statistic, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.methods import METHODS, heads
 from fedsurrogate.common.methods.method import MESSAGE, Defences, Field, Method, Plan, fields_of
 from fedsurrogate.common.models.classifiers import Head
@@ -47,7 +47,7 @@ def method(name: str, count: str, point: bool) -> Method:
     return Method(NAME, "Of any name", "here", plan)
 
 
-def centres(task: Task) -> Statistic:
+def centres(task: Task) -> SiteStatistic:
     """Medians of a site's classes, or sums."""
     classes = task.classes
     count, name = task.run.plan.messages.sends
@@ -55,7 +55,7 @@ def centres(task: Task) -> Statistic:
     counts, sums = class_sums(x, y, len(classes))
     if name.degree is None:
         sums = torch.stack([x[y == at].double().quantile(0.5, 0) for at in range(len(classes))])
-    return Statistic({count.name: counts, name.name: sums}, None, classes, frame, len(x))
+    return SiteStatistic({count.name: counts, name.name: sums}, None, classes, frame, len(x))
 
 
 class Centres(Heads):
