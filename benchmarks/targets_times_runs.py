@@ -110,7 +110,8 @@ def summed(run: Run, tasks: Sequence[Task]) -> Head:
     combination, public = run.plan.combination, PublicMap()
     numbers = numbers_of(run.plan, run.settings, len(tasks))
     made = [
-        load(combination.site_sums)(replace(task, payload=pack_map(public)))[0] for task in tasks
+        load(combination.site_sums)(replace(task, payload=pack_map(public))).values
+        for task in tasks
     ]
     header = Header("fedpft", run.digest, "coordinator", FINGERPRINT, run.target.rows)
     tensors = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ from fedsurrogate.common.settings.gone import without_gone
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import signed_fields
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -420,7 +421,7 @@ class Run:
 def _plain(value: Any) -> Any:
     """A value as one of JSON; without functions, which follow from settings that are signed too."""
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {name: _plain(getattr(value, name)) for name in signed_fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,6 @@ mean of all sites, so these are around zero.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,19 +16,14 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.columns import frame_of, framed
-from fedsurrogate.client_app.features.on_disk import clipped_features, forget
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
-from fedsurrogate.client_app.methods.sums import ROWS, second_moment
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.sums import ROWS, clipped, second_moment
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
-from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
@@ -39,7 +33,6 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Target,
 )
-from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.sum_proto import unpack_map
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
@@ -59,8 +52,9 @@ class CodedRecords:
     code: Tensor
 
 
-def released_sums(task: Task) -> MethodOutput:
-    """This site's coded sums at 16 bits: exact ones around its own mean, or with noise.
+def coded_moments(task: Task) -> SiteStatistic:
+    """This site's coded sums: exact ones around its own mean, or around zero in a secure sum, which has
+    a public map that is applied to the features first; or for noise.
 
     Args:
         task: the request.
@@ -68,71 +62,33 @@ def released_sums(task: Task) -> MethodOutput:
     Raises:
         DataError: without noise, for a site with fewer records than its policy demands.
     """
-    target = task.run.target
+    target, least, summed = (
+        task.run.target,
+        task.limits.smallest_class,
+        task.run.settings.secure_sum,
+    )
     assert target is not None
-    if task.run.mechanism is None:
-        own, frame = _in_frame(_released(task, target), task.found.train.folder)
-        if len(own.features) < max(1, task.limits.smallest_class):
+    public = task.agreed(unpack_map(task.payload or b"")) if summed else PublicMap()
+    if task.run.mechanism is not None:
+        return bounded_sums(task, target, public)
+    own, frame, centre = _released(task, target), task.public_frame, None
+    if summed:
+        # A refusal would show that this site has few records, so it adds zeros.
+        kept = len(own.features) * (len(own.features) >= least)
+        features = public.apply(in_frame(own.features, frame))
+        own = CodedRecords(features[:kept], own.code[:kept])
+    else:
+        own, frame = _in_frame(own, task.found.train.folder)
+        if len(own.features) < max(1, least):
             raise DataError(
                 f"{len(own.features)} training records with a target; the policy's smallest-class "
-                f"is {task.limits.smallest_class}"
+                f"is {least}"
             )
-        names = [field.name for field in task.run.plan.messages.sends]
         centre = _total(own.features) / len(own.features)
-        tensors = exact_sums(own, centre)
-        header = task.header(target.rows, frame)
-        sent = Parameters(header, 1, {name: tensors[name] for name in names}, len(own.features))
-        return MethodOutput(pack_parameters(sent))
-    bounded, claim = bounded_sums(task, target, PublicMap())
-    noisy = with_noise(bounded, claim)
-    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    header = task.header(target.rows, task.public_frame)
-    sent = Parameters(header, 1, {each.name: each.value for each in noisy}, 0, claim)
-    return MethodOutput(pack_parameters(sent), claim, facts)
-
-
-def noisy_round(
-    header: Header, round: int, sums: Sequence[BoundedSum], claim: Mechanism
-) -> MethodOutput:
-    """The message of one of several rounds: sums with the noise that the claim has for them.
-
-    Args:
-        header: of the message.
-        round: counted from one.
-        sums: of the round, a part of those that the claim names.
-        claim: of the run.
-    """
-    noise = {each.name: claim.noise[each.name] for each in sums}
-    noisy = with_noise(sums, replace(claim, noise=noise))
-    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(header, round, {each.name: each.value for each in noisy}, 0, claim)
-    return MethodOutput(pack_parameters(sent), claim, facts)
-
-
-def coded_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums for a secure sum, around zero.
-
-    Args:
-        task: the request, with a public map, which is applied to the features first.
-
-    Returns:
-        The sums that the run adds up, float64; and the claim.
-    """
-    target, public = task.run.target, task.agreed(unpack_map(task.payload or b""))
-    assert target is not None
-    if task.run.mechanism is not None:
-        bounded, claim = bounded_sums(task, target, public)
-        return {each.name: each.value for each in bounded}, claim
-    own = _released(task, target)
-    mapped = replace(own, features=public.apply(in_frame(own.features, task.public_frame)))
-    # A refusal would show that this site has few records, so it adds zeros.
-    if len(own.features) < task.limits.smallest_class:
-        mapped = replace(mapped, features=mapped.features[:0], code=mapped.code[:0])
-    sums = exact_sums(mapped, None)
-    if target.blocks:
+    sums = exact_sums(own, centre)
+    if summed and target.blocks:
         sums = in_block(sums, target.block(task.site), target.blocks)
-    names = {each.name for each in task.run.plan.combination.sums}
-    return {name: value for name, value in sums.items() if name in names}, None
+    return task.exact(sums, frame, len(own.features))
 
 
 def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
@@ -222,33 +178,20 @@ def values_of(records: LabelledFeatures) -> Tensor:
     return records.values
 
 
-def bounded_sums(
-    task: Task, target: Target, public: PublicMap, names: Collection[str] | None = None
-) -> tuple[list[BoundedSum], Mechanism]:
-    """Sums of features that are clipped, without the noise.
+def bounded_sums(task: Task, target: Target, public: PublicMap) -> SiteStatistic:
+    """Sums of features that are clipped, without the noise: those that a round of the run has.
 
     Args:
         task: the request.
         target: whose code is summed.
         public: applied to the features first.
-        names: of the sums; None for all that the run's mechanism has noise for.
-
-    Returns:
-        The sums, and the claim.
     """
-    train = task.found.train
+    assert task.run.target is not None
     claim = task.mechanism(centre_digest(public.centre))
     assert claim is not None
-    frame = task.public_frame
-    features, _ = clipped_features(
-        train.features,
-        claim.clip,
-        train.folder,
-        lambda rows: public.apply(in_frame(rows, frame).to(rows)),
-    )
-    weights = unit_weights(train.units, len(features))
-    done = [forget] if train.folder is not None else []
-    chosen = claim.noise if names is None else names
-    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in chosen}
-    code = target.code(values_of(train))
-    return coded_statistics(features, code, weights, bounds, *done), claim
+    features, weights, done = clipped(task.found.train, task.public_frame, claim, public)
+    code = target.code(values_of(task.found.train))
+    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in task.names}
+    made = coded_statistics(features, code, weights, bounds, *done)
+    sums = {each.name: each for each in made}
+    return SiteStatistic(sums, claim, task.run.target.rows, task.public_frame)

@@ -25,7 +25,7 @@ from fedsurrogate.client_app.methods.target_counts import (
     large_topics,
 )
 from fedsurrogate.client_app.methods.target_evaluation import of_target
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.counting.counts_proto import pack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
@@ -34,7 +34,6 @@ from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, scores_alone
 from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
-from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.counted import counted
 from fedsurrogate.common.targets.target import Target
@@ -49,7 +48,7 @@ def counts(task: Task) -> MethodOutput:
     return _released(task, _tables(task))
 
 
-def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+def summed_counts(task: Task) -> SiteStatistic:
     """The tables for a secure sum.
 
     A site whose classes are all too small adds zeros: a refusal would show that.
@@ -65,7 +64,7 @@ def summed_counts(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
         own = task.run.settings.counting
         whole = _large_enough(exact, task.smallest_cell, task.run.target, own)
         exact = {name: table.double() for name, table in whole.items()}
-    return exact, claim
+    return SiteStatistic(exact, claim)
 
 
 def _tables(task: Task) -> dict[str, IntegerSum]:

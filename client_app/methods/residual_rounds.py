@@ -18,25 +18,23 @@ from fedsurrogate.client_app.methods.coded_sums import (
     CodedRecords,
     bounded_sums,
     exact_sums,
-    noisy_round,
     values_of,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.targets.target import CODE, Course, Target
+from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time, scored
 from fedsurrogate.common.targets.time_rounds import VALUES, merged_cells
-from fedsurrogate.common.wire.model_proto import pack_parameters
 
 log = logging.getLogger("fedsurrogate.site")
 
 
-def released_round(task: Task) -> MethodOutput:
-    """This site's message in a round: exact sums at 16 bits, around its own mean, or with noise.
+def residual_sums(task: Task) -> SiteStatistic:
+    """The sums of a round: exact ones around the site's own mean, or around zero in a secure sum; or
+    for noise.
 
     Args:
         task: the request, with the value of each cell.
@@ -45,59 +43,19 @@ def released_round(task: Task) -> MethodOutput:
         DataError: without noise, where too few records have, or lack, an event.
         SurrogateError: for values that are not this run's.
     """
-    names = sums_of(course_of(task.run.target, task.run.private), task.round)
-    header = task.header(time_of(task.run.target).rows, task.public_frame)
-    if task.run.mechanism is None:
-        own = _exact(task)
-        count = len(own.features)
-        sums = exact_sums(own, own.features.double().mean(0) if count else None)
-        sent = Parameters(header, task.round, {name: sums[name] for name in names}, count)
-        return MethodOutput(pack_parameters(sent))
-    bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
-    return noisy_round(header, task.round, bounded, claim)
-
-
-def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums of a round for a secure sum, around zero.
-
-    Args:
-        task: the request, with the value of each cell.
-
-    Returns:
-        The sums of the round, float64; and the claim.
-    """
-    names = sums_of(course_of(task.run.target, task.run.private), task.round)
     if task.run.mechanism is not None:
-        bounded, claim = bounded_sums(task, _target(task), PublicMap(), names)
-        return {each.name: each.value for each in bounded}, claim
+        return bounded_sums(task, _target(task), PublicMap())
     own = _exact(task)
-    sums = exact_sums(own, None)
-    return {name: sums[name] for name in names}, None
+    count = len(own.features)
+    centred = count and not task.run.settings.secure_sum
+    sums = exact_sums(own, own.features.double().mean(0) if centred else None)
+    return task.exact(sums, task.public_frame, count)
 
 
 def time_of(target: Target | None) -> Time:
     """The target of a run, which is a time."""
     assert isinstance(target, Time)
     return target
-
-
-def course_of(target: Target | None, private: bool) -> Course:
-    """What a run's target needs in each round."""
-    course = time_of(target).course(private)
-    assert course is not None
-    return course
-
-
-def sums_of(course: Course, round: int) -> tuple[str, ...]:
-    """The names of the sums of a round, counted from one.
-
-    Raises:
-        SurrogateError: for a round that the run does not have.
-    """
-    if not 1 <= round <= course.rounds:
-        raise SurrogateError(f"round {round} of a run of {course.rounds}")
-    first = course.first is not None and round == 1
-    return tuple(each.name for each in (course.first if first else course.each) or ())
 
 
 def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
@@ -160,7 +118,7 @@ def _exact(task: Task) -> CodedRecords:
     kept, places = large_cells(task, target)
     values = values_of(task.found.train)[kept]
     features = in_frame(task.found.train.features[kept].float(), task.public_frame)
-    if _counts(task):
+    if _counts(task.round, task.run.planned_rounds):
         return CodedRecords(features, merged_code(target, values, places))
     return CodedRecords(
         features, scored(target, _received(task.received_model(), target)[places]).code(values)
@@ -170,12 +128,18 @@ def _exact(task: Task) -> CodedRecords:
 def _target(task: Task) -> Target:
     """The target whose code is summed in this round, with noise."""
     target = time_of(task.run.target)
-    return target if _counts(task) else scored(target, _received(task.received_model(), target))
+    return (
+        target
+        if _counts(task.round, task.run.planned_rounds)
+        else scored(target, _received(task.received_model(), target))
+    )
 
 
-def _counts(task: Task) -> bool:
-    """Whether this round only counts."""
-    return sums_of(course_of(task.run.target, task.run.private), task.round) == (CODE,)
+def _counts(number: int, rounds: int) -> bool:
+    """Whether this round only counts. Raises SurrogateError for a round that the run does not have."""
+    if number > rounds:
+        raise SurrogateError(f"round {number} of a run of {rounds}")
+    return number == 1
 
 
 def _received(model: Parameters, target: Time) -> Tensor:

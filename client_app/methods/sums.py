@@ -8,20 +8,20 @@ zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
-from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import fold, statistics
 from fedsurrogate.common.surrogates.columns import in_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.sum_proto import unpack_map
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
@@ -29,50 +29,38 @@ from fedsurrogate.common.wire.surrogate_proto import centre_digest
 ROWS = 8192
 
 
-def released_sums(task: Task) -> MethodOutput:
-    """This site's counts (C,) and sums (C, d) at 16 bits: exact ones, for its own classes; with a
-    budget noisy ones of features of norm at most one, for all classes that the data can have.
+def class_moments(task: Task) -> SiteStatistic:
+    """Counts (C,), sums of features (C, d) and, in a secure sum of them, squares (d (d + 1) / 2,)
+    around zero, folded.
+
+    Exact ones of a message are for the site's own classes; noisy ones, of features of norm at most
+    one, for all that its data can have; those of a secure sum for all of the run. A secure sum has a
+    public map, which is applied to the features first and may change their dimension.
 
     Args:
         task: the request.
     """
-    claim = task.mechanism(centre_digest(PublicMap().centre))
-    if claim is None:
-        return _exact(task)
-    frame, classes = task.public_frame, task.found.classes
-    bounded = _bounded(task.found, claim, PublicMap(), frame, classes)
-    noisy = with_noise(bounded, claim)
-    tensors = {each.name: each.value for each in noisy}
-    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(task.header(classes, frame), 1, tensors, 0, claim)
-    return MethodOutput(pack_parameters(sent), claim, facts)
-
-
-def class_moments(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums for a secure sum, of all classes of the run.
-
-    The request has a public map, applied to the features first; it may change their dimension d.
-    Under privacy a unit adds a vector of norm at most one to each.
-
-    Args:
-        task: the request.
-
-    Returns:
-        Counts (C,), sums (C, d) and squares (d (d + 1) / 2,) around zero, folded, float64, those
-        that the run adds up; and the claim.
-    """
-    public = task.agreed(unpack_map(task.payload or b""))
-    classes = task.run.settings.classes
-    squares = "squares" in {each.name for each in task.run.plan.combination.sums}
+    summed, public, frame = task.run.settings.secure_sum, PublicMap(), task.public_frame
+    classes = task.run.settings.classes if summed else task.found.classes
+    if summed:
+        public = task.agreed(unpack_map(task.payload or b""))
     claim = task.mechanism(centre_digest(public.centre))
     if claim is not None:
-        bounded = _bounded(task.found, claim, public, task.public_frame, classes, squares)
-        return {each.name: each.value for each in bounded}, claim
-    features, labels = task.training_data(classes, task.public_frame)
+        rows, weights, done = clipped(task.found.train, frame, claim, public)
+        own = class_indices(classes, task.found.classes)[task.found.train.labels]
+        family, weights = "joint" if "squares" in task.names else "spherical", weights * (own >= 0)
+        made = statistics(rows, own.clamp_min(0), weights, len(classes), family, *done)
+        return SiteStatistic({each.name: each for each in made}, claim, classes, frame)
+    if not summed:
+        classes = task.classes
+        frame = task.own_frame(classes)
+    features, labels = task.training_data(classes, frame)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
-    return moments | ({"squares": fold(second_moment(features))} if squares else {}), None
+    if "squares" in task.names:
+        moments["squares"] = fold(second_moment(features))
+    return SiteStatistic(moments, None, classes, frame, len(features))
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -121,34 +109,26 @@ def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
     return squares
 
 
-def _exact(task: Task) -> MethodOutput:
-    """The exact sums of the site's own classes."""
-    classes = task.classes
-    features, labels, frame = task.own_data(classes)
-    counts, sums = class_sums(features, labels, len(classes))
-    tensors = {"counts": counts, "sums": sums}
-    sent = Parameters(task.header(classes, frame), 1, tensors, round(float(counts.sum())))
-    return MethodOutput(pack_parameters(sent))
+def clipped(
+    train: LabelledFeatures, frame: bytes, claim: Mechanism, public: PublicMap
+) -> tuple[Tensor, Tensor, list[Callable[[Tensor], None]]]:
+    """Training records for noise.
 
+    Args:
+        train: the records.
+        frame: of the columns, in which features are put first.
+        claim: says where features are clipped.
+        public: applied to them after the frame.
 
-def _bounded(
-    found: SiteFeatures,
-    claim: Mechanism,
-    public: PublicMap,
-    frame: bytes,
-    classes: tuple[str, ...],
-    squares: bool = False,
-) -> list[BoundedSum]:
-    """Sums of features that are clipped as for noisy class sums, without the noise."""
-    train = found.train
-    labels = class_indices(classes, found.classes)[train.labels]
+    Returns:
+        Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
+        rows of features that have been added, if they are in a file.
+    """
     features, _ = clipped_features(
         train.features,
         claim.clip,
         train.folder,
         lambda rows: public.apply(in_frame(rows, frame).to(rows)),
     )
-    weights = unit_weights(train.units, len(labels)) * (labels >= 0)
     done = [forget] if train.folder is not None else []
-    family = "joint" if squares else "spherical"
-    return statistics(features, labels.clamp_min(0), weights, len(classes), family, *done)
+    return features, unit_weights(train.units, len(features)), [*done]

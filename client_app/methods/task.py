@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.public_map import PublicMap
@@ -78,6 +78,11 @@ class Task:
     def round(self) -> int:
         """The number of the round, see `round_of`."""
         return round_of(self.info)
+
+    @property
+    def names(self) -> set[str]:
+        """The terms of this round."""
+        return {each.name for each in self.run.plan.combination.sums_in(self.round)}
 
     @property
     def confirmed(self) -> int:
@@ -206,6 +211,12 @@ class Task:
             )
         return model
 
+    def exact(self, sums: Mapping[str, Tensor], frame: bytes, records: int) -> SiteStatistic:
+        """Those of exact sums over a code that this round has, of features in a frame."""
+        assert self.run.target is not None
+        own = {name: each for name, each in sums.items() if name in self.names}
+        return SiteStatistic(own, None, self.run.target.rows, frame, records)
+
     def header(self, classes: tuple[str, ...], frame: bytes = b"") -> Header:
         """The header of this site's reply, whose tables are in a frame of the columns."""
         return Header(
@@ -316,18 +327,38 @@ class Task:
         return framed(features, frame, train.folder), code
 
 
-class SiteSums(NamedTuple):
-    """A site's part of a secure sum.
+@dataclass(frozen=True)
+class SiteStatistic:
+    """What a site has computed of its records, before any noise and however it travels.
 
     Attributes:
-        values: tensors by statistic (float64).
+        sums: by term: numbers (float64), or whole numbers to which noise can be added.
         claim: their privacy mechanism; None without privacy.
+        classes: names of the rows.
+        frame: of the columns; empty for features as they are.
+        records: that numbers without noise are of.
         keep: files to keep as in `MethodOutput`.
     """
 
-    values: dict[str, Tensor]
-    claim: Mechanism | None
-    keep: Mapping[Path, bytes] = {}
+    sums: Mapping[str, Tensor | BoundedSum]
+    claim: Mechanism | None = None
+    classes: tuple[str, ...] = ()
+    frame: bytes = b""
+    records: int = 0
+    keep: Mapping[Path, bytes] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """All of it as numbers, float64, without noise."""
+        return {
+            name: each.value if isinstance(each, BoundedSum) else each
+            for name, each in self.sums.items()
+        }
+
+    @property
+    def bounded(self) -> list[BoundedSum]:
+        """What noise can be added to."""
+        return [each for each in self.sums.values() if isinstance(each, BoundedSum)]
 
 
 @dataclass(frozen=True)

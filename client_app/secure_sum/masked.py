@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteSums, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.client_app.secure_sum import same_sites, store
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.methods.method import load
@@ -62,7 +62,8 @@ def masked_sum(task: Task) -> MethodOutput:
             "the model, projection or centre of this secure sum is not what all sites have agreed "
             "on"
         )
-    values, claim, kept = SiteSums(*load(combination.site_sums)(replace(task, payload=packed)))
+    made: SiteStatistic = load(combination.site_sums)(replace(task, payload=packed))
+    values, claim = made.values, made.claim
     numbers = numbers_of(run.plan, run.settings, sites, task.round)
     fixed = same_sites.applies(run.plan.mechanism_name, task.node)
     settings = same_sites.settings_in(run, task.limits, state.public) if fixed else {}
@@ -111,7 +112,7 @@ def masked_sum(task: Task) -> MethodOutput:
         )
     payload = pack_masked(task.header(run.settings.classes), masked, claim)
     keep = {
-        **kept,
+        **made.keep,
         store.file_of(task.node, name, task.site): pack_state(replace(after, spare=spare)),
     }
     return MethodOutput(payload, claim, facts, keep=keep, must_keep=True, guard=guard)

@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.heads import HEAD
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
     Messages,
     Plan,
-    Summed,
     Work,
+    fields_of,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.terms import Term
 
 # What a secure sum adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
-MOMENTS = (Summed("counts", "C", 0), Summed("sums", "C d", 1), Summed("squares", "T", 2))
+MOMENTS = (Term("counts", "C"), Term("sums", "C d", 1, count="counts"), Term("squares", "T", 2))
 
 
 def class_sums_plan(
@@ -57,7 +59,7 @@ def class_sums_plan(
     private = bool(settings.epsilon) and shares is not None
     sends = (
         Field("counts", "C", -LARGEST_COUNT if private else 0, LARGEST_COUNT),
-        Field("sums", "C d"),
+        *fields_of(MOMENTS[1:2]),
     )
     privacy = None
     if settings.epsilon and shares is not None:
@@ -79,7 +81,7 @@ def class_sums_plan(
             all_classes=private and not settings.secure_sum,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.sums:released_sums",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.closed_form.strategy:FromStatistics",
             learn=learn,
             stored=True,

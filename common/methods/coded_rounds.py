@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedsurrogate.common.methods.coded_sums import coded_sizes, field_of, summed
+from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.methods.coded_sums import coded_sizes, in_ranges
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -13,10 +15,11 @@ from fedsurrogate.common.methods.method import (
     ModelTraining,
     Plan,
     Work,
+    fields_of,
 )
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import Course, Target, TargetSum
+from fedsurrogate.common.targets.target import Course, Target
+from fedsurrogate.common.terms import noise_in_rounds
 
 GAP = (
     "sums over a code in rounds are limited in size, not compared between sites: one hostile site can "
@@ -34,25 +37,25 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         course: what the target needs in each round.
         clip: of features under privacy.
     """
-    first = None if course.first is None else _fields(course.first)
     ranged = bool(settings.features.ranges)
+    each, first = (in_ranges(sums, ranged) for sums in (course.each, course.first or ()))
     return Plan(
         kind="rounds",
         messages=Messages(
-            sends=_fields(course.each),
+            sends=fields_of(each, LARGEST_COUNT),
             receives=tuple(Field(name, shape) for name, shape in course.receives),
             result=(Field("weight", "o d"), Field("bias", "o")),
-            first=first,
+            first=fields_of(first, LARGEST_COUNT) or None,
             symbols=partial(coded_sizes, len(target.outputs), 0),
             all_classes=True,
         ),
         combination=Combination(
-            site=course.site,
+            site=MESSAGE,
             strategy=WHOLE + "TargetRounds",
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn=course.steps,
-            sums=summed(course.each, ranged),
-            first_sums=None if course.first is None else summed(course.first, ranged),
+            sums=each,
+            first_sums=first or None,
             site_sums=course.site_sums,
             from_sums=WHOLE + "absorb_total",
             sum_strategy=WHOLE + "SummedTargetRounds",
@@ -60,7 +63,9 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         work=lambda classes, dimension: Work(
             passes=1, rounds=course.rounds, numbers=dimension * (dimension + classes)
         ),
-        privacy=_privacy(settings, course, clip) if settings.epsilon else None,
+        privacy=noise_in_rounds(each, settings, clip, course.rounds, first, course.first_share)
+        if settings.epsilon
+        else None,
         defences=Defences(
             reason=", whose sums over a code are not compared; max-share limits a site",
             gap=GAP,
@@ -73,20 +78,6 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
     )
 
 
-def _privacy(settings: Settings, course: Course, clip: float) -> NoisyRounds:
-    whole = sum(each.share for each in course.each)
-    return NoisyRounds(
-        JOINT_SUMS if settings.secure_sum else SUMS,
-        settings.epsilon,
-        settings.delta,
-        clip,
-        course.rounds,
-        step_shares={each.name: each.share / whole for each in course.each},
-        first_share=course.first_share,
-        first_shares={each.name: each.share for each in course.first or ()},
-    )
-
-
 def _refusal(projection: str, public: str) -> str:
     for key, given in (("features.projection", projection), ("fedpft.public", public)):
         if given:
@@ -95,7 +86,3 @@ def _refusal(projection: str, public: str) -> str:
                 "time-head = 'cells', or remove it"
             )
     return ""
-
-
-def _fields(sums: tuple[TargetSum, ...]) -> tuple[Field, ...]:
-    return tuple(field_of(each.name, each.shape) for each in sums)

@@ -4,25 +4,25 @@ plan for all.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
     Messages,
     Plan,
     Sizes,
-    Summed,
     Work,
+    fields_of,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, Target, TargetSum
+from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import Term
 
 # Largest feature in a secure sum, in halves of its public range: a little beyond is no failure.
 RANGED = 2.0
@@ -42,21 +42,19 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
     """
     private = bool(settings.epsilon) and clip is not None
     sums = target.statistics(private)
-    privacy = None
-    if private:
-        privacy = NoisySums(
-            JOINT_SUMS if settings.secure_sum else SUMS,
-            settings.epsilon,
-            settings.delta,
-            {each.name: each.share for each in sums},
-            clip or 0.0,
-            {each.name: each.bound for each in sums},
-        )
+    privacy = NoisySums(
+        JOINT_SUMS if settings.secure_sum else SUMS,
+        settings.epsilon,
+        settings.delta,
+        {each.name: each.share for each in sums},
+        clip or 0.0,
+        {each.name: each.bound for each in sums},
+    )
     outputs = (Field("weight", "o d"), Field("bias", "o"))
     return Plan(
         kind="one-shot",
         messages=Messages(
-            tuple(field_of(each.name, each.shape) for each in sums),
+            fields_of(sums, LARGEST_COUNT),
             (),
             outputs,
             symbols=partial(coded_sizes, len(target.outputs), target.blocks),
@@ -64,17 +62,17 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             all_classes=True,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.coded_sums:released_sums",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.targets.strategy:FromCodedSums",
             evaluate="fedsurrogate.client_app.methods.target_evaluation:received_model",
             learn="fedsurrogate.strategies.targets.learning:learned",
             stored=True,
-            sums=summed(sums, bool(settings.features.ranges)),
+            sums=in_ranges(sums, bool(settings.features.ranges)),
             site_sums="fedsurrogate.client_app.methods.coded_sums:coded_moments",
             from_sums="fedsurrogate.strategies.targets.strategy:learn_from_sum",
         ),
         work=lambda classes, dimension: Work(passes=1, numbers=dimension * (dimension + classes)),
-        privacy=privacy,
+        privacy=privacy if private else None,
         defences=Defences(
             ("none", "harm") if target.compared else ("none",),
             reason=", whose sums over a code show only what a site costs the others",
@@ -100,23 +98,9 @@ def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records
     return {"1": 1, "o": outputs, "B": blocks, **folded}
 
 
-def summed(sums: Sequence[TargetSum], ranged: bool) -> tuple[Summed, ...]:
-    """The same sums over all sites.
-
-    Args:
-        sums: of a site, of products of its features with numbers of at most one.
-        ranged: whether features have public ranges, which become [-1, 1].
-    """
-    largest = RANGED if ranged else math.inf
-    return tuple(
-        Summed(each.name, each.shape, each.degree, each.whole, each.bound, largest) for each in sums
-    )
-
-
-def field_of(name: str, shape: str) -> Field:
-    """The field of a sum, of which counts have a limit."""
-    counted = name in (RECORDS, CODE, PRODUCTS)
-    return Field(name, shape, *((-LARGEST_COUNT, LARGEST_COUNT) if counted else ()))
+def in_ranges(sums: tuple[Term, ...], ranged: bool) -> tuple[Term, ...]:
+    """The same sums of features that have public ranges, which become [-1, 1], if `ranged`."""
+    return tuple(replace(each, largest=RANGED) for each in sums) if ranged else sums
 
 
 def refused(plan: Plan, why: str) -> Plan:

@@ -16,12 +16,13 @@ from fedsurrogate.common.methods.method import (
     Method,
     Plan,
     Sizes,
-    Summed,
     Work,
+    fields_of,
 )
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
 from fedsurrogate.common.settings import CountingSettings, Settings
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import Term
 
 DIGITS = 32
 
@@ -125,7 +126,7 @@ def _plan(
     return _counting(
         settings,
         counted,
-        tuple(Summed(name, shape, 0) for name, shape in tables.items()),
+        tuple(Term(name, shape) for name, shape in tables.items()),
         Messages(
             sends=(),
             receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
@@ -143,7 +144,7 @@ def _coded_plan(
     counted = target_tables(settings.counting, target)
     (table,) = counted
     sides = {str(side): side for side in table.shape}
-    summed = Summed(table.name, " ".join(map(str, table.shape)), 0, bound=table.most)
+    summed = Term(table.name, " ".join(map(str, table.shape)), bound=table.most)
     return _counting(
         settings,
         counted,
@@ -161,7 +162,7 @@ def _coded_plan(
 def _counting(
     settings: Settings,
     counted: tuple[Counted, ...],
-    sums: tuple[Summed, ...],
+    sums: tuple[Term, ...],
     messages: Messages,
     work: Callable[[int, int], Work],
 ) -> Plan:
@@ -187,9 +188,7 @@ def _counting(
         kind="one-shot",
         messages=replace(
             messages,
-            sends=tuple(
-                Field(each.name, each.shape, -LARGEST_COUNT, LARGEST_COUNT, DIGITS) for each in sums
-            ),
+            sends=fields_of(sums, LARGEST_COUNT, DIGITS),
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.counting:counts",

@@ -28,7 +28,6 @@ from fedsurrogate.common.methods.method import (
     Method,
     Plan,
     Sizes,
-    Summed,
     Work,
 )
 from fedsurrogate.common.privacy.mechanism import (
@@ -44,6 +43,7 @@ from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
 from fedsurrogate.common.settings import AnyCovariance, FedPFTSettings, Settings
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import Term
 
 # Mechanisms whose noisy sums have a solver of their own.
 NOISY = (SUMS, JOINT_SUMS)
@@ -309,7 +309,7 @@ def _parsed(family: AnyCovariance) -> tuple[Field, ...]:
     return (counts, Field("weights", "M", 0, 1), Field("means", "M d"), *spread[family])
 
 
-def _summed(own: FedPFTSettings, solver: str) -> tuple[Summed, ...]:
+def _summed(own: FedPFTSettings, solver: str) -> tuple[Term, ...]:
     """The sums that determine a head in closed form with one covariance of all classes; empty for
     other settings.
     """

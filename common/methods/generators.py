@@ -16,21 +16,19 @@ from fedsurrogate.common.methods.method import (
     ModelTraining,
     Plan,
     Sizes,
-    Summed,
     Work,
 )
 from fedsurrogate.common.methods.training import sgd_noise
 from fedsurrogate.common.privacy.mechanism import NoisyRounds
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings import DPCVAESettings, Settings
+from fedsurrogate.common.terms import Term
 
 DECODER = (Field("decoder", "P", prefix=""),)
 GAN = (Field("generator", "G", prefix=""),)
 CLASSES = (Field("means", "A d"), Field("counts", "A"))
 # The weight of a site, and its change of all parameters times that weight.
-DECODER_SUMS, GAN_SUMS = (
-    (Summed("records", "1", 0), Summed("update", symbol, 1)) for symbol in "PG"
-)
+DECODER_SUMS, GAN_SUMS = ((Term("records", "1"), Term("update", symbol, 1)) for symbol in "PG")
 
 
 def _symbols(
@@ -101,7 +99,7 @@ def plan(settings: Settings) -> Plan:
             makes_surrogates=True,
             keeps_result=True,
             sums=DECODER_SUMS,
-            first_sums=(Summed("counts", "A", 0), *((Summed("sums", "A d", 1),) if sums else ())),
+            first_sums=(Term("counts", "A"), *((Term("sums", "A d", 1),) if sums else ())),
             site_sums="fedsurrogate.client_app.methods.dpcvae.training:generator_sums",
             from_sums="fedsurrogate.strategies.dpcvae.from_sums:absorb_total",
             sum_strategy="fedsurrogate.strategies.dpcvae.summed:SummedGenerators",

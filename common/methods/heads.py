@@ -23,11 +23,11 @@ from fedsurrogate.common.methods.method import (
 )
 from fedsurrogate.common.settings import HeadSettings, Settings
 
-HEAD = (Field("weight", "C d"), Field("bias", "C"))
+HEAD = (Field("weight", "C d", degree=-1), Field("bias", "C", degree=0, count="weight"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))
 # FedBE and FedKT also need the moments of a site's features, to draw synthetic features at the
 # coordinator.
-HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0))
+HEAD_AND_FEATURES = (*HEAD, Field("mean", "d"), Field("deviation", "d", 0, degree=1))
 
 
 def symbols(sites: int, classes: int, dimension: int, records: int) -> Sizes:

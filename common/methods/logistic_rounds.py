@@ -9,6 +9,7 @@ from functools import partial
 
 from fedsurrogate.common.methods.fedpft_covariance import USUAL_SITES
 from fedsurrogate.common.methods.method import (
+    MESSAGE,
     Combination,
     Defences,
     Field,
@@ -16,15 +17,15 @@ from fedsurrogate.common.methods.method import (
     ModelTraining,
     Plan,
     Sizes,
-    Summed,
     Work,
+    fields_of,
 )
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, NoisyRounds
-from fedsurrogate.common.privacy.mechanism import SUMS as SUMS_OF_SITES
+from fedsurrogate.common.privacy.mechanism import NoisyRounds
 from fedsurrogate.common.settings import FeaturesSettings, FedPFTSettings, Settings
 from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS
 from fedsurrogate.common.settings.target import TargetSettings
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
+from fedsurrogate.common.terms import Term, noise_in_rounds
 
 # Its value of head.solver, and in words.
 LOGISTIC, LOGISTIC_HEAD = "logistic", "by a logistic loss, in rounds of noisy gradients"
@@ -34,21 +35,21 @@ LOGISTIC, LOGISTIC_HEAD = "logistic", "by a logistic loss, in rounds of noisy gr
 WEIGHT, BIAS, PROJECTION, CENTRE, BOUND = "weight", "bias", "projection", "centre", "bound"
 # Of the first round: the number of records, and the sum of their features, whose mean becomes the
 # centre of the others. What all records share would take most of their norm.
-FIRST = (Summed(RECORDS, "1", 0), Summed(TOTALS, "k", 0))
+# Their parts of its budget were, as all numbers here, measured on folds of the training features of
+# CIFAR-10.
+FIRST = (Term(RECORDS, "1", share=0.1), Term(TOTALS, "k", share=0.9))
 # Without public images also how many records have features of each length, by half octaves: what the
 # mean of features of norm one is multiplied with. Those in the middle have norm one.
-FIRST_ALONE = (*FIRST, Summed(CODE, "l", 0))
+FIRST_ALONE = (FIRST[0], Term(TOTALS, "k", share=0.8), Term(CODE, "l", share=0.1))
 BINS, BINS_OF_TWICE = 64, 2
 # Of every other round: residuals times features, which are the gradient; and how sure the head should
 # be, see `gaps` of the site. A feature has one entry more, a constant, for the bias.
 GAPS = "gaps"
-GRADIENT = (Summed(SUMS, "C j", 0), Summed(GAPS, "s", 0))
-# The factors of all scores at which gaps are measured, and their part of a step's budget.
-FACTORS, GAP_SHARE = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0), 0.03
-# The first round's part of the budget, and its parts. Measured, as all numbers here, on folds of the
-# training features of CIFAR-10.
-CENTRING, CENTRING_SHARES = 0.04, {RECORDS: 0.1, TOTALS: 0.9}
-CENTRING_SHARES_ALONE = {RECORDS: 0.1, TOTALS: 0.8, CODE: 0.1}
+GRADIENT = (Term(SUMS, "C j", share=0.97), Term(GAPS, "s", share=0.03))
+# The factors of all scores at which gaps are measured.
+FACTORS = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+# The first round's part of the budget.
+CENTRING = 0.04
 # Largest norm of a record's residual, which is at most the root of two. The constant entry beside
 # features of norm one.
 CLIP, CONSTANT = 0.75, 0.25
@@ -80,19 +81,19 @@ def logistic_plan(settings: Settings) -> Plan:
     return Plan(
         kind="rounds",
         messages=Messages(
-            sends=tuple(Field(each.name, each.shape) for each in GRADIENT),
-            first=tuple(Field(each.name, each.shape) for each in opening),
+            sends=fields_of(GRADIENT),
+            first=fields_of(opening),
             receives=(*head, Field(BOUND, "1")),
             result=head,
             symbols=partial(_symbols, settings.features),
             all_classes=True,
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.fedpft.logistic_rounds:released_round",
+            site=MESSAGE,
             strategy="fedsurrogate.strategies.fedpft.logistic_sites:LogisticRoundsOfSites",
             sums=GRADIENT,
             first_sums=opening,
-            site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:round_sums",
+            site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:bounded_round",
             from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
             sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
         ),
@@ -118,16 +119,9 @@ def logistic_plan(settings: Settings) -> Plan:
 
 def _noise_of(settings: Settings) -> NoisyRounds:
     """The noise of the rounds."""
-    return NoisyRounds(
-        JOINT_SUMS if settings.secure_sum else SUMS_OF_SITES,
-        settings.epsilon,
-        settings.delta,
-        settings.fedpft.clip,
-        1 + steps_of(settings.epsilon),
-        step_shares={SUMS: 1 - GAP_SHARE, GAPS: GAP_SHARE},
-        first_share=CENTRING,
-        first_shares=CENTRING_SHARES if settings.fedpft.public else CENTRING_SHARES_ALONE,
-    )
+    opening = FIRST if settings.fedpft.public else FIRST_ALONE
+    rounds = 1 + steps_of(settings.epsilon)
+    return noise_in_rounds(GRADIENT, settings, settings.fedpft.clip, rounds, opening, CENTRING)
 
 
 def steps_of(epsilon: float) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -16,6 +16,7 @@ from fedsurrogate.common.privacy.mechanism import OWN_MEAN, MechanismRecipe
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import NOT_SIGNED, Term
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -25,6 +26,8 @@ Kind = Literal["one-shot", "chain", "rounds", "alone"]
 Sizes = Mapping[str, int]
 # Number of records whose gradients are held in memory at a time under privacy.
 GRADIENTS = 128
+# `Combination.site` of a method whose `site_sums` make what is sent.
+MESSAGE = "fedsurrogate.client_app.methods.message:message"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class Field:
             the field's name.
         optional: whether a parsed message may lack it: of a covariance whose form depends on the
             dimension.
+        degree: of a sum of features as in `Term`, -1 for what multiplies features, 0 for what does
+            not move with them; None for a point among them if its last axis is "d".
+        count: of a sum as in `Term`; of degree 0, for what is added to the product of features and
+            this tensor.
     """
 
     name: str
@@ -51,31 +58,27 @@ class Field:
     bits: int = 16
     prefix: str | None = None
     optional: bool = False
+    degree: int | None = field(default=None, metadata=NOT_SIGNED)
+    count: str = field(default="", metadata=NOT_SIGNED)
 
     def sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape in numbers."""
         return tuple(sizes[symbol] for symbol in self.shape.split())
 
 
-@dataclass(frozen=True)
-class Summed:
-    """One tensor whose sum over all sites is all that a coordinator needs of it.
+def fields_of(terms: Iterable[Term], most: float = math.inf, bits: int = 16) -> tuple[Field, ...]:
+    """The tensors of a message that holds these sums.
 
-    Attributes:
-        name: of the tensor.
-        shape: as in `Field`.
-        degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
-        whole: whether entries of degree 0 are whole numbers.
-        bound: largest magnitude of an entry that a record adds to, for features of norm one.
-        largest: largest feature of a record, where it is smaller than secure-sum-range.
+    Args:
+        terms: the sums.
+        most: largest magnitude of a number in those that features are no factor of.
+        bits: of each number.
     """
-
-    name: str
-    shape: str
-    degree: int
-    whole: bool = True
-    bound: float = 1.0
-    largest: float = math.inf
+    limits = ((each, math.inf if each.degree else most) for each in terms)
+    return tuple(
+        Field(t.name, t.shape, -limit, limit, bits, degree=t.degree, count=t.count)
+        for t, limit in limits
+    )
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class Combination:
         sums: the tensors of which the coordinator needs only the sum over all sites; empty where
             the combination is no sum.
         first_sums: those of the first round, if different.
-        site_sums: "module:function" at the site, which makes the sums and what they protect.
+        site_sums: "module:function" at the site, which makes the sums, however they travel.
         from_sums: "module:function" at the coordinator, which learns from the sum; for training in
             rounds, which finishes a round with it; for counts, which makes the result. Empty for a
             method that never is a sum.
@@ -198,13 +201,13 @@ class Combination:
     samples: bool = False
     makes_surrogates: bool = False
     keeps_result: bool = False
-    sums: tuple[Summed, ...] = ()
-    first_sums: tuple[Summed, ...] | None = None
+    sums: tuple[Term, ...] = ()
+    first_sums: tuple[Term, ...] | None = None
     site_sums: str = ""
     from_sums: str = ""
     sum_strategy: str = ""
 
-    def sums_in(self, round: int) -> tuple[Summed, ...]:
+    def sums_in(self, round: int) -> tuple[Term, ...]:
         """The tensors that a secure sum adds up in a round, counted from one."""
         return self.sums if round > 1 or self.first_sums is None else self.first_sums
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedsurrogate.common.methods.method import Combination, Defences, Field, Plan, Sizes, Summed
+from fedsurrogate.common.methods.method import Combination, Defences, Plan, Sizes, fields_of
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.secure_sum.fixed_point import BITS
 from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.terms import Term
 
 # Strategies: one sum from which a model is learned, and one in each round of training.
 ONCE, ROUNDS = (
@@ -19,10 +20,10 @@ MEMBER_BYTES = (175, 430)
 # Largest share of the records that test.
 MOST_TESTED = 0.5
 # Records of a site, and its change of all parameters times them.
-UPDATES = (Summed("records", "1", 0), Summed("update", "P", 1))
+UPDATES = (Term("records", "1", 0), Term("update", "P", 1))
 # In a sum without noise, zero at every site that lets the sum be opened. A refusal would show
 # something about the data of the site that refuses; see client_app/governance/uncharged.py.
-WITHHELD = Summed("withheld", "1", 0)
+WITHHELD = Term("withheld", "1", 0)
 
 
 def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
@@ -47,8 +48,8 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         plan,
         messages=replace(
             messages,
-            sends=_fields(combination.sums),
-            first=None if messages.first is None else _fields(combination.sums_in(1)),
+            sends=fields_of(combination.sums, bits=BITS),
+            first=None if messages.first is None else fields_of(combination.sums_in(1), bits=BITS),
             receives=messages.receives if rounds or plan.counts else (),
             symbols=symbols,
             introduces=True,
@@ -80,11 +81,7 @@ def _can_be_withheld(combination: Combination) -> Combination:
     )
 
 
-def _fields(summed: tuple[Summed, ...]) -> tuple[Field, ...]:
-    return tuple(Field(each.name, each.shape, bits=BITS) for each in summed)
-
-
-def _refusal(name: str, sums: tuple[Summed, ...], settings: Settings, continues: bool) -> str:
+def _refusal(name: str, sums: tuple[Term, ...], settings: Settings, continues: bool) -> str:
     """Why a run cannot be a secure sum; empty if it can. continues: whether it keeps its rounds."""
     if not sums:
         return (

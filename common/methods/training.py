@@ -17,7 +17,6 @@ from fedsurrogate.common.methods.method import (
     ModelTraining,
     Plan,
     Sizes,
-    Summed,
     Work,
 )
 from fedsurrogate.common.methods.secure_sum import UPDATES
@@ -33,6 +32,7 @@ from fedsurrogate.common.settings import (
 )
 from fedsurrogate.common.targets.objective import Objective
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.terms import Term
 
 MODEL = (Field("parameters", "P", prefix=""),)
 BODY = (Field("parameters", "B", prefix=""),)
@@ -40,7 +40,7 @@ BODY = (Field("parameters", "B", prefix=""),)
 # common/models/parameters.py.
 MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
 # Records of a site, and the sum of their gradients of all parameters, each shortened to norm one.
-GRADIENT_SUMS = (Summed("records", "1", 0), Summed("gradients", "P", 0))
+GRADIENT_SUMS = (Term("records", "1"), Term("gradients", "P"))
 # Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows
 # more of them. Measured in benchmarks/secure_sums.py, on the test images of its table.
 USUAL_ROUNDS, NOISY_ROUNDS, JOINT_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0

@@ -20,9 +20,9 @@ from fedsurrogate.common.targets.target import (
     Facts,
     Kind,
     Target,
-    TargetSum,
     sums_of_counts,
 )
+from fedsurrogate.common.terms import Term
 
 # Of the squared norm of a capped record, the part of its label set. Measured with the shares below in
 # benchmarks/targets_labels_runs.py.
@@ -162,7 +162,7 @@ class Labels(Target):
             found = {name: count for name, count in found.items() if count} or by_label
         return min(found.items(), key=lambda each: each[1])
 
-    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+    def statistics(self, private: bool) -> tuple[Term, ...]:
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z.
 
         In the exact code a record is in one row of each label for which it is annotated, so

@@ -23,8 +23,8 @@ from fedsurrogate.common.targets.target import (
     Facts,
     Kind,
     Target,
-    TargetSum,
 )
+from fedsurrogate.common.terms import Term
 
 # Share of values beyond the range that a person should know of.
 MOST_CLIPPED = 0.01
@@ -70,16 +70,16 @@ class Number(Target):
         """Names and ranges."""
         return {"name": self.name, "columns": list(self.columns), "ranges": list(self.ranges)}
 
-    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+    def statistics(self, private: bool) -> tuple[Term, ...]:
         """Sums of 1, z, u, u z', z z' and u u'. A record has |u| <= sqrt(r) and |u u'| <= r."""
         count = len(self.columns)
         return (
-            TargetSum(RECORDS, "1", 0, 1.0, 0.03, whole=True),
-            TargetSum(TOTALS, "d", 1, 1.0, 0.10),
-            TargetSum(CODE, "C", 0, math.sqrt(count), 0.06),
-            TargetSum(SUMS, "C d", 1, math.sqrt(count), 0.38),
-            TargetSum(SQUARES, "T", 2, 1.0, 0.40),
-            TargetSum(PRODUCTS, "P", 0, float(count), 0.03),
+            Term(RECORDS, "1", share=0.03),
+            Term(TOTALS, "d", 1, False, share=0.10, count=RECORDS),
+            Term(CODE, "C", 0, False, math.sqrt(count), share=0.06),
+            Term(SUMS, "C d", 1, False, math.sqrt(count), share=0.38),
+            Term(SQUARES, "T", 2, False, share=0.40),
+            Term(PRODUCTS, "P", 0, False, float(count), share=0.03),
         )
 
     def code(self, values: Tensor) -> Tensor:

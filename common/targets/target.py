@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fedsurrogate.common.terms import Term
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,34 +34,12 @@ RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
 LEAST_TOGETHER = 2
 
 
-@dataclass(frozen=True)
-class TargetSum:
-    """One of the sums of a site.
-
-    Attributes:
-        name: one of those above.
-        shape: a symbol for each axis: C rows of the code, d dimensions, T = d (d + 1) / 2,
-            P = C (C + 1) / 2, B blocks of sites.
-        degree: a record adds at most the largest feature to this power to an entry.
-        bound: largest norm of what a record adds, for features of norm at most one.
-        share: part of the privacy budget.
-        whole: whether entries are whole numbers without noise.
-    """
-
-    name: str
-    shape: str
-    degree: int
-    bound: float
-    share: float
-    whole: bool = False
-
-
 def sums_of_counts(
     bound: float,
     private: bool,
     shares: tuple[float, float, float] = (0.03, 0.55, 0.42),
     blocks: bool = False,
-) -> tuple[TargetSum, ...]:
+) -> tuple[Term, ...]:
     """The sums of a target whose code counts records.
 
     Args:
@@ -74,15 +54,15 @@ def sums_of_counts(
         ['code', 'sums', 'squares']
     """
     coded = (
-        TargetSum(CODE, "C", 0, bound, shares[0], whole=True),
-        TargetSum(SUMS, "C d", 1, bound, shares[1]),
-        TargetSum(SQUARES, "B T" if blocks else "T", 2, 1.0, shares[2]),
+        Term(CODE, "C", bound=bound, share=shares[0]),
+        Term(SUMS, "C d", 1, False, bound, share=shares[1]),
+        Term(SQUARES, "B T" if blocks else "T", 2, False, share=shares[2]),
     )
     if private:
         return coded
     return (
-        TargetSum(RECORDS, "B" if blocks else "1", 0, 1.0, 0.0, whole=True),
-        TargetSum(TOTALS, "B d" if blocks else "d", 1, 1.0, 0.0),
+        Term(RECORDS, "B" if blocks else "1"),
+        Term(TOTALS, "B d" if blocks else "d", 1, False, count=RECORDS),
         *coded,
     )
 
@@ -97,19 +77,17 @@ class Course:
         first: those of the first round, if others; shares are parts of its own budget.
         first_share: part of the whole budget that the first round has.
         receives: what sites receive in a round: a name, and a symbol for each axis as in
-            `TargetSum`.
-        site: "module:function" at the site, which makes its message.
-        site_sums: "module:function" at the site, which makes the sums for a secure sum.
+            `Term`.
+        site_sums: "module:function" at the site, which makes the sums.
         steps: "module:class" at the coordinator: its half of the rounds, without messages.
     """
 
     rounds: int
-    each: tuple[TargetSum, ...]
+    each: tuple[Term, ...]
     receives: tuple[tuple[str, str], ...]
-    site: str
     site_sums: str
     steps: str
-    first: tuple[TargetSum, ...] | None = None
+    first: tuple[Term, ...] | None = None
     first_share: float = 0.0
 
 
@@ -147,7 +125,7 @@ class Target(ABC):
         """Names of what a model answers."""
 
     @abstractmethod
-    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+    def statistics(self, private: bool) -> tuple[Term, ...]:
         """The sums that sites send.
 
         Args:

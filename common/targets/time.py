@@ -18,10 +18,10 @@ from fedsurrogate.common.targets.target import (
     Facts,
     Kind,
     Target,
-    TargetSum,
     sums_of_counts,
 )
 from fedsurrogate.common.targets.time_rounds import residual_course
+from fedsurrogate.common.terms import Term
 
 # The hazards of all records add up to their events, and each adds less than itself to the second
 # derivative, which so is below one.
@@ -114,7 +114,7 @@ class Time(Target):
         """What is learned, in words."""
         return f"time to the event, up to {self.edges[-1]:g} {self.unit}".strip()
 
-    def statistics(self, private: bool) -> tuple[TargetSum, ...]:
+    def statistics(self, private: bool) -> tuple[Term, ...]:
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z, which a message
         needs to have the others around the mean. A record is in one cell, so |t| = 1.
         """

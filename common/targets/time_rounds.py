@@ -15,8 +15,8 @@ from fedsurrogate.common.targets.target import (
     SUMS,
     TOTALS,
     Course,
-    TargetSum,
 )
+from fedsurrogate.common.terms import Term
 
 # What sites receive: the value of each cell.
 VALUES = "values"
@@ -32,23 +32,22 @@ def residual_course(private: bool) -> Course:
         private: whether with noise. Without it, the second round is of messages around the site's
             mean, and states its own numbers of records.
     """
-    exact = () if private else (TargetSum(RECORDS, "1", 0, 1.0, 0.0, whole=True),)
-    code = () if private else (TargetSum(CODE, "1", 0, 1.0, 0.0),)
+    exact = () if private else (Term(RECORDS, "1"),)
+    code = () if private else (Term(CODE, "1", whole=False),)
     return Course(
         rounds=2,
-        first=(TargetSum(CODE, "C", 0, 1.0, 1.0, whole=True),),
+        first=(Term(CODE, "C", share=1.0),),
         first_share=0.05,
         each=(
             *exact,
-            TargetSum(TOTALS, "d", 1, 1.0, 0.08),
+            Term(TOTALS, "d", 1, False, share=0.08, count=RECORDS),
             *code,
             # Of one row. The residuals are scaled to magnitudes of at most one.
-            TargetSum(SUMS, "1 d", 1, 1.0, 0.45),
-            TargetSum(SQUARES, "T", 2, 1.0, 0.42),
+            Term(SUMS, "1 d", 1, False, share=0.45),
+            Term(SQUARES, "T", 2, False, share=0.42),
         ),
         receives=((VALUES, "C"),),
-        site=f"{AT_SITE}.residual_rounds:released_round",
-        site_sums=f"{AT_SITE}.residual_rounds:round_sums",
+        site_sums=f"{AT_SITE}.residual_rounds:residual_sums",
         steps=f"{AT_COORDINATOR}.residual_steps:ResidualSteps",
     )
 

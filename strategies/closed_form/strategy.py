@@ -61,10 +61,6 @@ class FromStatistics(Heads):
         if sent.tensors["sums"][sent.tensors["counts"] == 0].any():
             raise SurrogateError("the sum of a class without records is not zero")
 
-    def dimension(self, sent: Parameters) -> int:
-        """Columns of the sums."""
-        return sent.tensors["sums"].shape[1]
-
     def records(self, sent: Parameters) -> int:
         """Number of records, noisy under privacy."""
         return sent.records or max(0, round(float(sent.tensors["counts"].sum())))
@@ -131,10 +127,8 @@ class FromStatistics(Heads):
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not (left := float(sent.tensors["counts"][rows].sum())):
             return None
-        names = tuple(name for name in sent.header.classes if name in classes)
-        own = {name: tensor[rows] for name, tensor in sent.tensors.items()}
-        header = replace(sent.header, classes=names)
-        return replace(sent, header=header, tensors=own, records=max(1, round(left)))
+        kept = super().restricted(sent, classes)
+        return None if kept is None else replace(kept, records=max(1, round(left)))
 
 
 def learned_by(plan: Plan) -> Learn:

@@ -60,8 +60,10 @@ class Heads(OneShot[Parameters]):
         return max(len(payload), min(8 * len(payload), self.most_with_zeros))
 
     def dimension(self, sent: Parameters) -> int:
-        """Number of columns of the weight."""
-        return sent.tensors["weight"].shape[1]
+        """Number of columns of the features."""
+        fields = self.config.plan.messages.schema()
+        name = next(each.name for each in fields if each.shape.split()[-1] == "d")
+        return sent.tensors[name].shape[-1]
 
     def records(self, sent: Parameters) -> int:
         """Number of records that the head was trained on."""
@@ -85,7 +87,8 @@ class Heads(OneShot[Parameters]):
 
     def moved(self, sent: Parameters, frame: bytes) -> Parameters:
         """A head, or sums and means of features, in another frame; as in the base class."""
-        return moved_parameters(sent, frame)
+        moved = moved_parameters(sent, self.config.plan.messages.schema(), frame)
+        return replace(moved, tensors={name: each.float() for name, each in moved.tensors.items()})
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Exclude heads that disagree with those of the other sites; cap weights, and bound rows.
@@ -100,11 +103,11 @@ class Heads(OneShot[Parameters]):
         """The rows of these classes.
 
         Args:
-            sent: checked head of a site.
+            sent: checked tensors of a site.
             classes: to keep.
 
         Returns:
-            The head with these rows; None if it has none of them.
+            The same with these rows; None if it has none of them.
         """
         rows = torch.tensor([name in classes for name in sent.header.classes])
         if not rows.any():
@@ -113,7 +116,7 @@ class Heads(OneShot[Parameters]):
             sent.header, classes=tuple(name for name in sent.header.classes if name in classes)
         )
         own = {
-            name: tensor[rows] if name in ("weight", "bias") else tensor
-            for name, tensor in sent.tensors.items()
+            each.name: sent.tensors[each.name][rows if each.shape[0] == "C" else slice(None)]
+            for each in self.config.plan.messages.schema()
         }
         return replace(sent, header=header, tensors=own)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.methods.method import Field
+from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
@@ -18,7 +20,6 @@ from fedsurrogate.common.surrogates.shared_covariances import (
     StoredGram,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.targets.target import RECORDS, SQUARES, SUMS, TOTALS
 
 
 @dataclass(frozen=True)
@@ -84,44 +85,30 @@ def _scaled(matrix: Tensor, factor: Tensor) -> Tensor:
     return (matrix.double() * factor * factor[:, None]).float()
 
 
-def moved_parameters(sent: Parameters, wanted: bytes) -> Parameters:
-    """Class sums, or a head, in another frame.
+def moved_parameters(sent: Parameters, fields: Iterable[Field], wanted: bytes) -> Parameters:
+    """Tensors of a site in another frame, float64, by what their fields say of them.
 
     Args:
-        sent: tensors of a site, in the frame of its header.
+        sent: in the frame of its header.
+        fields: of its tensors.
         wanted: the frame.
     """
     if sent.header.frame == wanted:
         return sent
     change = Change.between(sent.header.frame, wanted)
-    factor, shift, own = change.factor, change.shift, sent.tensors
-    tensors = {name: tensor.double() for name, tensor in own.items()}
-    if "weight" in own:
-        tensors["weight"] = tensors["weight"] / factor
-        tensors["bias"] = tensors["bias"] - tensors["weight"] @ shift
-    if "mean" in own:
-        tensors["mean"] = tensors["mean"] * factor + shift
-        tensors["deviation"] = tensors["deviation"] * factor
-    if "sums" in own:
-        tensors["sums"] = tensors["sums"] * factor + tensors["counts"][:, None] * shift
-    floats = {name: tensor.float() for name, tensor in tensors.items()}
-    return replace(sent, header=replace(sent.header, frame=wanted), tensors=floats)
+    moved = {each.name: _moved_tensor(each, sent.tensors, change) for each in fields}
+    return replace(sent, header=replace(sent.header, frame=wanted), tensors=moved)
 
 
-def moved_coded(sent: Parameters, wanted: bytes) -> Parameters:
-    """Exact sums over a code, around the mean of the site, in another frame.
-
-    Args:
-        sent: sums of a site, in the frame of its header.
-        wanted: the frame.
-    """
-    change = Change.between(sent.header.frame, wanted)
-    factor, own = change.factor, {name: each.double() for name, each in sent.tensors.items()}
-    squares = unfold(own[SQUARES], len(factor))
-    moved = {
-        TOTALS: own[TOTALS] * factor + own[RECORDS] * change.shift,
-        SUMS: own[SUMS] * factor,
-        SQUARES: fold(squares * factor * factor[:, None]),
-    }
-    header = replace(sent.header, frame=wanted)
-    return replace(sent, header=header, tensors={**sent.tensors, **moved})
+def _moved_tensor(field: Field, own: Tensors, change: Change) -> Tensor:
+    value, last = own[field.name].double(), field.shape.split()[-1]
+    of = own[field.count].double() if field.count else None
+    if field.degree is None:
+        return value * change.factor + change.shift if last == "d" else value
+    if not field.degree:
+        return value if of is None else value - of @ (change.shift / change.factor)
+    if last == "T":
+        whole = unfold(value, len(change.factor))
+        return fold(whole * change.factor * change.factor[:, None])
+    value = value * change.factor**field.degree
+    return value if of is None else value + torch.outer(of, change.shift).reshape(value.shape)

@@ -17,11 +17,11 @@ from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, Target
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
 from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.closed_form.strategy import FromStatistics
-from fedsurrogate.strategies.pooling.columns import moved_coded
+from fedsurrogate.strategies.pooling.columns import moved_parameters
 from fedsurrogate.strategies.pooling.plausibility import false_numbers
 from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
 from fedsurrogate.strategies.pooling.total import Total
@@ -69,13 +69,9 @@ class FromCodedSums(FromStatistics):
             return max(0, round(float(sent.tensors[RECORDS].sum())))
         return max(0, round(self._target.counted(sent.tensors[CODE].double())))
 
-    def dimension(self, sent: Parameters) -> int:
-        """Columns of the sums."""
-        return sent.tensors[SUMS].shape[1]
-
     def moved(self, sent: Parameters, frame: bytes) -> Parameters:
         """Exact sums in another frame; as in the base class."""
-        return moved_coded(sent, frame)
+        return moved_parameters(sent, self.config.plan.messages.schema(), frame)
 
     def shared_classes(self, sent: Parameters) -> tuple[str, ...]:
         """The rows of the code, the same at all sites."""

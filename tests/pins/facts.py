@@ -16,7 +16,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
-from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes, Summed
+from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes
 from fedsurrogate.common.privacy.mechanism import STATED, Mechanism, relation_of
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import (
@@ -29,6 +29,7 @@ from fedsurrogate.common.secure_sum.of_run import (
 )
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.flat import Scalar, flatten, known_keys
+from fedsurrogate.common.terms import Term
 from fedsurrogate.server_app.runs.plan import in_words, plan
 
 Facts = dict[str, Any]
@@ -151,7 +152,7 @@ def _field(field: Field, sizes: Sizes) -> str:
     return f"{field.name} ({shape}) of {field.bits} bits{between}{named}"
 
 
-def _sums(summed: Iterable[Summed]) -> list[str]:
+def _sums(summed: Iterable[Term]) -> list[str]:
     return [f"{each.name} ({each.shape}) of degree {each.degree}" for each in summed]
 
 

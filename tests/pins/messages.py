@@ -103,6 +103,7 @@ from fedsurrogate.common.wire.sum_proto import (
     unpack_state,
 )
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
+from tests.pins import site_messages
 
 BEGINS = 24
 SITE, COORDINATOR, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
@@ -143,7 +144,7 @@ def fingerprints() -> dict[str, dict[str, Any]]:
             "sha256": hashlib.sha256(each).hexdigest(),
             "begins": each[:BEGINS].hex(),
         }
-        for name, each in messages().items()
+        for name, each in (messages() | dict(site_messages.messages())).items()
     }
 
 

@@ -19,7 +19,7 @@ from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     private_gradient,
     trainer_of,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteSums, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.models.generators import (
     COUNTS,
@@ -68,7 +68,7 @@ def train_generator(task: Task) -> MethodOutput:
     )
 
 
-def generator_sums(task: Task) -> SiteSums:
+def generator_sums(task: Task) -> SiteStatistic:
     """This site's part of a secure sum, float64.
 
     In the first round it is the site's class sizes (C,) and sums (C, d); in the others its records
@@ -103,7 +103,7 @@ def generator_sums(task: Task) -> SiteSums:
             "records": torch.tensor([weight], dtype=torch.float64),
             "update": weight * flat(tensors),
         }
-    return SiteSums(tensors, made.reply.claim, made.keep)
+    return SiteStatistic(tensors, made.reply.claim, keep=made.keep)
 
 
 def trained(task: Task) -> Trained:

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.methods.local_training import (
     step_length,
     train,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.models.networks import OFFSETS
 from fedsurrogate.common.models.parameters import (
     CONTROL,
@@ -68,7 +68,7 @@ def update(task: Task) -> MethodOutput:
     return MethodOutput(pack_parameters(_trained(task, received)))
 
 
-def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+def weighted_update(task: Task) -> SiteStatistic:
     """The weighted change of the parameters, for a secure sum.
 
     Under privacy the update has its noise already, and every site counts as the same public number
@@ -92,13 +92,11 @@ def weighted_update(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     )
     records = task.run.settings.secure_sum_records if task.run.settings.epsilon else trained.records
     moved = flat(trained.tensors)
-    return {
-        "records": torch.tensor([float(records)], dtype=torch.float64),
-        "update": records * moved,
-    }, trained.claim
+    weight = torch.tensor([float(records)], dtype=torch.float64)
+    return SiteStatistic({"records": weight, "update": records * moved}, trained.claim)
 
 
-def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
+def gradient_sums(task: Task) -> SiteStatistic:
     """The sum of clipped gradients, for a secure sum with joint noise.
 
     All units, records or patients, take part, so that the noise needs no accounting of samples:
@@ -116,10 +114,8 @@ def gradient_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
     losses = _losses(task.run.objective)
     gradients = clipped_gradients(module, features, labels, claim.clip, losses, units.weights)
     summed = flat(gradients) / claim.clip
-    return {
-        "records": torch.tensor([float(units.count)], dtype=torch.float64),
-        "gradients": summed,
-    }, claim
+    count = torch.tensor([float(units.count)], dtype=torch.float64)
+    return SiteStatistic({"records": count, "gradients": summed}, claim)
 
 
 def _trained(task: Task, received: Parameters) -> Parameters:

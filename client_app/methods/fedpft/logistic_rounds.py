@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
 from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
-from fedsurrogate.client_app.methods.coded_sums import noisy_round
 from fedsurrogate.client_app.methods.dp.record_chunks import per_record
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
@@ -38,11 +37,9 @@ from fedsurrogate.common.methods.logistic_rounds import (
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.privacy.gaussian_mechanism import (
-    BoundedSum,
     clip,
     unit_weights,
 )
-from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.coded_sums import coded_statistics
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
@@ -68,36 +65,7 @@ class Received:
     bound: float
 
 
-def released_round(task: Task) -> MethodOutput:
-    """The sums of a round, with noise.
-
-    Args:
-        task: the request, with the head and the map.
-
-    Raises:
-        SurrogateError: for a message that is not this run's.
-    """
-    sums, claim = bounded_round(task)
-    return noisy_round(task.header(task.run.settings.classes), task.round, sums, claim)
-
-
-def round_sums(task: Task) -> tuple[dict[str, Tensor], Mechanism | None]:
-    """The sums of a round for a secure sum, without noise.
-
-    Args:
-        task: the request, with the head and the map.
-
-    Returns:
-        The sums, float64; and the claim.
-
-    Raises:
-        SurrogateError: for a message that is not this run's.
-    """
-    sums, claim = bounded_round(task)
-    return {each.name: each.value for each in sums}, claim
-
-
-def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
+def bounded_round(task: Task) -> SiteStatistic:
     """The sums of a round, to each of which a unit adds one at most.
 
     Args:
@@ -107,7 +75,7 @@ def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
         In the first round "records" (1,) and "totals" (k,), of features that are divided by the
         bound, or by their norm if it is larger, and where the bound is zero "code" (BINS,), how many
         have which length; in the others "sums" (C, k + 1), of residuals times features, and "gaps"
-        (FACTORS,). And the claim.
+        (FACTORS,).
 
     Raises:
         SurrogateError: for a message that is not this run's.
@@ -132,13 +100,15 @@ def bounded_round(task: Task) -> tuple[list[BoundedSum], Mechanism]:
         code = torch.ones(len(labels), 1, dtype=torch.float64)
         if counts_lengths:
             bounds, code = bounds | {CODE: claim.noise[CODE][1]}, in_bins(torch.cat(lengths))
-        return coded_statistics(features, code, weights, bounds, *done), claim
+        made = coded_statistics(features, code, weights, bounds, *done)
+        return SiteStatistic({each.name: each for each in made}, claim, classes)
     features, labels = _with_constant(features, train.folder), labels.clamp_min(0)
     head = torch.cat([received.weight, received.bias[:, None] / CONSTANT], 1)
     code, sure = residuals(features, labels, head), gaps(features, labels, head)
     (sums,) = coded_statistics(features, code, weights, {SUMS: claim.noise[SUMS][1]}, *done)
     (counted,) = coded_statistics(features, sure, weights, {CODE: claim.noise[GAPS][1]})
-    return [sums, replace(counted, name=GAPS)], claim
+    sums_and_gaps = {SUMS: sums, GAPS: replace(counted, name=GAPS)}
+    return SiteStatistic(sums_and_gaps, claim, classes)
 
 
 def with_constant(features: Tensor) -> Tensor:

@@ -100,10 +100,8 @@ def held_out(weight: torch.Tensor) -> torch.Tensor:
     records = LabelledFeatures(features, labels)
     found = SiteFeatures(records, records, ("benign", "malign"), "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_cell=12)
-    tables, _ = summed_counts(
-        Task(parse_run(settings), NodeConfig(), "north", found, limits, model)
-    )
-    return tables["decisions"]
+    task = Task(parse_run(settings), NodeConfig(), "north", found, limits, model)
+    return summed_counts(task).values["decisions"]
 
 
 def test_an_evaluation_leaves_out_a_class_with_too_few_records() -> None:

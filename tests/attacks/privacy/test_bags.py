@@ -22,7 +22,6 @@ from fedsurrogate.client_app.methods.coded_sums import coded_moments
 from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.public_map import PublicMap
@@ -102,13 +101,9 @@ def sums_of(kind: str, site: SiteFeatures, public: PublicMap = UNCHANGED) -> dic
     """What the site adds to a secure sum before noise, as multiples of the bounds of its claim."""
     run = run_of(kind)
     task = Task(run, parse_node_config({}), "a", site, payload=pack_map(public))
-    made, claim = (class_moments if kind == "class" else coded_moments)(task)
-    assert claim is not None
-    return {name: plain(made[name]) / bound for name, (_, bound) in claim.noise.items()}
-
-
-def plain(value: Tensor | IntegerSum) -> Tensor:
-    return value.value.double() if isinstance(value, IntegerSum) else value.double()
+    made = (class_moments if kind == "class" else coded_moments)(task)
+    assert made.claim is not None
+    return {name: made.values[name] / bound for name, (_, bound) in made.claim.noise.items()}
 
 
 def changes(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:

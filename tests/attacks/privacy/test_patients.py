@@ -26,7 +26,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp import units
 from fedsurrogate.client_app.methods.dpcvae import training_steps
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
@@ -281,14 +281,16 @@ def _made(
     if not run.settings.secure_sum:
         made: MethodOutput = load(run.plan.combination.site)(task)
         return dict(made.keep), made.payload, made.claim
-    sums, claim, *kept = load(run.plan.combination.site_sums)(task)
+    summed: SiteStatistic = load(run.plan.combination.site_sums)(task)
     payload = b""
     if run.plan.mechanism_name == JOINT_SUMS:
         # The noise of all sites is added to integers of these.
-        found += [(name, value.flatten().clone(), torch.nan) for name, value in sums.items()]
+        found += [
+            (name, value.flatten().clone(), torch.nan) for name, value in summed.values.items()
+        ]
     else:
-        payload = b"".join(value.double().numpy().tobytes() for value in sums.values())
-    return (dict(kept[0]) if kept else {}), payload, claim
+        payload = b"".join(value.double().numpy().tobytes() for value in summed.values.values())
+    return dict(summed.keep), payload, summed.claim
 
 
 def moved(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.coded_sums import bounded_sums
-from fedsurrogate.client_app.methods.residual_rounds import round_sums
+from fedsurrogate.client_app.methods.residual_rounds import residual_sums
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
@@ -135,12 +135,12 @@ def test_values_beyond_one_do_not_raise_the_sensitivity(
     rows = np.array(data.draw(st.lists(record, min_size=1, max_size=4)))
     site = (rows[:, :4], rows[:, 4:])
     without = (rows[1:, :4], rows[1:, 4:])
-    for target, names in (
-        (run.target, {CODE}),
-        (scored(run.target, torch.tensor(numbers).double()), {TOTALS, SUMS, "squares"}),
+    for round, target, names in (
+        (1, run.target, {CODE}),
+        (2, scored(run.target, torch.tensor(numbers).double()), {TOTALS, SUMS, "squares"}),
     ):
         made = [
-            bounded_sums(task_of(run, each, {}, 1), target, PublicMap(), names)[0]
+            bounded_sums(task_of(run, each, {}, round), target, PublicMap()).bounded
             for each in (site, without)
         ]
         assert {each.name for each in made[0]} == names
@@ -153,7 +153,7 @@ def test_values_that_are_not_finite_are_refused_and_larger_ones_are_cut_off() ->
     run = parse_run(RESIDUALS | PRIVATE | {"secure-sum": True})
     (site,) = hospitals((50,))
     sums = [
-        round_sums(task_of(run, site, {"values": torch.full((2 * BINS + 1,), size)}, 2))[0]
+        residual_sums(task_of(run, site, {"values": torch.full((2 * BINS + 1,), size)}, 2)).values
         for size in (1.0, 9000.0)
     ]
     assert torch.equal(sums[0][SUMS], sums[1][SUMS])

@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round, released_round
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
+from fedsurrogate.client_app.methods.message import message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
@@ -102,8 +103,9 @@ def accuracy(run: Run, attack: False_ | None) -> float:
             task = Task(
                 run, NodeConfig(site=str(k)), str(k), found, payload=training.payload(), info=info
             )
-            sent.append(unpack_parameters(released_round(task).payload))
-            exact.append(bounded_round(task)[0][-1 if number == 1 else 0].value)
+            sent.append(unpack_parameters(message(task).payload))
+            bounded = bounded_round(task).bounded
+            exact.append(bounded[-1 if number == 1 else 0].value)
         if attack is not None and number == 1:
             stated = {name: 3 * each for name, each in sent[0].tensors.items()}
             sent[0] = longest(strategy, replace(sent[0], tensors=stated), training, "totals")

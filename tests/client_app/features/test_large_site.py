@@ -27,7 +27,8 @@ from fedsurrogate.client_app.features.shards import SHARD, ShardWriter
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from fedsurrogate.client_app.methods.sums import class_moments, released_sums
+from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import Run, parse_run
@@ -229,12 +230,12 @@ def test_features_in_a_file_are_those_in_memory(data: Path) -> None:
 
 def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: Path) -> None:
     memory, file = tasks(data, class_sums_run())
-    assert released_sums(file).payload == released_sums(memory).payload
+    assert message(file).payload == message(memory).payload
     memory, file = tasks(
         data, parse_run({"secure-sum": True, "classes": "0,1,2", "fedpft.covariance": "gram"})
     )
     for ours, theirs in zip(
-        class_moments(file)[0].values(), class_moments(memory)[0].values(), strict=True
+        class_moments(file).values.values(), class_moments(memory).values.values(), strict=True
     ):
         assert torch.equal(ours, theirs)
 

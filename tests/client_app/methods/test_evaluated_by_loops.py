@@ -117,7 +117,8 @@ def test_an_evaluation_counts_records_of_large_classes_with_finite_scores(
             scores[k, int(truth == k), at] += 1
     wanted = {"decisions": decisions.tolist(), "scores": scores.tolist()}
     if summed:
-        found, claim = summed_counts(asked)
+        made = summed_counts(asked)
+        found, claim = made.values, made.claim
         assert claim is None
         assert {name: table.tolist() for name, table in found.items()} == wanted
         return

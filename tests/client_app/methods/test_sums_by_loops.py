@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods import coded_sums, sums
-from fedsurrogate.client_app.methods.residual_rounds import released_round, round_sums
+from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.residual_rounds import residual_sums
 from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -61,7 +62,7 @@ def test_exact_sums_are_of_classes_with_enough_records(
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sums, "ROWS", at_a_time)
-        sent = unpack_parameters(sums.released_sums(asked).payload)
+        sent = unpack_parameters(message(asked).payload)
     # Columns of few records may be in a frame of their own.
     x, y, _ = asked.own_data(tuple(NAMES[label] for label in classes))
     own = [x[y == at].double().numpy() for at in range(len(classes))]
@@ -84,7 +85,8 @@ def test_a_part_of_a_secure_sum_is_around_zero_and_of_the_runs_classes_alone(
     """Under privacy, of clipped features, in which a patient weighs one."""
     private = run.private
     asked = task(run, rows)
-    found, claim = class_moments(asked)
+    made = class_moments(asked)
+    found, claim = made.values, made.claim
     assert (claim is not None) == private
     x = asked.found.train.features.double().numpy()
     patients = [who for _, who in rows]
@@ -122,15 +124,16 @@ def test_few_records_with_a_target_are_refused_and_in_a_secure_sum_zeros(count: 
     asked = of_number(run, count, 4)
     if count < 4:
         with pytest.raises(DataError, match=f"{count} training records with a target; .* is 4"):
-            coded_sums.released_sums(asked)
+            message(asked)
     else:
-        sent = unpack_parameters(coded_sums.released_sums(asked).payload)
+        sent = unpack_parameters(message(asked).payload)
         assert (sent.records, sent.round) == (count, 1)
         assert sent.tensors.keys() == {each.name for each in run.plan.messages.sends}
         x = asked.found.train.features.double()
         np.testing.assert_allclose(sent.tensors["totals"], x.sum(0), rtol=2e-3, atol=2e-3)
     summed = parse_run(NUMBER | {"secure-sum": True})
-    found, claim = coded_sums.coded_moments(of_number(summed, count, 4))
+    made = coded_sums.coded_moments(of_number(summed, count, 4))
+    found, claim = made.values, made.claim
     assert claim is None
     assert found.keys() == {each.name for each in summed.plan.combination.sums} - {"withheld"}
     assert any(bool(value.any()) for value in found.values()) == (count >= 4)
@@ -144,7 +147,7 @@ def test_few_records_with_a_target_are_refused_and_in_a_secure_sum_zeros(count: 
 
 def test_a_private_message_of_another_target_has_the_first_round_and_no_number_of_records() -> None:
     run = parse_run(NUMBER | {"epsilon": 3.0, "delta": 1e-5})
-    made = coded_sums.released_sums(of_number(run, 9, 1))
+    made = message(of_number(run, 9, 1))
     sent = unpack_parameters(made.payload)
     assert (sent.round, sent.records) == (1, 0)
     assert sent.claim is not None
@@ -176,7 +179,8 @@ def test_a_part_of_a_survival_sum_is_of_all_records_or_of_none(
         else:
             cells.append(4 + min(int(time / 0.75 + 0.5), 4))
     for number in (1, 2):
-        found, claim = round_sums(task_of(run, (x, y), {"values": values}, number, least))
+        made = residual_sums(task_of(run, (x, y), {"values": values}, number, least))
+        found, claim = made.values, made.claim
         assert (claim is not None) == private
         there = private or count >= least
         if number == 1:
@@ -192,7 +196,8 @@ def test_a_part_of_a_survival_sum_is_of_all_records_or_of_none(
 
 
 ALONE = {key: value for key, value in RESIDUALS.items() if key != "secure-sum"}
-SURVIVAL = [parse_run(ALONE), parse_run(ALONE | {"epsilon": 3.0, "delta": 1e-5})]
+PRIVATE_SUMS = {"epsilon": 3.0, "delta": 1e-5}
+SURVIVAL = [parse_run(ALONE), parse_run(ALONE | PRIVATE_SUMS)]
 
 
 @pytest.mark.parametrize("run", SURVIVAL, ids=["exact", "private"])
@@ -201,8 +206,9 @@ def test_a_message_of_a_survival_round_is_around_the_sites_mean_or_has_noise(run
     values = torch.linspace(-1, 1, 9)
     for number in (1, 2):
         asked = task_of(run, (x, y), {"values": values}, number)
-        found, _ = round_sums(asked)
-        sent = unpack_parameters(released_round(asked).payload)
+        summed = parse_run(RESIDUALS | (PRIVATE_SUMS if run.private else {}))
+        found = residual_sums(task_of(summed, (x, y), {"values": values}, number)).values
+        sent = unpack_parameters(message(asked).payload)
         assert sent.round == number
         assert sent.records == (0 if run.private else 40)
         assert sent.header.classes == run.target.rows  # type: ignore[union-attr]
@@ -210,7 +216,7 @@ def test_a_message_of_a_survival_round_is_around_the_sites_mean_or_has_noise(run
         assert sent.tensors.keys() == names == found.keys()
         if run.private:
             assert sent.claim is not None
-            facts = released_round(asked).facts
+            facts = message(asked).facts
             assert facts.keys() == {f"signal-to-noise-{name}" for name in names}
             noise = {name: float((sent.tensors[name] - found[name]).norm()) for name in names}
             for name, off in noise.items():
@@ -228,7 +234,7 @@ def test_a_site_without_records_in_large_cells_is_refused() -> None:
     x, y = np.zeros((0, 4)), np.zeros((0, 2))
     for least in (1, 5):
         with pytest.raises(DataError, match=f"no training records in cells of {least} or more"):
-            released_round(task_of(SURVIVAL[0], (x, y), {}, 1, least))
+            message(task_of(SURVIVAL[0], (x, y), {}, 1, least))
 
 
 @pytest.mark.parametrize("target", [False, True])
@@ -238,11 +244,11 @@ def test_a_part_of_a_sum_is_of_features_in_the_runs_public_map(target: bool) -> 
     if target:
         run = parse_run(NUMBER | {"secure-sum": True})
         asked = replace(of_number(run, 9, 1), payload=pack_map(public))
-        found, _ = coded_sums.coded_moments(asked)
+        found = coded_sums.coded_moments(asked).values
         total = found["totals"]
     else:
         asked = replace(task(SUMMED[0], rows), payload=pack_map(public))
-        found, _ = class_moments(asked)
+        found = class_moments(asked).values
         total = found["sums"].sum(0)
     assert public.projection is not None
     x = asked.found.train.features.double()
@@ -260,7 +266,7 @@ def test_records_that_are_left_out_are_in_the_log(caplog: pytest.LogCaptureFixtu
         caplog.clear()
         y = np.stack([np.full(20, 0.5), np.arange(20) >= censored], 1)
         with caplog.at_level("WARNING", "fedsurrogate.site"):
-            sent = unpack_parameters(released_round(task_of(SURVIVAL[0], (x, y), {}, 1, 5)).payload)
+            sent = unpack_parameters(message(task_of(SURVIVAL[0], (x, y), {}, 1, 5)).payload)
         assert sent.records == 20 - censored
         words = f"{censored} records without an event are left out of what this site sends: fewer than 5"
         assert [each.getMessage() for each in caplog.records] == ([words] if censored else [])

@@ -20,7 +20,8 @@ from fedsurrogate.client_app.methods.heads.local_head import (
     own_head,
     student_head,
 )
-from fedsurrogate.client_app.methods.sums import class_moments, released_sums
+from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
@@ -284,9 +285,9 @@ def test_exact_sums_of_classes_are_those_of_the_records(counts: list[int], least
     shown = asked.classes
     if not any(counts[CLASSES.index(name)] >= max(1, least) for name in shown):
         with pytest.raises(DataError):
-            released_sums(asked)
+            message(asked)
         return
-    sent = unpack_parameters(released_sums(asked).payload)
+    sent = unpack_parameters(message(asked).payload)
     # Columns of few records may be in a frame of their own.
     framed, labels, _ = asked.own_data(shown)
     rows = {name: own[asked.found.train.labels == CLASSES.index(name)] for name in CLASSES}
@@ -301,7 +302,8 @@ def test_exact_sums_of_classes_are_those_of_the_records(counts: list[int], least
             atol=2e-2,
         )
     secure = parse_run({"fedpft.covariance": "gram", "classes": "c,a,b", "secure-sum": True})
-    moments, claim = class_moments(replace(asked, run=secure))
+    made = class_moments(replace(asked, run=secure))
+    moments, claim = made.values, made.claim
     assert claim is None
     kept = [name for name in ("c", "a", "b") if len(rows[name]) >= max(1, least)]
     for at, name in enumerate(("c", "a", "b")):

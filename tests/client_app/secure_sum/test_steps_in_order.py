@@ -17,7 +17,7 @@ import torch
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum import masked, steps
 from fedsurrogate.client_app.secure_sum.masked import masked_sum
@@ -211,7 +211,7 @@ def masked_by(
 
     def site_sums(task: Task) -> Any:
         calls.made.append(("site_sums", task.payload))
-        return dict(values), claim, {Path("kept"): b"k"}
+        return SiteStatistic(values, claim, keep={Path("kept"): b"k"})
 
     state = SimpleNamespace(members=MEMBERS, public=b"digest", at=calls.noting("at"))
     after = After(("north", "west"), {each.site: each for each in MEMBERS})

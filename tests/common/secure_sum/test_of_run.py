@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.methods.method import Summed
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
 from fedsurrogate.common.secure_sum.of_run import (
@@ -23,6 +22,7 @@ from fedsurrogate.common.secure_sum.of_run import (
     rules_of,
     shapes_of,
 )
+from fedsurrogate.common.terms import Term
 
 SUM: dict[str, Any] = {"fedpft.covariance": "gram", "secure-sum": True, "classes": "a,b,c"}
 ROUNDS: dict[str, Any] = {"method": "dpcvae", "secure-sum": True, "classes": "a,b,c"}
@@ -151,7 +151,7 @@ def test_noise_of_one_site_alone_promises_less_and_other_noise_the_same(
 def test_a_number_is_as_large_as_its_degree_says_and_whole_where_it_counts(
     degree: int, largest: float, bound: float, whole: bool, joint: bool
 ) -> None:
-    summed = Summed("x", "C d", degree, whole, bound, largest)
+    summed = Term("x", "C d", degree, whole, bound, largest)
     plan: Any = SimpleNamespace(
         mechanism_name="secure-sums" if joint else "",
         combination=SimpleNamespace(sums_in=lambda round: [summed] if round == 2 else []),

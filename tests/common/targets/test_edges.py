@@ -24,19 +24,20 @@ from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.objective import Objective
-from fedsurrogate.common.targets.target import TargetSum, sums_of_counts
+from fedsurrogate.common.targets.target import sums_of_counts
 from fedsurrogate.common.targets.time import Scored, Time, scored, usual_edges, widening_edges
 from fedsurrogate.common.targets.time_rounds import (
     merged_cells,
     merged_places,
     residual_course,
 )
+from fedsurrogate.common.terms import Term
 
 few = settings(max_examples=60, deadline=None)
 PRIVATE = {"epsilon": 2.0, "delta": 1e-5}
 
 
-def tuples(sums: tuple[TargetSum, ...] | None) -> list[tuple[Any, ...]]:
+def tuples(sums: tuple[Term, ...] | None) -> list[tuple[Any, ...]]:
     """Name, shape, degree, bound, share, whole."""
     return [
         (each.name, each.shape, each.degree, each.bound, each.share, each.whole)

@@ -76,7 +76,7 @@ def test_sums_are_those_of_the_unchanged_columns(
         (clean * scale + offset, ranges_of(scale, offset)),
     ):
         run = parse_run(flat | {"features.ranges": text})
-        found.append(class_moments(task_of(run, features, labels, pack_map(PublicMap())))[0])
+        found.append(class_moments(task_of(run, features, labels, pack_map(PublicMap()))).values)
     assert found[0].keys() == found[1].keys() == {"counts", "sums", "squares"}
     # The oracle: what a person does by hand.
     by_hand = clean.double() / (8 * (DIMENSION**0.5 if private else 1))

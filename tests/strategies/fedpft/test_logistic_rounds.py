@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
+    bounded_round,
     in_bins,
     residuals,
-    round_sums,
     with_constant,
 )
 from fedsurrogate.client_app.methods.task import Task
@@ -188,7 +188,7 @@ def test_without_public_images_a_site_sums_directions_and_counts_lengths(
     owners = [str(each) for each in torch.randint(3, (count,), generator=drawn).tolist()]
     run = parse_run(ALONE)
     training = Training.begin(run, run.settings.classes, "f", 64)
-    found, _ = round_sums(request(run, training, features, owners))
+    found = bounded_round(request(run, training, features, owners)).values
     expected = {"records": torch.zeros(1), "totals": torch.zeros(64), "code": torch.zeros(BINS)}
     for row, owner in zip(features.double(), owners, strict=True):
         weight = 1 / owners.count(owner)
@@ -206,7 +206,7 @@ def test_a_site_without_records_sends_zeros(public: dict[str, Any]) -> None:
     for chosen in (public, ALONE):
         run = parse_run(chosen)
         training = Training.begin(run, run.settings.classes, "f", 64)
-        found, _ = round_sums(request(run, training, torch.zeros(0, 64), []))
+        found = bounded_round(request(run, training, torch.zeros(0, 64), [])).values
         wanted = {each.name for each in run.plan.combination.sums_in(1)}
         assert found.keys() == wanted & {"records", "totals", "code"}
         assert not any(value.any() for value in found.values())
@@ -222,7 +222,7 @@ def test_a_bound_that_the_settings_do_not_have_is_refused(
     training = Training.begin(run, run.settings.classes, "f", 64)
     training.model["bound"] = torch.tensor([bound])
     with pytest.raises(SurrogateError, match="a bound of"):
-        round_sums(request(run, training, torch.ones(3, 64), ["a", "b", "c"]))
+        bounded_round(request(run, training, torch.ones(3, 64), ["a", "b", "c"]))
 
 
 @pytest.mark.parametrize(

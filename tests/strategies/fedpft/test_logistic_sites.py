@@ -18,8 +18,8 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     bounded_round,
     in_bins,
-    released_round,
 )
+from fedsurrogate.client_app.methods.message import message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
@@ -240,12 +240,14 @@ def test_a_site_adds_the_noise_of_its_claim_in_each_round(patients: bool) -> Non
     for round, names in ((1, {"records", "totals", "code"}), (2, {"sums", "gaps"})):
         training.round = round - 1
         task = asked(run, training, patients)
-        exact, claim = bounded_round(task)
+        made = bounded_round(task)
+        exact, claim = made.bounded, made.claim
+        assert claim is not None
         assert {each.name for each in exact} == names
         assert all(each.bound == 1.0 for each in exact)
         errors: dict[str, list[torch.Tensor]] = {name: [] for name in names}
         for _ in range(40):
-            output = released_round(task)
+            output = message(task)
             sent = unpack_parameters(output.payload)
             assert sent.claim is not None
             assert output.claim == claim

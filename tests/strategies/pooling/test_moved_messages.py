@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.common.methods.class_sums import MOMENTS
+from fedsurrogate.common.methods.heads import HEAD_AND_FEATURES
+from fedsurrogate.common.methods.method import fields_of
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
@@ -19,6 +22,7 @@ from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.pooling.columns import Change, moved_parameters, moved_surrogate
 
 D, C = 3, 2
+FIELDS = (*HEAD_AND_FEATURES, *fields_of(MOMENTS[:2]))
 few = settings(max_examples=40, deadline=None)
 
 
@@ -70,7 +74,7 @@ def test_all_sums_are_those_of_the_moved_records_and_heads_decide_the_same(
     head = torch.randn(C, D + 1, generator=draw).double()
     before, after = seen(raw, first), seen(raw, last)
     sent = message(before, y, head, bytes_of(first))
-    moved = moved_parameters(sent, bytes_of(last))
+    moved = moved_parameters(sent, FIELDS, bytes_of(last))
     wanted = message(after, y, head, bytes_of(last))
     assert moved.header == wanted.header
     if bytes_of(first) == bytes_of(last):
@@ -83,7 +87,7 @@ def test_all_sums_are_those_of_the_moved_records_and_heads_decide_the_same(
     scores = before @ head[:, :-1].T + head[:, -1]
     own = after @ moved.tensors["weight"].double().T + moved.tensors["bias"].double()
     torch.testing.assert_close(own, scores, rtol=1e-4, atol=1e-3)
-    assert {tensor.dtype for tensor in moved.tensors.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in moved.tensors.values()} == {torch.float64}
 
 
 def covariance_of(kind: str, draw: torch.Generator) -> AnyCovariance:

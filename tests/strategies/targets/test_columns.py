@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.coded_sums import bounded_sums, released_sums
-from fedsurrogate.client_app.methods.residual_rounds import released_round
+from fedsurrogate.client_app.methods.coded_sums import bounded_sums
+from fedsurrogate.client_app.methods.message import message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum.same_sites import settings_in
@@ -29,7 +29,7 @@ from fedsurrogate.common.surrogates.columns import Frame, public_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.columns import moved_coded
+from fedsurrogate.strategies.pooling.columns import moved_parameters
 from fedsurrogate.strategies.targets.strategy import FromCodedSums
 from tests.coded import coded
 
@@ -143,10 +143,10 @@ def test_a_record_in_the_ranges_is_in_the_ball(
     assert float(moved.norm(dim=1).max()) <= (1.0 if epsilon else 3**0.5) * (1 + 4 * lost + 1e-6)
     if epsilon and lost < 1e-3:
         run = parse_run(PLAIN | PRIVATE | {"features.ranges": text})
-        sums, claim = bounded_sums(task_of(run, x.float()), run.target, PublicMap())  # type: ignore[arg-type]
-        squares = next(each for each in sums if each.name == "squares")
-        assert claim.clip == 1.0
-        assert float(squares.value.norm()) <= 8 * (1 + 1e-9)
+        made = bounded_sums(task_of(run, x.float()), run.target, PublicMap())  # type: ignore[arg-type]
+        assert made.claim is not None
+        assert made.claim.clip == 1.0
+        assert float(made.values["squares"].norm()) <= 8 * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -167,7 +167,7 @@ def test_a_frame_that_the_settings_do_not_give_is_refused_in_private_runs(
 
 def run_site(run: Run, x: torch.Tensor) -> bytes:
     """A site's message."""
-    return released_sums(task_of(run, x)).payload
+    return message(task_of(run, x)).payload
 
 
 @pytest.mark.parametrize("frame", [b"", Frame(torch.ones(3), torch.ones(3)).packed()])
@@ -181,10 +181,10 @@ def test_a_site_reads_no_model_in_another_frame_than_the_settings_give(frame: by
     training = Training.begin(run, run.target.rows, "f" * 16, 3, agreed)
     training.model = {"values": torch.zeros(41)}
     asked = replace(task, payload=training.payload(), info={"round": 2})
-    assert released_round(asked).payload
+    assert message(asked).payload
     training.frame = frame
     with pytest.raises(SurrogateError, match="frame of columns"):
-        released_round(replace(asked, payload=training.payload()))
+        message(replace(asked, payload=training.payload()))
 
 
 @settings(max_examples=25, deadline=None)
@@ -197,13 +197,13 @@ def test_sums_in_another_frame_are_those_of_moved_records(seed: int) -> None:
     strategy = FromCodedSums(run)
     first, last = (strategy.parse(run_site(run, each)) for each in (x * spread, x + 100 * spread))
     assert first.header.frame
-    moved = moved_coded(last, first.header.frame)
+    moved = moved_parameters(last, run.plan.messages.sends, first.header.frame)
     frame = Frame.of(first.header.frame)
     records = frame.apply(x + 100 * spread).double()
     totals = moved.tensors["totals"] - records.sum(0)
     # A total travels at 16 bits, in its own frame.
     assert float(totals.abs().max()) < 1e-2 * float(records.sum(0).abs().max())
-    squares: Parameters = moved_coded(moved, last.header.frame)
+    squares: Parameters = moved_parameters(moved, run.plan.messages.sends, last.header.frame)
     for name in ("totals", "sums", "squares"):
         apart = squares.tensors[name].double() - last.tensors[name].double()
         assert float(apart.abs().max()) <= 1e-3 * float(last.tensors[name].abs().max()) + 1e-3

@@ -353,8 +353,9 @@ def test_in_a_joint_sum_one_odd_record_changes_what_a_site_adds_by_its_bound(
     values = torch.tensor([cells for _, cells in rows], dtype=torch.float64)
     training = Training.begin(run, run.settings.classes, "f", D)
     folder = tmp_path_factory.mktemp("site")
-    whole, claim = gradient_sums(task(run, folder, "s", (x, values), training))
-    without, _ = gradient_sums(task(run, folder, "s", (x[1:], values[1:]), training))
+    made = gradient_sums(task(run, folder, "s", (x, values), training))
+    whole, claim = made.values, made.claim
+    without = gradient_sums(task(run, folder, "s", (x[1:], values[1:]), training)).values
     assert claim is not None
     assert float((whole["gradients"] - without["gradients"]).norm()) <= 1
     assert float((whole["records"] - without["records"]).norm()) <= 1

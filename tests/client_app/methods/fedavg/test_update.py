@@ -325,7 +325,8 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
     }
     records = LabelledFeatures(features, labels)
     asked = task(folder, config, training)
-    found, claim = weighted_update(replace(asked, found=replace(asked.found, train=records)))
+    made = weighted_update(replace(asked, found=replace(asked.found, train=records)))
+    found, claim = made.values, made.claim
     assert claim == config.mechanism
     # As received, in half precision.
     module = network(
@@ -386,7 +387,8 @@ def test_with_joint_noise_a_site_that_protects_patients_adds_patients(tmp_path: 
     config = run("dp-fedavg", **JOINT)
     asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
     patients = replace(asked.found.train, units=("p",) * 100 + ("q",) * 20)
-    found, claim = weighted_update(replace(asked, found=replace(asked.found, train=patients)))
+    made = weighted_update(replace(asked, found=replace(asked.found, train=patients)))
+    found, claim = made.values, made.claim
     assert claim is not None
     assert claim.unit == "patient"
     assert found["records"].tolist() == [2]
@@ -413,7 +415,8 @@ def test_a_private_update_in_a_sum_has_a_public_weight_whatever_the_site_has(
         units = None if unit == "record" else ("p",) * count
         part = replace(asked.found.train, features=features, labels=labels, units=units)
         own = replace(asked, found=replace(asked.found, train=part))
-        found, claim = weighted_update(own)
+        made = weighted_update(own)
+        found, claim = made.values, made.claim
         alone = unpack_parameters(update(own).payload)
         planned = config.mechanism_for(unit)
         assert planned is not None

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.fedpft import surrogate
-from fedsurrogate.client_app.methods.fedpft.logistic_rounds import round_sums
+from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
 from fedsurrogate.client_app.methods.fedpft.surrogate import (
     SiteData,
     fedpft_surrogate,
@@ -184,7 +184,8 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
     for number in (1, 2):
         training.round = number - 1
         asked = task(run, labels, training.payload(), units=units, round=number)
-        found, claim = round_sums(asked)
+        made = bounded_round(asked)
+        found, claim = made.values, made.claim
         assert claim is not None
         assert claim.unit == ("patient" if patients else "record")
         got = {name: each.double().numpy() for name, each in asked.received_model().tensors.items()}
@@ -223,7 +224,7 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
 def test_a_head_of_other_shapes_is_refused(logistic: dict[str, Any]) -> None:
     run = parse_run(logistic)
     training = Training.begin(run, run.settings.classes, "f", D)
-    round_sums(task(run, [0, 2], training.payload(), round=1))
+    bounded_round(task(run, [0, 2], training.payload(), round=1))
     for name, wrong in (
         ("bias", torch.zeros(3)),
         ("centre", torch.zeros(D + 1)),
@@ -232,7 +233,7 @@ def test_a_head_of_other_shapes_is_refused(logistic: dict[str, Any]) -> None:
         before = training.model[name]
         training.model[name] = wrong
         with pytest.raises(SurrogateError, match="a head and map of shapes"):
-            round_sums(task(run, [0, 2], training.payload(), round=1))
+            bounded_round(task(run, [0, 2], training.payload(), round=1))
         training.model[name] = before
 
 

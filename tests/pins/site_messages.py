@@ -1,0 +1,159 @@
+"""What a site sends in each method of sums, with a stream of noise that is always the same: its message,
+or the whole numbers of its part of a secure sum before the masks.
+
+Features are ones of both signs, so that norms, sums and products of them are exact on any processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.secure_sum import masked, store
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.member import SumState, begin
+from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.sum_proto import map_digest, pack_delivery, pack_map
+from fedsurrogate.strategies.base.training import Training
+from tests.examples import class_sums_run
+
+COUNT, D, CLASSES = 24, 16, ("a", "b", "c", "e")
+LABELS = torch.arange(COUNT) * 7 % 4
+PATIENTS = tuple(f"patient {row // 2}" for row in range(COUNT))
+NAMED = {"classes": ",".join(CLASSES)}
+SUM, NOISE = {"secure-sum": True, "dropouts": 0.25}, {"epsilon": 4.0, "delta": 1e-5}
+WAYS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "noisy": NOISE,
+    "summed": SUM,
+    "summed with noise": SUM | NOISE,
+}
+TIMES = {"target": "time", "horizon": 4.0, "bins": 4}
+RANGES = {"features.ranges": "-2,2"}
+SETS = "a=u,v; b=u,v; c=u,v; e=u,v; f=u; g=u; h=u; i=u"
+TARGETS: dict[str, tuple[dict[str, Any], Tensor]] = {
+    "number": ({"target": "number", "target-range": "-4,4"}, LABELS[:, None] - 2.0),
+    "labels": (
+        {"target": "labels", "label-columns": "u,v"},
+        torch.stack([LABELS % 2, LABELS // 2], 1).double(),
+    ),
+    "cells": (TIMES | {"time-head": "cells"}, torch.stack([LABELS + 0.5, LABELS % 2], 1)),
+    "residuals": (TIMES | {"time-head": "residuals"}, torch.stack([LABELS + 0.5, LABELS % 2], 1)),
+}
+
+
+def features() -> Tensor:
+    """Ones of both signs without a pattern (n, d), and of the same norm."""
+    at = torch.arange(COUNT * D).reshape(COUNT, D)
+    return torch.where(at * at % 11 * 5 % 7 < 3, -1.0, 1.0)
+
+
+def messages() -> Iterator[tuple[str, bytes]]:
+    """By name: of every method of sums, in every way."""
+    for name, task in _tasks():
+        drawn = Drawn(name)
+        with patch("os.urandom", drawn):
+            yield f"site: {name}", (_part if task.run.settings.secure_sum else _message)(task)
+
+
+class Drawn:
+    """Random bytes that follow from a name, and from how many were drawn before."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    def __call__(self, count: int) -> bytes:
+        self.count += 1
+        return hashlib.shake_256(f"{self.name} {self.count}".encode()).digest(count)
+
+
+def _message(task: Task) -> bytes:
+    payload: bytes = load(task.run.plan.combination.site)(task).payload
+    return payload
+
+
+def _part(task: Task) -> bytes:
+    """The vector of a site of three, without the masks."""
+    seen = []
+    members = tuple(
+        begin(name, bytes([number]) * 32, b"context")[1] for number, name in enumerate(CLASSES[:3])
+    )
+    state, _ = begin("a", bytes(32), b"context")
+    state = replace(state, members=members, phase="shares", public=map_digest(task.payload or b""))
+
+    def mask(state: SumState, delivered: Any, rules: Any, vector: Any) -> Any:
+        seen.append(vector)
+        return state, vector.astype("uint32")
+
+    asked = replace(task, payload=pack_delivery([], "sum", task.payload or b""))
+    asked = replace(asked, info={**task.info, "sum": "0" * 32})
+    with patch.object(masked, "mask", mask), patch.object(store, "read", lambda *_: state):
+        masked.masked_sum(asked)
+    vector: bytes = seen[0].astype("<i8").tobytes()
+    return vector
+
+
+def _tasks() -> Iterator[tuple[str, Task]]:
+    for way, given in WAYS.items():
+        yield f"class sums, {way}", _task(class_sums_run(**NAMED, **given), pack_map(PublicMap()))
+        for (name, (own, values)), (words, ranges) in product(
+            TARGETS.items(), (("", {}), (" in ranges", RANGES))
+        ):
+            sets = {"label-sets": SETS} if name == "labels" and way == "summed" else {}
+            run = parse_run(own | given | ranges | sets)
+            for round in (1, 2)[: 1 + (name == "residuals")]:
+                task = _task(run, _asked(run), values.double(), round)
+                yield f"{name}{words}, {way}, round {round}", task
+        for kind in ("survey", "evaluation"):
+            header = Header("fedpft", "0" * 16, "coordinator", "f" * 16, CLASSES)
+            model = pack_classifier(Head(header, torch.zeros(4, D), torch.zeros(4)))
+            digest = hashlib.sha256(model).hexdigest() if kind == "evaluation" else ""
+            own = {"counting.kind": kind, "counting.digest": digest, **NAMED}
+            yield f"{kind}, {way}", _task(parse_run(own | given), model)
+    for way in ("noisy", "summed with noise"):
+        run = parse_run({"head.solver": "logistic", "features.projection": ""} | NAMED | WAYS[way])
+        training = Training.begin(run, CLASSES, "f" * 16, D)
+        for round in (1, 2):
+            yield f"logistic, {way}, round {round}", _task(run, training.payload(), None, round)
+    for covariance in ("spherical", "diag", "gram"):
+        run = parse_run(NOISE | NAMED | {"fedpft.covariance": covariance})
+        yield f"fedpft, {covariance}, noisy", _task(run, None)
+    for way in ("summed", "summed with noise"):
+        run = parse_run({"fedpft.covariance": "gram", **RANGES} | NAMED | WAYS[way])
+        yield f"fedpft in ranges, {way}", _task(run, pack_map(PublicMap()))
+
+
+def _asked(run: Run) -> bytes:
+    """What sites receive: a map in a sum of one round; the value of each cell in rounds."""
+    if run.plan.kind != "rounds":
+        return pack_map(PublicMap())
+    assert run.target is not None
+    rows = run.target.rows
+    training = Training.begin(run, rows, "f" * 16, D, run.public_frame(D))
+    training.model = {"values": torch.linspace(-1, 1, len(rows))}
+    return training.payload()
+
+
+def _task(run: Run, payload: bytes | None, values: Tensor | None = None, round: int = 1) -> Task:
+    labels = LABELS if values is None else torch.zeros(COUNT, dtype=torch.int64)
+    patients = PATIENTS if run.private else None
+    part = LabelledFeatures(features(), labels, patients, values=values)
+    names = CLASSES if run.target is None else run.target.rows
+    site = SiteFeatures(part, part, names, "f" * 16, 0.0, simulated=False)
+    limits = SiteLimits(smallest_class=2, smallest_cell=2)
+    return Task(run, NodeConfig(site="a"), "a", site, limits, payload, {"round": round})
