@@ -19,6 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.privacy.own_mean import KEPT, STATED_KEPT, STATED_REMOVED
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -105,6 +106,20 @@ class Run:
         noise cannot be found.
         """
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
+
+    def subtracted(self, claim: Mechanism | None, dimension: int, centre: str = "") -> str:
+        """What a claim has to state was subtracted from features before their clip: as now, or as an
+        earlier version did whose stored run this is.
+
+        Args:
+            claim: of a message.
+            dimension: of the features.
+            centre: digest of the public centre, or empty.
+        """
+        due = self.plan.subtracted(dimension, centre)
+        earlier = self.stored_as not in ("", self.full_digest[:16])
+        kept = claim is not None and (claim.centre, due) == (STATED_REMOVED, STATED_KEPT)
+        return STATED_REMOVED if earlier and kept else due
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
         """The privacy mechanism for a unit and a public centre's digest; None without a budget."""
@@ -249,7 +264,7 @@ class Run:
             "most-whole": largest_gram(own.max_payload_mib) if automatic else 0,
             # Files have paths of their own on each machine; features.digest is of their content.
             "centre": bool(own.fedpft.public),
-            "map": (self.projects, bool(own.features.given_projection), plan.own_mean),
+            "map": (self.projects, bool(own.features.given_projection), plan.own_mean and KEPT),
         }
         signed = {key: value for key, value in own.flat().items() if self._signs(key)}
         signed["features.power"] = self.power

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Head, target_of_model
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.answers import checked_target
@@ -139,7 +140,7 @@ def store_adapted(
     metadata = {"kind": kind, "share": f"{share:.6f}", "how": how, "of": model.manifest.tensors}
     metadata["count"] = str(own.count) if isinstance(own, Neighbours) else "0"
     metadata["clip"] = json.dumps(own.clip if isinstance(own, Head) else None)
-    metadata["without-mean"] = json.dumps(isinstance(own, Head) and own.without_mean)
+    metadata["own-mean"] = json.dumps(own.own_mean if isinstance(own, Head) else ALL)
     metadata["target"] = target_of_model(own)
     metadata["digest"] = _digest(tensors, metadata)
     file = adapted_file(node, model)
@@ -188,7 +189,7 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
                 centre,
                 tensors.get("projection"),
                 checked_target(metadata.get("target", ""), header.classes),
-                metadata.get("without-mean", "") == "true",
+                _own_mean(metadata),
             )
         if target_of_model(own):
             return own
@@ -200,6 +201,15 @@ def adapted_classifier(node: NodeConfig | None, model: SignedModel) -> Classifie
         raise SealError(
             f"{file} was changed or is damaged ({error}); remove it, and run `site adapt` again"
         ) from None
+
+
+def _own_mean(metadata: dict[str, str]) -> float:
+    """The weight of the own mean; files of earlier versions say whether it is left out."""
+    if "own-mean" not in metadata:
+        return REMOVED if metadata.get("without-mean", "") == "true" else ALL
+    if (weight := json.loads(metadata["own-mean"])) not in (ALL, KEPT, REMOVED):
+        raise ValueError(f"own-mean = {weight}")
+    return float(weight)
 
 
 def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

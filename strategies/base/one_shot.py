@@ -106,7 +106,9 @@ class OneShot(Federation, Generic[S]):
             raise SurrogateError("numbers in a frame of columns that the settings do not give")
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
-        subtracted = self.config.plan.subtracted(self.dimension(sent), centre_digest(self._centre))
+        subtracted = self.config.subtracted(
+            sent.claim, self.dimension(sent), centre_digest(self._centre)
+        )
         check_stated(sent.claim, self.config.mechanism_for("record", subtracted))
         return sent
 

@@ -60,7 +60,7 @@ class FedPFTChain(Chain):
             )
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
-            subtracted = config.plan.subtracted(surrogate.dimension)
+            subtracted = config.subtracted(surrogate.claim, surrogate.dimension)
             check_stated(surrogate.claim, config.mechanism_for("record", subtracted))
         return surrogates[-1]
 
