@@ -135,7 +135,7 @@ def _pooled(
         return pooled, differ
     pooled = even_lengths(pooled, own, of_count, of_sum)
     if weight_of(surrogates[0].claim.centre) == KEPT:
-        pooled, _ = shrink_directions(pooled)
+        pooled = shrink_directions(pooled)
     return pooled, differ
 
 
