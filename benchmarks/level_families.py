@@ -183,7 +183,7 @@ def main() -> None:
                 for seed in range(len(values), given.draws):
                     found = cell(family, columns, epsilon, seed)
                     values.append([round(each, 2) for each in found])
-        write(kept)
+            write(kept)
 
 
 def write(kept: dict[str, list[list[float]]]) -> None:

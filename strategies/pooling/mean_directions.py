@@ -14,7 +14,7 @@ import torch
 from fedsurrogate.strategies.pooling.class_means import Components, within
 
 # A part of which less is left than this share of the other's is shrunk.
-MOSTLY = 0.5
+MOSTLY = 0.2
 
 
 def shrink_directions(pooled: Components) -> Components:
