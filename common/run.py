@@ -19,7 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.privacy.own_mean import KEPT, STATED_KEPT, STATED_REMOVED
+from fedsurrogate.common.privacy.own_mean import KEPT, as_stored
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -108,18 +108,11 @@ class Run:
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
 
     def subtracted(self, claim: Mechanism | None, dimension: int, centre: str = "") -> str:
-        """What a claim has to state was subtracted from features before their clip: as now, or as an
-        earlier version did whose stored run this is.
-
-        Args:
-            claim: of a message.
-            dimension: of the features.
-            centre: digest of the public centre, or empty.
-        """
-        due = self.plan.subtracted(dimension, centre)
-        earlier = self.stored_as not in ("", self.full_digest[:16])
-        kept = claim is not None and (claim.centre, due) == (STATED_REMOVED, STATED_KEPT)
-        return STATED_REMOVED if earlier and kept else due
+        """What a claim has to state was subtracted before the clip; stored runs may be of an earlier version."""
+        stated = (
+            "" if claim is None or self.stored_as in ("", self.full_digest[:16]) else claim.centre
+        )
+        return as_stored(stated, self.plan.subtracted(dimension, centre))
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
         """The privacy mechanism for a unit and a public centre's digest; None without a budget."""

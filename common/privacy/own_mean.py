@@ -72,3 +72,13 @@ def weight_of(claim: str) -> float:
         claim: as `stated` gives it.
     """
     return STATED.get(claim, ALL)
+
+
+def as_stored(claim: str, due: str) -> str:
+    """What the claim of a stored run has to state.
+
+    Args:
+        claim: what it states, where an earlier version may have written it; else empty.
+        due: what a claim of this version states.
+    """
+    return claim if (claim, due) == (STATED_REMOVED, STATED_KEPT) else due
