@@ -19,7 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.privacy.own_mean import KEPT, as_stored
+from fedsurrogate.common.privacy.own_mean import KEPT
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -106,13 +106,6 @@ class Run:
         noise cannot be found.
         """
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
-
-    def subtracted(self, claim: Mechanism | None, dimension: int, centre: str = "") -> str:
-        """What a claim has to state was subtracted before the clip; stored runs may be of an earlier version."""
-        stated = (
-            "" if claim is None or self.stored_as in ("", self.full_digest[:16]) else claim.centre
-        )
-        return as_stored(stated, self.plan.subtracted(dimension, centre))
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
         """The privacy mechanism for a unit and a public centre's digest; None without a budget."""
