@@ -24,8 +24,7 @@ from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import split_input
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import less_own_mean
-from fedsurrogate.common.privacy.mechanism import OWN_MEAN
+from fedsurrogate.common.privacy.own_mean import weigh_own_mean, weight_of
 from fedsurrogate.common.secure_sum.of_run import numbers_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
@@ -45,8 +44,8 @@ def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
     surrogate = unpack_surrogate(seen.rounds[0][1])
     assert isinstance(surrogate, SumsSurrogate)
     sums = surrogate.sums
-    if surrogate.claim.centre == OWN_MEAN:
-        canaries = replace(canaries, x=less_own_mean(canaries.x))
+    weight = weight_of(surrogate.claim.centre)
+    canaries = replace(canaries, x=weigh_own_mean(canaries.x, weight))
     return of_sums(
         canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas
     )

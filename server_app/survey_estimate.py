@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated, weigh_own_mean
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
@@ -173,7 +174,7 @@ def estimate(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(source.y), generator=generator)
     x, y = source.x[order].double(), source.y[order]
-    x = clip(less_own_mean(x) if x.shape[1] >= FEWEST_MAPPED else x, 0.0)[0]
+    x = clip(weigh_own_mean(x, _weight(x)), 0.0)[0]
     test = torch.arange(len(y)) < len(y) // 4
     pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
     sites = []
@@ -199,6 +200,10 @@ def estimate(
     return {"accuracy": accuracies, "how": how}
 
 
+def _weight(features: Tensor) -> float:
+    return KEPT if features.shape[1] >= FEWEST_MAPPED else ALL
+
+
 def _accuracy(
     sites: Sequence[tuple[Tensor, Tensor]],
     epsilon: float,
@@ -207,6 +212,7 @@ def _accuracy(
 ) -> float:
     names = tuple(map(str, range(classes)))
     claim = NoisySums(SUMS, epsilon, DELTA, partial(budget_shares, FAMILY)).mechanism()
+    claim = claim.of("record", stated(_weight(sites[0][0])))
     surrogates = []
     for number, (x, y) in enumerate(sites):
         released = with_noise(statistics(x, y, torch.ones(len(y)), classes, FAMILY), claim)

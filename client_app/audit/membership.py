@@ -17,9 +17,9 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_measures import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
-from fedsurrogate.common.privacy.mechanism import OWN_MEAN
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.one_run import Guesses, guess
+from fedsurrogate.common.privacy.own_mean import weigh_own_mean, weight_of
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
 # Records of the prior for a record's own variance: with few trials, the variance of all records
@@ -299,9 +299,9 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
         case Surrogate():
             return lambda x, y: _log_density(sent, x, y)
         case SumsSurrogate():
-            without_mean = sent.claim.centre == OWN_MEAN
+            weight = weight_of(sent.claim.centre)
             return lambda x, y: (
-                clip(less_own_mean(x) if without_mean else x, 0.0)[0] * sent.sums.sums.double()[y]
+                clip(weigh_own_mean(x, weight), 0.0)[0] * sent.sums.sums.double()[y]
             ).sum(1)
         case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
             return lambda x, y: _log_odds(

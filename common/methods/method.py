@@ -12,7 +12,8 @@ from importlib import import_module
 from math import prod
 from typing import Any, Literal
 
-from fedsurrogate.common.privacy.mechanism import OWN_MEAN, MechanismRecipe
+from fedsurrogate.common.privacy.mechanism import MechanismRecipe
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
@@ -320,8 +321,8 @@ class Plan:
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
         sent_by_solver: whether the head's solver decides what sites send.
-        own_mean: whether sites subtract the mean over a feature's own columns before they clip it,
-            where it has enough columns.
+        own_mean: whether sites give the mean over a feature's own columns a small weight before they
+            clip it, where it has enough columns.
         ranges: whether sites may move and scale features from public ranges first.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
@@ -345,14 +346,14 @@ class Plan:
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 
-    def leaves_out_mean(self, dimension: int) -> bool:
-        """Whether sites subtract the mean over a feature's own columns before they clip it. Of few
+    def own_mean_weight(self, dimension: int) -> float:
+        """The weight that sites give the mean over a feature's own columns before they clip it. Of few
         columns, that mean may be what tells classes apart.
 
         Args:
             dimension: of the features.
         """
-        return self.own_mean and dimension >= FEWEST_MAPPED
+        return KEPT if self.own_mean and dimension >= FEWEST_MAPPED else ALL
 
     def subtracted(self, dimension: int, centre: str = "") -> str:
         """What a claim states was subtracted from features before their clip.
@@ -361,7 +362,7 @@ class Plan:
             dimension: of the features.
             centre: digest of the public centre, or empty.
         """
-        return OWN_MEAN if self.leaves_out_mean(dimension) else centre
+        return stated(self.own_mean_weight(dimension), centre)
 
     @property
     def mechanism_name(self) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.own_mean import ALL, weigh_own_mean
 from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Head(Classifier):
     """A linear classifier: logits = x @ weight.T + bias.
 
     Features are first changed as those that the head was learned from: put into the header's frame,
-    without their own mean, centred, projected and clipped, in this order.
+    with a smaller mean of their own columns, centred, projected and clipped, in this order.
 
     Attributes:
         header: origin, with the classes.
@@ -101,7 +102,7 @@ class Head(Classifier):
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
-        without_mean: whether the mean over a feature's own columns is subtracted from it first.
+        own_mean: weight of the mean over a feature's own columns, see `weigh_own_mean`.
 
     Example:
         >>> from fedsurrogate.common.surrogates.surrogates import Header
@@ -121,7 +122,7 @@ class Head(Classifier):
     centre: Tensor | None = None
     projection: Tensor | None = None
     target: str = ""
-    without_mean: bool = False
+    own_mean: float = ALL
 
     @property
     def dimension(self) -> int:
@@ -158,9 +159,7 @@ class Head(Classifier):
         Returns:
             Features (n, d); (n, k) with a projection.
         """
-        features = self.framed(features.to(self.weight))
-        if self.without_mean:
-            features = less_own_mean(features)
+        features = weigh_own_mean(self.framed(features.to(self.weight)), self.own_mean)
         if self.centre is not None:
             features = features - self.centre.to(features)
         if self.projection is not None:

@@ -211,30 +211,6 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     ) else 0.0
 
 
-def less_own_mean(features: Tensor) -> Tensor:
-    """Each feature less the mean over its own columns.
-
-    Features that are never negative have much of their length in that mean, which says little about
-    a class. Taken away before `clip`, more of the norm of one is left for the rest. It is a fixed
-    linear map of one record, so it costs no budget, and the bound after the clip holds as before.
-
-    Args:
-        features: (n, d), any floating point.
-
-    Returns:
-        Features (n, d) whose rows have the mean zero, up to rounding.
-
-    Example:
-        >>> less_own_mean(torch.tensor([[1.0, 2.0, 6.0]])).tolist()
-        [[-2.0, -1.0, 3.0]]
-    """
-    # One record at a time, as in `PublicMap.apply`: how a mean rounds may depend on other records.
-    means = [row.double().mean() for row in features]
-    if not means:
-        return features
-    return features - torch.stack(means)[:, None].to(features)
-
-
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     """Weight of every record: one, or one over its patient's records, so that a patient weighs one.
 

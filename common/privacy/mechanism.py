@@ -94,8 +94,8 @@ class Mechanism:
         noise_multiplier: of the whole release as one Gaussian mechanism; in rounds, of one step.
         clip: features x were divided by max(|x|, clip), or gradients shortened to it.
         noise: standard deviation and sensitivity of each released statistic.
-        centre: what was subtracted before the clip: the digest of a public centre, OWN_MEAN, or
-            empty.
+        centre: what was subtracted before the clip: the digest of a public centre, or what
+            `own_mean.stated` says of the own mean; or empty.
         releases: what they cost.
 
     Example:
@@ -119,7 +119,7 @@ class Mechanism:
 
         Args:
             unit: what is added or removed.
-            centre: what was subtracted before the clip: its digest, OWN_MEAN, or empty.
+            centre: what was subtracted before the clip, see the attribute.
         """
         return replace(self, unit=unit, centre=centre)
 
@@ -158,8 +158,6 @@ class Mechanism:
         return self.releases
 
 
-# Stated in place of a digest where the mean over a feature's own columns was subtracted.
-OWN_MEAN = "own mean"
 # What a message states of a mechanism.
 STATED = ("name", "epsilon", "delta", "unit", "noise_multiplier", "clip", "noise", "centre")
 # The same in error messages.

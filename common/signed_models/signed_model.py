@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head
+from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from fedsurrogate.common.signed_models.gaussians import Gaussians
@@ -274,7 +275,7 @@ def assembled(signed: Signed, classifier: Classifier, gaussians: Gaussians | Non
 def _is_linear(head: Head) -> bool:
     """Whether weight and bias are all of a head: a file has no more of one in an ensemble."""
     changed = (head.clip, head.centre, head.projection)
-    return changed == (None,) * 3 and not head.without_mean
+    return changed == (None,) * 3 and head.own_mean == ALL
 
 
 def save_signed_model(model: SignedModel) -> bytes:

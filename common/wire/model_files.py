@@ -14,6 +14,7 @@ from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -21,8 +22,9 @@ from fedsurrogate.common.targets.answers import checked_target
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"
-# In the metadata of a head of features from which the mean over their own columns is subtracted.
-COLUMNS, WITHOUT_MEAN = "columns", "without-mean"
+# In the metadata of a head: the weight of the mean over a feature's own columns.
+COLUMNS = "columns"
+OWN_MEAN = {"without-mean": REMOVED, "own-mean-0.1": KEPT}
 
 
 def save_model(model: Classifier, path: Path) -> None:
@@ -31,8 +33,9 @@ def save_model(model: Classifier, path: Path) -> None:
 
     If the metadata has `power`, features x must first become sign(x) |x|^power. With tensors
     `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
-    it is not zero. If the metadata has `columns`, which is "without-mean", the mean over a feature's
-    own columns must then be subtracted from it. If the metadata has `clip`, they must then be
+    it is not zero. If the metadata has `columns`, the mean over a feature's own columns
+    must then be subtracted from it ("without-mean"), or be a tenth of what it was, and at most 0.75 of
+    the norm of the rest ("own-mean-0.1"). If the metadata has `clip`, they must then be
     divided by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip;
     and with a tensor `projection` (k, d), features are then multiplied by it. If the metadata has
     `target`, classes are the names of what the model answers, and it says in JSON what the scores
@@ -66,8 +69,9 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata["power"] = f"{power:g}"
     if isinstance(model, Head) and model.clip is not None:
         metadata["clip"] = f"{model.clip:g}"
-    if isinstance(model, Head) and model.without_mean:
-        metadata[COLUMNS] = WITHOUT_MEAN
+    if isinstance(model, Head):
+        named = [name for name, each in OWN_MEAN.items() if each == model.own_mean]
+        metadata |= dict(zip([COLUMNS], named, strict=False))
     if isinstance(model, Head) and model.target:
         metadata["target"] = model.target
     if isinstance(model, Network):
@@ -166,7 +170,7 @@ def _classifier(
         return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
     centre, projection = tensors.get("centre"), tensors.get("projection")
     target = checked_target(metadata.get("target", ""), header.classes)
-    if (columns := metadata.get(COLUMNS, "")) not in ("", WITHOUT_MEAN):
-        raise ValueError(f"{COLUMNS} = {columns[:40]!r}; {WITHOUT_MEAN!r} is allowed")
-    without = columns == WITHOUT_MEAN
-    return Head(header, weight, bias, clip, centre, projection, target, without)
+    if (columns := metadata.get(COLUMNS, "")) and columns not in OWN_MEAN:
+        raise ValueError(f"{COLUMNS} = {columns[:40]!r}; {' and '.join(OWN_MEAN)} are allowed")
+    own_mean = OWN_MEAN.get(columns, ALL)
+    return Head(header, weight, bias, clip, centre, projection, target, own_mean)

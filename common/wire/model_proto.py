@@ -14,6 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.synthetic import Synthetic
@@ -52,7 +53,9 @@ def _head(head: Head) -> pb.Head:
         message.centre.CopyFrom(pack_centre(head.centre))
     if head.projection is not None:
         message.projection.CopyFrom(pack(head.projection))
-    message.target, message.without_mean = head.target, head.without_mean
+    message.target, message.without_mean = head.target, head.own_mean == REMOVED
+    if head.own_mean not in (ALL, REMOVED):
+        message.own_mean = head.own_mean
     return message
 
 
@@ -101,13 +104,22 @@ def _unpack_head(message: pb.Head) -> Head:
     bias = unpack(message.bias, "head bias", (classes,))
     header = unpack_header(message.header)
     target = checked_target(message.target, header.classes)
-    parts = (clip, centre, projection, target, message.without_mean)
+    parts = (clip, centre, projection, target, _own_mean(message))
     head = Head(header, weight, bias, *parts)
     if not (
         head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
     ):
         raise SurrogateError("the head holds a number that is not finite")
     return head
+
+
+def _own_mean(message: pb.Head) -> float:
+    """The weight of the own mean. Raises SurrogateError for one that no version knows."""
+    if not message.HasField("own_mean"):
+        return REMOVED if message.without_mean else ALL
+    if message.own_mean != KEPT or message.without_mean:
+        raise SurrogateError(f"a head with the own mean at weight {message.own_mean}, not {KEPT}")
+    return KEPT
 
 
 def pack_classifier(model: Classifier) -> bytes:

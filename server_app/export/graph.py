@@ -27,6 +27,7 @@ from fedsurrogate.common.models.classifiers import (
     target_of_model,
 )
 from fedsurrogate.common.models.networks import build
+from fedsurrogate.common.privacy.own_mean import ALL, weigh_rows
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.targets.answers import answer_columns, answers_together
@@ -76,7 +77,8 @@ class InferenceModel(nn.Module):
         self.backbone, self.power, self.classifier = backbone, power, _plain(classifier)
         frame, heads = classifier.header.frame, getattr(classifier, "heads", (classifier,))
         self.frame = Frame.of(frame) if frame else None
-        self.without_mean = any(getattr(each, "without_mean", False) for each in heads)
+        # Of an ensemble none has a weight, see `seal_model`.
+        self.own_mean = min(getattr(each, "own_mean", ALL) for each in heads)
         self.network = _network(classifier) if isinstance(classifier, Network) else None
         self.target, self.outputs = target_of_model(classifier), classifier.header.classes
         self.columns = answer_columns(self.target, self.outputs)
@@ -98,8 +100,7 @@ class InferenceModel(nn.Module):
         """Scores (n, C) of features (n, d), as the classifier computes them."""
         if self.frame is not None:
             features = self.frame.apply(features)
-        if self.without_mean:
-            features = features - features.double().mean(1, keepdim=True).float()
+        features = weigh_rows(features, self.own_mean)
         scores: Tensor = (self.network or self.classifier.scores)(features)
         return scores
 
@@ -108,7 +109,7 @@ def _plain(classifier: Any) -> Classifier:
     """A classifier without the steps that read bytes, or take one record at a time, as no graph can."""
     if isinstance(classifier, Ensemble):
         return Ensemble(tuple(_plain(head) for head in classifier.heads))  # type: ignore[misc]
-    changes = {"without_mean": False} if isinstance(classifier, Head) else {}
+    changes = {"own_mean": ALL} if isinstance(classifier, Head) else {}
     plain: Classifier = replace(classifier, header=replace(classifier.header, frame=b""), **changes)
     return plain
 

@@ -125,7 +125,8 @@ def _no_better_than_chance(run: RunFolder) -> str:
     advice = "check data, labels, backbone and the method's settings"
     if epsilon:
         advice = (
-            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; "
+            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; classes that "
+            "differ in the length of features, or in the level of few columns, need features.ranges; "
             "without privacy see if it learns"
         )
     return f"The model may be no better than chance: {limits}. If it should be better, {advice}."

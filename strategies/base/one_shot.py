@@ -29,6 +29,7 @@ from fedsurrogate.strategies.base.federation import Federation
 from fedsurrogate.strategies.base.introductions import misfits, other_truths
 from fedsurrogate.strategies.base.outcome import PointSource, Site
 from fedsurrogate.strategies.base.reported import seconds_in
+from fedsurrogate.strategies.base.stored_claims import due_centre
 from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from fedsurrogate.strategies.flower.settings import Settings
 
@@ -106,7 +107,8 @@ class OneShot(Federation, Generic[S]):
             raise SurrogateError("numbers in a frame of columns that the settings do not give")
         check_reply(sent, self.config.plan.messages, self.expectation())
         self.check(sent)
-        subtracted = self.config.plan.subtracted(self.dimension(sent), centre_digest(self._centre))
+        digest = centre_digest(self._centre)
+        subtracted = due_centre(self.config, sent.claim, self.dimension(sent), digest)
         check_stated(sent.claim, self.config.mechanism_for("record", subtracted))
         return sent
 

@@ -16,6 +16,7 @@ from fedsurrogate.common.wire.validation import Expectation, check_header, check
 from fedsurrogate.strategies.base.chain import Chain, Walk
 from fedsurrogate.strategies.base.collection import Collection
 from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.stored_claims import due_centre
 from fedsurrogate.strategies.fedpft.learn import learn
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"
@@ -60,7 +61,7 @@ class FedPFTChain(Chain):
             )
         for surrogate in surrogates:
             check_surrogate(surrogate, place)
-            subtracted = config.plan.subtracted(surrogate.dimension)
+            subtracted = due_centre(config, surrogate.claim, surrogate.dimension)
             check_stated(surrogate.claim, config.mechanism_for("record", subtracted))
         return surrogates[-1]
 

@@ -19,7 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import (
 )
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.head_training import Batch
-from fedsurrogate.common.privacy.mechanism import OWN_MEAN
+from fedsurrogate.common.privacy.own_mean import weight_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.covariances import Full
@@ -129,8 +129,7 @@ def learn(
         head, gaussians = private_head.learn_from_sums(
             noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
         )
-        without_mean = noisy[0].claim.centre == OWN_MEAN
-        head = replace(head, centre=centre, without_mean=without_mean)
+        head = replace(head, centre=centre, own_mean=weight_of(noisy[0].claim.centre))
         made = Surrogate(head.header, gaussians, noisy[0].claim)
         reason = private_head.unused(noisy, gaussians)
         return LearnedHead(head, [made], defended, "noisy sums", reason=reason)

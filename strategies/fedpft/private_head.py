@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.own_mean import KEPT, weight_of
 from fedsurrogate.common.surrogates.class_sums import PRESENT, unfold
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
@@ -35,6 +36,7 @@ from fedsurrogate.strategies.pooling.class_means import (
     robust,
     shrink,
 )
+from fedsurrogate.strategies.pooling.mean_directions import shrink_directions
 from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
 from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
 from fedsurrogate.strategies.robustness.harm import MOST, OUT, largest
@@ -131,7 +133,10 @@ def _pooled(
     # One joint noise is small, and `expected` shrinks its means.
     if family == "joint":
         return pooled, differ
-    return even_lengths(pooled, own, of_count, of_sum), differ
+    pooled = even_lengths(pooled, own, of_count, of_sum)
+    if weight_of(surrogates[0].claim.centre) == KEPT:
+        pooled = shrink_directions(pooled)
+    return pooled, differ
 
 
 def _few(surrogates: Sequence[SumsSurrogate]) -> list[int]:

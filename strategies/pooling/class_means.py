@@ -182,7 +182,7 @@ def differ_across(own: Components, of_sum: Tensor) -> float:
     differences = apart @ own.means
     across = differences - (differences * pooled).sum(1, keepdim=True) * pooled
     d = own.means.shape[1]
-    chance = (of_sum / own.records).square() + _within(own) / d / own.records
+    chance = (of_sum / own.records).square() + within(own) / d / own.records
     # The sum is a quadratic form of normal means: its mean and variance under chance alone.
     root = own.records.sqrt()[:, None] * apart * chance.sqrt()
     form = root.T @ root
@@ -231,14 +231,14 @@ def _unexplained(own: Components, mixing: Tensor) -> float:
     does not explain.
     """
     d = own.means.shape[1]
-    chance = own.noise + (_within(own) / d / own.records).diag()
+    chance = own.noise + (within(own) / d / own.records).diag()
     apart = torch.eye(len(own.labels), dtype=torch.float64) - mixing[own.labels]
     differences = float(own.records @ (apart @ own.means).square().sum(1))
     expected = d * float(own.records @ (apart @ chance @ apart.T).diagonal())
     return max(0.0, 1 - expected / differences) if differences > 0 else 0.0
 
 
-def _within(own: Components) -> float:
+def within(own: Components) -> float:
     """Variance of records around the mean of their class and site, over all dimensions together.
 
     For features of unit norm it is one minus the mean's squared length; for clipped features, at

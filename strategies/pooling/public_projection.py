@@ -9,6 +9,7 @@ of a record's norm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.own_heads import HEADS, own_head
 from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
+from fedsurrogate.common.privacy.own_mean import KEPT
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import dimensions_of, projected_dimensions
@@ -86,7 +89,11 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
             else leading(directions)
         )
     count = min(wanted, *directions.shape)
-    made = PublicMap(unpack_projection(pack(directions[:count].float())), centre)
+    rows = directions[:count]
+    # Rounds subtract a mean first, so that an offset that records share takes none of their norm.
+    if own.head.solver == LOGISTIC and not (file or public):
+        rows = with_own_mean(rows)
+    made = PublicMap(unpack_projection(pack(rows.float())), centre)
     source = "the given file" if file else f"the head of {own.backbone}"
     if not file and not is_head:
         source = (
@@ -147,6 +154,27 @@ def random_rows(count: int, dimension: int) -> Tensor:
     columns = torch.cat([torch.ones(dimension, 1, dtype=torch.float64), drawn], 1)
     rows: Tensor = torch.linalg.qr(columns)[0][:, 1:].T
     return rows
+
+
+def with_own_mean(rows: Tensor) -> Tensor:
+    """Directions without the mean of all columns, and with it at a small weight in place of the last:
+    classes may differ in it alone.
+
+    Args:
+        rows: orthonormal, (k, d); a single one stays as it is.
+
+    Returns:
+        Rows (k, d). The last has KEPT times the length that others leave of a random direction.
+
+    Example:
+        >>> with_own_mean(random_rows(2, 4))[1].tolist()
+        [0.03535533905932738, 0.03535533905932738, 0.03535533905932738, 0.03535533905932738]
+    """
+    count, dimension = rows.shape
+    if count < 2:
+        return rows
+    weight = KEPT * math.sqrt(count / dimension) / math.sqrt(dimension)
+    return torch.cat([rows[:-1], torch.full_like(rows[-1:], weight)])
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:

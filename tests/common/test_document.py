@@ -161,7 +161,7 @@ def plan_of(run: Run) -> dict[str, Any]:
             for first in firsts
         ]
         found[f"work {d}"] = asdict(plan.work(classes, d))
-        found[f"mapped {d}"] = projected_dimensions(run, d), plan.leaves_out_mean(d)
+        found[f"mapped {d}"] = projected_dimensions(run, d), plan.own_mean_weight(d)
         if "fedpft" in run.method.reads and not plan.sent_by_solver and run.target is None:
             form = form_of(own, d)
             found[f"form {d}"] = [form.family] + [form.rank, form.bits] * (form.family == "lowrank")

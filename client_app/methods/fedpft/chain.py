@@ -13,8 +13,9 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
 from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.privacy.own_mean import weigh_own_mean
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
@@ -64,11 +65,10 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
             ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
         ),
     )
-    without_mean = task.run.plan.leaves_out_mean(features.shape[1])
+    own_mean = task.run.plan.own_mean_weight(features.shape[1])
     if task.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
-        if without_mean:
-            features = less_own_mean(features)
+        features = weigh_own_mean(features, own_mean)
         features = clip(features, task.run.settings.fedpft.clip)[0].float()
     drawn = [_draw(task.run.settings.seed, surrogate, names, draws) for surrogate in received]
     union = (
@@ -93,7 +93,7 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
         *union, len(names), task.run.settings.head, task.run.settings.seed
     )
     clipped = claim.clip if claim else None
-    head = Head(task.header(names), weight, bias, clipped, without_mean=without_mean)
+    head = Head(task.header(names), weight, bias, clipped, own_mean=own_mean)
     return MethodOutput(
         pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]),
         claim,

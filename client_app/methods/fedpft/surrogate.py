@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,8 +33,8 @@ from fedsurrogate.common.methods.fedpft_covariance import (
     form_of,
     in_form,
 )
-from fedsurrogate.common.privacy.gaussian_mechanism import less_own_mean
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.own_mean import ALL, weigh_own_mean
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
@@ -141,11 +142,11 @@ def make_surrogate(
         raise SurrogateError(
             f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}"
         )
-    without_mean = config.plan.leaves_out_mean(features.shape[1])
+    weight = config.plan.own_mean_weight(features.shape[1])
     subtracted = config.plan.subtracted(features.shape[1], centre_digest(centre))
     claim = config.mechanism_for("record" if units is None else "patient", subtracted)
     if claim is not None and claim.name in ("sums", "dp-em"):
-        change = less_own_mean if without_mean else less(centre)
+        change = less(centre) if weight == ALL else partial(weigh_own_mean, weight=weight)
         clipped = Clipped.of(features, labels, units, claim.clip, change, data.folder)
         if claim.name == "sums":
             sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedsurrogate.common.models.generators import fresh_companion, fresh_generat
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import fresh, split_input
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import less_own_mean
+from fedsurrogate.common.privacy.own_mean import KEPT, REMOVED, weigh_own_mean
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
@@ -293,7 +294,9 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
     )
 
 
-@pytest.mark.parametrize("change", [unchanged, less_own_mean])
+@pytest.mark.parametrize(
+    "change", [unchanged, *(partial(weigh_own_mean, weight=each) for each in (KEPT, REMOVED))]
+)
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched
 @given(

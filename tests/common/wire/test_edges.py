@@ -24,6 +24,7 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from fedsurrogate.common.security.signed_requests import Request
@@ -329,11 +330,11 @@ def test_a_head_comes_back_with_all_its_parts(data: st.DataObject) -> None:
         torch.randn(4, generator=random) if centred else None,
         torch.randn(2, 4, generator=random) if projected else None,
         target,
-        data.draw(st.booleans()),
+        data.draw(st.sampled_from([ALL, KEPT, REMOVED])),
     )
     found = unpack_classifier(pack_classifier(sent))
     assert isinstance(found, Head)
-    for name in ("header", "clip", "target", "without_mean", "dimension"):
+    for name in ("header", "clip", "target", "own_mean", "dimension"):
         assert getattr(found, name) == getattr(sent, name)
     for name in ("weight", "bias", "centre", "projection"):
         one, other = getattr(found, name), getattr(sent, name)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model, save_model
 
@@ -33,7 +34,7 @@ def heads(draw: st.DrawFn) -> Head:
         draw(st.sampled_from([None, 0.0, 1e-6, 0.5, 1e6])),
         random(DIMENSION) if draw(st.booleans()) else None,
         projection,
-        without_mean=draw(st.booleans()),
+        own_mean=draw(st.sampled_from([ALL, KEPT, REMOVED])),
     )
 
 
@@ -62,7 +63,7 @@ def test_a_file_gives_the_model_that_was_written(
     found = load_model(file)
     assert type(found) is type(model)
     assert found.header == model.header
-    for name in ("clip", "without_mean"):
+    for name in ("clip", "own_mean"):
         assert getattr(found, name, None) == getattr(model, name, None)
     assert found.arrays().keys() == model.arrays().keys()
     for name, tensor in model.arrays().items():

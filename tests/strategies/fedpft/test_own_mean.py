@@ -1,4 +1,4 @@
-"""Noise of each site: features leave out the mean over their own columns before they are clipped."""
+"""Noise of each site: features keep little of the mean over their own columns before they are clipped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
-from fedsurrogate.common.privacy.mechanism import OWN_MEAN
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.own_mean import (
+    ALL,
+    KEPT,
+    MOST,
+    REMOVED,
+    STATED_KEPT,
+    STATED_REMOVED,
+    weigh_own_mean,
+)
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.fedpft.learn import learn
@@ -28,12 +38,17 @@ CLASSES = ("a", "b")
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
 
 
-def records(count: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Features that are never negative, as after a ReLU, of two classes."""
+def records(
+    count: int, columns: int, seed: int, level: float = 0.0, offset: float = 5.0
+) -> tuple[Tensor, Tensor]:
+    """Features that are never negative, as after a ReLU, of two classes, which differ in a direction,
+    or where a level is given in that of all columns alone.
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     apart = 0.2 * torch.randn(2, columns, generator=torch.Generator().manual_seed(99))
-    features = 5 + apart[labels] + torch.randn(count, columns, generator=generator)
+    apart = torch.tensor([[0.0], [level]]) if level else apart
+    features = offset + apart[labels] + torch.randn(count, columns, generator=generator)
     return features.clamp_min(0), labels
 
 
@@ -47,29 +62,95 @@ def head_of(surrogates: list[AnySurrogate], run: Run) -> Head:
     return head
 
 
-@settings(max_examples=40)
-@given(seed=st.integers(0, 999), size=st.floats(-30, 30), rows=st.integers(0, 9))
-def test_what_all_columns_share_is_gone_and_no_record_changes_another(
-    seed: int, size: float, rows: int
+def accuracy(seed: int, changed: dict[str, Any], **kind: Any) -> float:
+    """Of a run of four sites with 128 columns."""
+    test, truth = records(2000, 128, 1000, **kind)
+    run = parse_run(PRIVATE | {"sites": 4} | changed)
+    made = [sent(run, *records(500, 128, 10 * seed + i, **kind), str(i)) for i in range(4)]
+    return float((head_of(made, run).scores(test).argmax(1) == truth).double().mean())
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 999),
+    size=st.floats(-1e30, 1e30),
+    rows=st.integers(0, 9),
+    columns=st.integers(1, 70),
+    weight=st.sampled_from([REMOVED, KEPT]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    odd=st.sampled_from([None, 0.0, torch.inf, torch.nan]),
+)
+def test_whatever_the_record_its_norm_is_bounded_and_no_other_record_changes_it(
+    seed: int,
+    size: float,
+    rows: int,
+    columns: int,
+    weight: float,
+    dtype: torch.dtype,
+    odd: float | None,
 ) -> None:
-    features = torch.randn(rows, 70, generator=torch.Generator().manual_seed(seed)).double()
-    found = less_own_mean(features)
-    assert torch.allclose(found, less_own_mean(features + size), atol=1e-12)
-    assert torch.allclose(found, features - features.mean(1, keepdim=True), atol=1e-14)
-    alone = [less_own_mean(each[None])[0] for each in features]
-    assert all(torch.equal(one, other) for one, other in zip(alone, found, strict=True))
-    lengths = clip(found, 0.0)[0].norm(dim=1)
+    features = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) + size
+    features = features.to(dtype)
+    if rows and odd is not None:
+        features[0, 0] = odd
+    found = weigh_own_mean(features, weight)
+    assert found.shape == features.shape
+    assert found.dtype == dtype
+    lengths = clip(found, 0.0)[0].double().norm(dim=1)
     assert bool((lengths <= 1).all())
+    alone = [weigh_own_mean(each[None], weight)[0] for each in features]
+    assert all(
+        torch.equal(one.nan_to_num(), other.nan_to_num())
+        for one, other in zip(alone, found, strict=True)
+    )
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 999), size=st.floats(-100, 100), columns=st.integers(2, 70))
+def test_the_mean_is_weighed_and_at_most_a_share_of_the_rest(
+    seed: int, size: float, columns: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(5, columns, generator=generator).double() + size
+    means = features.mean(1, keepdim=True)
+    rest = features - means
+    assert torch.allclose(weigh_own_mean(features, REMOVED), rest, atol=1e-12)
+    assert torch.equal(weigh_own_mean(features, ALL), features)
+    most = MOST * rest.norm(dim=1, keepdim=True) / columns**0.5
+    wanted = rest + means.sign() * (KEPT * means).abs().minimum(most)
+    assert torch.allclose(weigh_own_mean(features, KEPT), wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
-def test_a_head_of_noisy_sums_knows_what_its_features_left_out(family: str) -> None:
+def test_a_head_changes_features_as_those_that_it_was_learned_from(family: str) -> None:
     run = parse_run(PRIVATE | {"fedpft.covariance": family})
     features, labels = records(400, FEWEST_MAPPED, 0)
     head = head_of([sent(run, features, labels)], run)
-    assert head.without_mean
-    moved = features + torch.randn(len(features), 1, generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(head.scores(features), head.scores(moved), rtol=1e-3, atol=1e-3)
+    assert (head.own_mean, head.clip) == (KEPT, 0.0)
+    mapped = clip(weigh_own_mean(features, KEPT), 0.0)[0]
+    plain = replace(head, own_mean=ALL, clip=None)
+    assert torch.equal(head.scores(features), plain.scores(mapped))
+
+
+def test_a_model_of_an_earlier_version_predicts_as_it_did() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(2, 64, generator=generator), torch.randn(2, generator=generator)
+    run = parse_run(PRIVATE)
+    head = replace(head_of([sent(run, *records(400, 64, 0))], run), weight=weight, bias=bias)
+    message = pb.Classifier.FromString(pack_classifier(replace(head, own_mean=ALL)))
+    # What it wrote: this field, and nothing of a weight.
+    message.head.without_mean = True
+    earlier = unpack_classifier(message.SerializeToString(deterministic=True))
+    assert isinstance(earlier, Head)
+    assert earlier.own_mean == REMOVED
+    assert pack_classifier(earlier) == message.SerializeToString(deterministic=True)
+    features, _ = records(50, 64, 3)
+    means = torch.stack([row.double().mean() for row in features])[:, None].float()
+    unit = clip(features - means, 0.0)[0]
+    assert torch.equal(earlier.scores(features), unit @ earlier.weight.T + earlier.bias)
+    message.head.own_mean = KEPT
+    with pytest.raises(SurrogateError, match="own mean"):
+        unpack_classifier(message.SerializeToString(deterministic=True))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +162,14 @@ def test_a_head_of_noisy_sums_knows_what_its_features_left_out(family: str) -> N
         ({"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"}, FEWEST_MAPPED),
     ],
 )
-def test_few_columns_settings_and_published_mechanisms_keep_it(
+def test_few_columns_settings_and_published_mechanisms_keep_all_of_it(
     changed: dict[str, Any], columns: int
 ) -> None:
     run = parse_run(PRIVATE | changed)
     made = sent(run, *records(400, columns, 0))
     assert made.claim is not None
     assert made.claim.centre == ""
-    assert not head_of([made], run).without_mean
+    assert head_of([made], run).own_mean == ALL
 
 
 def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused() -> None:
@@ -96,20 +177,37 @@ def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused()
     assert run.digest != other.digest
     made = sent(run, *records(400, FEWEST_MAPPED, 0))
     assert isinstance(made, SumsSurrogate)
-    assert made.claim.centre == OWN_MEAN
+    assert made.claim.centre == STATED_KEPT
     strategy = FedPFT(run, Unrecorded(), "cpu")
-    assert strategy.unpack(pack_surrogate(made)).claim.centre == OWN_MEAN  # type: ignore[union-attr]
-    without = replace(made, claim=replace(made.claim, centre=""))
-    with pytest.raises(SurrogateError, match="centre"):
-        strategy.unpack(pack_surrogate(without))
+    assert strategy.unpack(pack_surrogate(made)).claim.centre == STATED_KEPT  # type: ignore[union-attr]
+    for centre in ("", STATED_REMOVED):
+        changed = replace(made, claim=replace(made.claim, centre=centre))
+        with pytest.raises(SurrogateError, match="centre"):
+            strategy.unpack(pack_surrogate(changed))
+
+
+def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent() -> None:
+    run = parse_run(PRIVATE)
+    features, labels = records(400, FEWEST_MAPPED, 0)
+    removed = weigh_own_mean(features, REMOVED)
+    made = sent(run, removed, labels)
+    assert isinstance(made, SumsSurrogate)
+    made = replace(made, header=replace(made.header, run="e" * 16))
+    earlier = replace(made, claim=replace(made.claim, centre=STATED_REMOVED))
+    stored = replace(run, stored_as="e" * 16)
+    received = FedPFT(stored, Unrecorded(), "cpu").unpack(pack_surrogate(earlier))
+    assert head_of([received], stored).own_mean == REMOVED
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_head_is_better_where_features_are_never_negative(seed: int) -> None:
-    test, truth = records(2000, 128, 1000)
-    right = {}
-    for projection in ("auto", ""):
-        run = parse_run(PRIVATE | {"sites": 4, "features.projection": projection})
-        made = [sent(run, *records(500, 128, 10 * seed + i), str(i)) for i in range(4)]
-        right[projection] = int((head_of(made, run).scores(test).argmax(1) == truth).sum())
-    assert right["auto"] > right[""] + 100, right
+    assert accuracy(seed, {}) > accuracy(seed, {"features.projection": ""}) + 0.05
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_a_level_that_tells_classes_apart_is_seen_and_a_large_offset_costs_little(
+    epsilon: float,
+) -> None:
+    assert accuracy(0, {"epsilon": epsilon}, level=1.0) > 0.85
+    far = accuracy(0, {"epsilon": epsilon}, offset=50.0)
+    assert far > accuracy(0, {"epsilon": epsilon}) - 0.03

@@ -19,7 +19,8 @@ from fedsurrogate.client_app.methods.fedpft.chain import extend
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, less_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, weigh_own_mean
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
@@ -86,7 +87,7 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
         name: size for name, size in zip(NAMES, both, strict=True) if size
     }
     assert relayed.header.site == "south"
-    assert (head.clip, head.without_mean, head.header.site) == (None, False, "south")
+    assert (head.clip, head.own_mean, head.header.site) == (None, ALL, "south")
     for (features, labels, count), sizes in zip(seen, (first, both), strict=True):
         draws = max(1, min(10, enough // sum(sizes)))
         assert (count, len(features)) == (3, len(labels))
@@ -124,11 +125,12 @@ def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
             assert made.claim == run.mechanism_for("record", run.plan.subtracted(d))
             assert made.claim is not None
             assert last.claim == replace(made.claim, releases=None)
-            assert (head.clip, head.without_mean) == (made.claim.clip, d >= 64)
+            assert (head.clip, head.own_mean) == (made.claim.clip, KEPT if d >= 64 else ALL)
             assert made.facts
             relay = made.payload
     own = task(run, counts, d=d).found.train.features
-    changed = clip(less_own_mean(own) if d >= 64 else own, run.settings.fedpft.clip)[0].float()
+    changed = weigh_own_mean(own, KEPT if d >= 64 else ALL)
+    changed = clip(changed, run.settings.fedpft.clip)[0].float()
     for features, _, count in seen:
         assert count == 3
         assert torch.equal(features[: len(own)], changed)
