@@ -20,7 +20,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "common/targets/answers.py:facts_of",
         "client_app/audit/disclosure.py:_changed",
         "client_app/cli/audit.py:audit",
-        "client_app/cli/evaluate.py:evaluate",
         "client_app/features/cache.py:read_entry",
         "client_app/features/shards.py:ShardWriter._read",
         "client_app/governance/ledger.py:Ledger._check_chain",

@@ -177,8 +177,9 @@ def answer(
         # Before any work, and before records are looked at: settings and installed software alone
         # decide this.
         check_packages(packages_of(run, node))
+    task = f"{site} {work} {request.get('round', 1)}"
     once = _one_by_one(node, site) if run.settings.secure_sum else nullcontext()
-    with once, _noise(run, site, f"{work} {request.get('round', 1)}"):
+    with once, _noise(run.settings.noise_seed, run.settings.seed, task):
         try:
             payload, reported = WORK[work](SiteRequest(content, run, node, site, flower_run))
         except DisputeError as error:
@@ -198,16 +199,16 @@ def answer(
     return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
 
 
-def _noise(run: Run, site: str, task: str) -> AbstractContextManager[object]:
+def _noise(noise_seed: int, seed: int, task: str) -> AbstractContextManager[object]:
     """Noise that can be repeated, where a simulation asks for it; a hospital refuses."""
-    if not (seed := run.settings.noise_seed):
+    if not noise_seed:
         return nullcontext()
     if not in_simulation():
         raise ConfigError(
-            f"noise-seed = {seed} makes privacy noise that anybody can repeat, and this site is no "
+            f"noise-seed = {noise_seed} makes privacy noise that anybody can repeat, and this site is no "
             "simulated one; the run must have noise-seed = 0"
         )
-    return repeatable(f"{seed} {run.settings.seed} {site} {task}")
+    return repeatable(f"{noise_seed} {seed} {task}")
 
 
 def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:

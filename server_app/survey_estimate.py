@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated, weigh_own_mean
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.run_folders import settings_of_run

@@ -17,9 +17,9 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_measures import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.one_run import Guesses, guess
-from fedsurrogate.common.privacy.own_mean import weigh_own_mean, weight_of
+from fedsurrogate.common.privacy.own_mean import weight_of
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
 
 # Records of the prior for a record's own variance: with few trials, the variance of all records

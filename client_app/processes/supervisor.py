@@ -25,6 +25,7 @@ from fedsurrogate.client_app.processes.node_process import look_at_link
 from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, unseen
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 
@@ -91,6 +92,8 @@ def _node(arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, str]]:
     return command, unseen(arguments) | {SETTINGS: ""}
 
 
+# Its socket, too, is for this account alone.
+@owner_only()
 def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> None:
     """Run a SuperNode whose app is in a container of its own, once that has found the site's data,
     until a signal ends it.
@@ -107,7 +110,6 @@ def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> No
             others could replace.
     """
     runtime = own_socket(runtime)
-    os.umask(0o077)  # Its socket, too: only this account may open it.
     await_data(runtime)
     pairs = pairwise([*arguments, ""])
     link = [word for pair in pairs if pair[0] in LINK_OPTIONS for word in pair]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
-from fedsurrogate.common.privacy.own_mean import ALL, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
 from fedsurrogate.common.privacy.exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.own_mean import ALL, MOST, REMOVED
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
 # times as far in e^60 draws, which fits into 64 bits.
@@ -231,3 +232,49 @@ def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     seen: dict[str, int] = {}
     index = torch.tensor([seen.setdefault(unit, len(seen)) for unit in units], dtype=torch.int64)
     return toward_zero(1 / index.bincount().double(), FINE)[index]
+
+
+def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
+    """Each feature with a smaller mean over its own columns.
+
+    It is a fixed map of one record, so it costs no budget, and the bound after `clip` holds as
+    before.
+
+    Args:
+        features: (n, d), any floating point.
+        weight: of the mean, from 0, which takes it away, to 1, which leaves features as they are.
+            In between, a mean longer than MOST times the rest of its feature is shortened to that.
+
+    Returns:
+        Features (n, d).
+
+    Example:
+        >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
+        [[-2.0, -1.0, 3.0]]
+        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), KEPT)
+        >>> [round(entry, 3) for entry in kept[0].tolist()]
+        [-1.7, -0.7, 3.3]
+    """
+    if weight == ALL or not len(features):
+        return features
+    # One record at a time, as in `PublicMap.apply`: how a mean rounds may depend on other records.
+    means = torch.stack([row.double().mean() for row in features])[:, None]
+    rest = features - means.to(features)
+    if weight == REMOVED:
+        return rest
+    lengths = torch.stack([torch.linalg.vector_norm(row.double()) for row in rest])[:, None]
+    most = MOST / math.sqrt(features.shape[1]) * lengths
+    return rest + (weight * means).clamp(-most, most).to(features)
+
+
+def weigh_rows(features: Tensor, weight: float) -> Tensor:
+    """As `weigh_own_mean`, of all records at once, as a graph needs it: equal up to rounding."""
+    if weight == ALL:
+        return features
+    means = features.double().mean(1, keepdim=True)
+    rest = features - means.to(features)
+    if weight == REMOVED:
+        return rest
+    lengths = torch.linalg.vector_norm(rest.double(), dim=1, keepdim=True)
+    most = MOST / math.sqrt(features.shape[1]) * lengths
+    return rest + (weight * means).maximum(-most).minimum(most).to(features)

@@ -7,11 +7,6 @@ differs from others. So it keeps a small weight, and never more than a share of 
 
 from __future__ import annotations
 
-import math
-
-import torch
-from torch import Tensor
-
 # The weight of the mean, and its largest length as a share of that of the rest. Chosen on generated
 # families of classes (`benchmarks/level_families.py`), where features of backbones lose nothing.
 KEPT, MOST = 0.1, 0.75
@@ -20,52 +15,6 @@ ALL, REMOVED = 1.0, 0.0
 # What claims state in place of a centre's digest. The first is of earlier versions.
 STATED_REMOVED, STATED_KEPT = "own mean", "own mean, weight 0.1"
 STATED = {STATED_REMOVED: REMOVED, STATED_KEPT: KEPT}
-
-
-def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
-    """Each feature with a smaller mean over its own columns.
-
-    It is a fixed map of one record, so it costs no budget, and the bound after `clip` holds as
-    before.
-
-    Args:
-        features: (n, d), any floating point.
-        weight: of the mean, from 0, which takes it away, to 1, which leaves features as they are.
-            In between, a mean longer than MOST times the rest of its feature is shortened to that.
-
-    Returns:
-        Features (n, d).
-
-    Example:
-        >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
-        [[-2.0, -1.0, 3.0]]
-        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), KEPT)
-        >>> [round(entry, 3) for entry in kept[0].tolist()]
-        [-1.7, -0.7, 3.3]
-    """
-    if weight == ALL or not len(features):
-        return features
-    # One record at a time, as in `PublicMap.apply`: how a mean rounds may depend on other records.
-    means = torch.stack([row.double().mean() for row in features])[:, None]
-    rest = features - means.to(features)
-    if weight == REMOVED:
-        return rest
-    lengths = torch.stack([torch.linalg.vector_norm(row.double()) for row in rest])[:, None]
-    most = MOST / math.sqrt(features.shape[1]) * lengths
-    return rest + (weight * means).clamp(-most, most).to(features)
-
-
-def weigh_rows(features: Tensor, weight: float) -> Tensor:
-    """As `weigh_own_mean`, of all records at once, as a graph needs it: equal up to rounding."""
-    if weight == ALL:
-        return features
-    means = features.double().mean(1, keepdim=True)
-    rest = features - means.to(features)
-    if weight == REMOVED:
-        return rest
-    lengths = torch.linalg.vector_norm(rest.double(), dim=1, keepdim=True)
-    most = MOST / math.sqrt(features.shape[1]) * lengths
-    return rest + (weight * means).maximum(-most).minimum(most).to(features)
 
 
 def stated(weight: float, centre: str = "") -> str:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
@@ -29,6 +30,8 @@ from fedsurrogate.server_app.deployment.request_key import KEY
 from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
 
 
+# Its database holds what sites send, and its sockets ask for no authentication.
+@owner_only()
 def serve(arguments: Sequence[str]) -> None:
     """Run `flower-superlink` with these arguments in this process. Does not return."""
     # Flower would else fetch packages for each run, which fails without internet.
@@ -36,8 +39,6 @@ def serve(arguments: Sequence[str]) -> None:
     configure_log(os.environ)
     arguments = with_sockets(arguments)
     meant = flower().parse_superlink(arguments)
-    # Its database holds what sites send, and its sockets ask for no authentication.
-    os.umask(0o077)
     for address in meant.open_apis:
         check_socket(address)
     table = table_of_registered(arguments)

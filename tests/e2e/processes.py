@@ -27,13 +27,25 @@ from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.security.registrations import VARIABLE
 from fedsurrogate.server_app.control_api.runs import list_runs
 from fedsurrogate.server_app.deployment.addresses import connect
-from fedsurrogate.server_app.deployment.submit import APP_FOLDER, FLWR, stop_process
+from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 
 BIN = Path(sys.executable).parent
 Environment = Mapping[str, str]
 # Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share
 # it may take this long.
 PATIENCE = 600.0
+# Flower's own command; that of newer versions reaches no Unix socket by itself.
+FLWR = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from importlib.metadata import version\n"
+    "if version('flwr') >= '1.35':\n"
+    "    from fedsurrogate.common.flower.v142_link import reach_unix_sockets\n"
+    "    reach_unix_sockets()\n"
+    "from flwr.cli.app import app\n"
+    "app(prog_name='flwr')",
+)
 
 
 def free_ports(count: int) -> list[int]:

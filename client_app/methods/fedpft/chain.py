@@ -13,9 +13,8 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
 from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.mechanism import check_stated
-from fedsurrogate.common.privacy.own_mean import weigh_own_mean
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate

@@ -33,8 +33,9 @@ from fedsurrogate.common.methods.fedpft_covariance import (
     form_of,
     in_form,
 )
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.own_mean import ALL, weigh_own_mean
+from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings

@@ -15,7 +15,7 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.own_mean import (
     ALL,
     KEPT,
@@ -23,7 +23,6 @@ from fedsurrogate.common.privacy.own_mean import (
     REMOVED,
     STATED_KEPT,
     STATED_REMOVED,
-    weigh_own_mean,
 )
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
