@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows, weigh_own_mean
 from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.surrogates.columns import in_frame
 
@@ -164,7 +164,7 @@ class Head(Classifier):
             features = features - self.centre.to(features)
         if self.projection is not None:
             features = features @ self.projection.to(features).T
-        return features if self.clip is None else clip(features, self.clip)[0]
+        return features if self.clip is None else clip_rows(features, self.clip)
 
     def scores(self, features: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d)."""

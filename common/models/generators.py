@@ -21,7 +21,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.limits import LARGEST_DIMENSION
 from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows
 
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
@@ -442,7 +442,7 @@ def scaled(features: Tensor) -> Tensor:
     Returns:
         Features (n, d), float32.
     """
-    return clip(features, 0.0)[0].float() * math.sqrt(features.shape[1])
+    return clip_rows(features, 0.0).float() * math.sqrt(features.shape[1])
 
 
 def labels_evenly(classes: int, each: int) -> Tensor:

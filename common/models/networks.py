@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.limits import LARGEST_DIMENSION
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import Model
@@ -293,7 +293,7 @@ def split_input(module: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]
     """
     if isinstance(module, nn.Sequential):
         return module[1:], module[0](features)
-    return module, clip(features, 0.0)[0].to(features)
+    return module, clip_rows(features, 0.0).to(features)
 
 
 def body_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -190,6 +190,17 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
         >>> [[round(entry, 3) for entry in row] for row in clipped.tolist()], share
         ([[0.6, 0.8], [0.3, 0.4]], 0.5)
     """
+    clipped, longer = _clipped(features, norm)
+    return clipped, float(longer.mean()) if len(features) else 0.0
+
+
+def clip_rows(features: Tensor, norm: float) -> Tensor:
+    """The scaled features of `clip` alone, which a graph can compute."""
+    return _clipped(features, norm)[0]
+
+
+def _clipped(features: Tensor, norm: float) -> tuple[Tensor, Tensor]:
+    """As `clip`, with a one for each feature whose norm was larger (n, 1)."""
     limits = torch.finfo(features.dtype)
     largest = features.abs().amax(1, keepdim=True).clamp_min(limits.tiny)
     scaled = features / largest
@@ -205,11 +216,9 @@ def clip(features: Tensor, norm: float) -> tuple[Tensor, float]:
     factors = (1 - max(1e-6, 2 * limits.eps)) / lengths.maximum(norm / largest).clamp_min(
         torch.finfo(torch.float64).tiny
     )
-    shortened = (lengths * largest > norm).double()
+    longer = (lengths * largest > norm).double()
     clipped = scaled * factors.to(features)
-    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), float(shortened.mean()) if len(
-        features
-    ) else 0.0
+    return clipped.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), longer
 
 
 def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:

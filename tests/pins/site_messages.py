@@ -23,6 +23,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum import masked, store
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy import secret_numbers
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.member import SumState, begin
 from fedsurrogate.common.surrogates.public_map import PublicMap
@@ -67,7 +68,8 @@ def messages() -> Iterator[tuple[str, bytes]]:
     """By name: of every method of sums, in every way."""
     for name, task in _tasks():
         drawn = Drawn(name)
-        with patch("os.urandom", drawn):
+        # The tests replace the first; a script has the second everywhere.
+        with patch.object(secret_numbers.os, "urandom", drawn), patch("os.urandom", drawn):
             yield f"site: {name}", (_part if task.run.settings.secure_sum else _message)(task)
 
 

@@ -26,7 +26,7 @@ STATES = st.builds(
     context=BYTES,
     phase=st.sampled_from(PHASES),
     secrets=st.builds(Secrets, BYTES, BYTES, BYTES),
-    members=st.lists(MEMBERS, max_size=3).map(tuple),
+    members=st.lists(MEMBERS, max_size=3, unique_by=lambda each: each.site).map(tuple),
     shares=st.dictionaries(st.sampled_from("abc"), BOTH),
     summed=NAMES.map(tuple),
     public=BYTES,
