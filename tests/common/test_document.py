@@ -72,6 +72,7 @@ NUMBERS = (0, 1, 2, 3, 7, 28, 1e-6, 0.25, 0.45, 1.0, 2.0, 16.0, 300)
 # Settings of no section whose digest changes although no plan does, and why.
 COMPUTED_WITH = {
     "seed": "sites draw by it",
+    "noise-seed": "simulated sites draw noise by it",
     "test-fraction": "it selects the records that train",
     "partition": "it selects the records of a site that shares a folder with others",
     "alpha": "as partition",

@@ -41,7 +41,7 @@ def test_every_count_has_a_unit() -> None:
     whole = [
         row for row in ROWS if isinstance(row.default, int) and not isinstance(row.default, bool)
     ]
-    assert {row.key for row in whole if not row.unit} == {"seed"}
+    assert {row.key for row in whole if not row.unit} == {"seed", "noise-seed"}
 
 
 def test_keys_of_time_size_and_images_have_a_unit() -> None:

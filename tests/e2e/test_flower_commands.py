@@ -76,7 +76,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     copy = tmp_path_factory.mktemp("checkout") / "fedsurrogate"
     for name in (*PACKED, "fedsurrogate"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(APP_FOLDER / name, copy / name, ignore=ignored)
+        shutil.copytree(APP_FOLDER / name, copy / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(APP_FOLDER / name, copy / name)
     before = Path.cwd()
