@@ -24,6 +24,7 @@ from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
 from fedsurrogate.server_app.report.plots.progress import accuracy_over, steps
 from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
+from fedsurrogate.server_app.report.plots.radii import radii
 from fedsurrogate.server_app.report.plots.sheets import sheets
 from fedsurrogate.server_app.report.privacy_view import privacy_view
 from fedsurrogate.server_app.report.quality_view import quality_view
@@ -125,6 +126,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
     pictures, privacy = _pictures(run), privacy_view(run)
     if drawn_sheets := sheets(folder):
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
+    if drawn_radii := radii(run):
+        pictures["radii"] = (drawn_radii,)
     if (site_map := site_map_of(run, folder)) is not None:
         pictures["map"] = (drawn_map(site_map),)
     counts = counts_views(folder)

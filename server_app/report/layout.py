@@ -13,6 +13,7 @@ TITLES = {
     "evaluation": "How good the model is at the sites",
     "survey": "What records the sites have",
     "effects": "What each site changes",
+    "radii": "How far the landscapes were trusted",
     "map": "Map of the hospitals",
     "sheets": "What the sites sent",
     "features": "Real against synthetic features",

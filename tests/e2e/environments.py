@@ -51,9 +51,7 @@ def environment_at(folder: Path) -> Path:
 
 def checkout_at(folder: Path) -> Path:
     """A copy of the packages of the checkout in `folder`."""
-    return Path(
-        shutil.copytree(ROOT, folder, symlinks=True, ignore=not_needed, dirs_exist_ok=True)
-    )
+    return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=not_needed, dirs_exist_ok=True))
 
 
 def variables(checkout: Path = ROOT, **more: str) -> dict[str, str]:

@@ -89,7 +89,6 @@ def test_a_run_learns_and_tells_its_radii_its_budget_and_its_images(
     page = write_report(folder).read_text()
     assert "What the sites sent" in page
     assert "How far the landscapes were trusted" in page
-    assert ("Privacy spent, round by round" in page) is private
     assert "Not drawn" not in page or "sheets" not in page
 
 
