@@ -23,8 +23,8 @@ from fedsurrogate.server_app.report.layout import layout
 from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
 from fedsurrogate.server_app.report.plots.progress import accuracy_over, steps
-from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
 from fedsurrogate.server_app.report.plots.radii import radii
+from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
 from fedsurrogate.server_app.report.plots.sheets import sheets
 from fedsurrogate.server_app.report.privacy_view import privacy_view
 from fedsurrogate.server_app.report.quality_view import quality_view
