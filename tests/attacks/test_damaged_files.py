@@ -183,7 +183,8 @@ def named(folder: Path) -> Kept:
 
 def adapted(folder: Path) -> Kept:
     node, shared = node_of(folder), model()
-    own = Adapted(shared.classifier, torch.ones(1), torch.ones(2, 6), torch.zeros(2))
+    outputs = len(shared.classifier.header.classes)
+    own = Adapted(shared.classifier, torch.ones(1), torch.ones(outputs, 6), torch.zeros(outputs))
     store_adapted(node, shared, own, "on own records")
 
     def read() -> None:

@@ -192,7 +192,7 @@ def test_a_plan_in_80_columns_cuts_no_word(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(cli.console, "_width", 80)
-    readme = (Path(cli.__file__).parents[2] / "README.md").read_text()
+    readme = (Path(cli.__file__).resolve().parents[2] / "README.md").read_text()
     (command,) = re.findall(r"^coordinator plan (.*)$", readme, re.MULTILINE)
     assert coordinator(monkeypatch, "plan", *shlex.split(command)) == 0
     out = capsys.readouterr().out
