@@ -260,7 +260,7 @@ def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
     Example:
         >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
         [[-2.0, -1.0, 3.0]]
-        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), KEPT)
+        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), 0.1)
         >>> [round(entry, 3) for entry in kept[0].tolist()]
         [-1.7, -0.7, 3.3]
     """

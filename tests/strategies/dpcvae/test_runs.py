@@ -97,7 +97,7 @@ def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(
             "epsilon"
         ] == pytest.approx(20.0, rel=1e-3)
     page = write_report(folder).read_text()
-    assert "How well the synthetic embeddings work at each site" in page
+    assert "Synthetic: a head on synthetic embeddings of all classes" in page
     assert "Real against synthetic features" in page
     assert "Which classes each site has" in page
     reported = [event.get("counts") for event in events_of(folder) if event["event"] == "replied"]
