@@ -382,4 +382,7 @@ def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path
     )
     row = metrics_of(folder)["downstream"]["1"]
     assert not {"accuracy-local", "sliced", "other"} & row.keys()
-    assert "How well the synthetic embeddings work" in write_report(folder).read_text()
+    assert (
+        "Synthetic: a head on synthetic embeddings of all classes"
+        in write_report(folder).read_text()
+    )
