@@ -19,7 +19,7 @@ from fedsurrogate.common.logs.output import configure_log
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.server_app.deployment.audit_log import note
 from fedsurrogate.server_app.deployment.control import facts_of_run
-from fedsurrogate.server_app.deployment.submit import app_folder
+from fedsurrogate.server_app.deployment.submit import app_folder, folder_to_pack
 
 # This interpreter, which looks for no module in the current folder.
 PYTHON = (sys.executable, "-P", "-m")
@@ -52,7 +52,7 @@ def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str,
     """
 
     def admit(digest: str, settings: Mapping[str, Scalar]) -> None:
-        with app_folder() as folder:
+        with folder_to_pack() as folder:
             if digest != flower().packed_digest(folder):
                 raise RunError(
                     "the run brings another app than the app that is installed with this SuperLink; "

@@ -59,7 +59,7 @@ def submit(
     Raises:
         RunError: the SuperLink does not answer, or refuses the run.
     """
-    with app_folder() as app, flower().control(address, authority) as control:
+    with folder_to_pack() as app, flower().control(address, authority) as control:
         return control.start(app, settings, sites or {})
 
 
@@ -134,15 +134,36 @@ def app_folder() -> Iterator[Path]:
             f"pyproject.toml of this app is neither in {APP_FOLDER} nor among the installed files; "
             "install the package again"
         )
+    with _put_together(data, APP_FOLDER) as app:
+        yield app
+
+
+@contextmanager
+def folder_to_pack() -> Iterator[Path]:
+    """As `app_folder`, with nothing but what is packed: Flower looks at every file of a folder, and an
+    environment in a checkout has a hundred thousand.
+    """
+    with app_folder() as app:
+        if app != APP_FOLDER:
+            yield app
+            return
+        with _put_together(app, app / "fedsurrogate") as copy:
+            yield copy
+
+
+@contextmanager
+def _put_together(data: Path, own: Path) -> Iterator[Path]:
+    """A temporary folder of the app. data: folder of its three other files; own: of `fedsurrogate`."""
     with tempfile.TemporaryDirectory() as folder:
         # Flower takes the folder's name as the app's name, where it allows no underscore; random
         # names may hold one.
         app, compiled = Path(folder) / "fedsurrogate", shutil.ignore_patterns("__pycache__")
-        shutil.copytree(data, app)
+        (app / "fedsurrogate").mkdir(parents=True)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(data / name, app)
         for package in PACKED:
             shutil.copytree(APP_FOLDER / package, app / package, ignore=compiled)
-        (app / "fedsurrogate").mkdir()
-        for file in APP_FOLDER.glob("*.py"):
+        for file in own.glob("*.py"):
             shutil.copy(file, app / "fedsurrogate")
         yield app
 
