@@ -49,7 +49,7 @@ from fedsurrogate.common.security.sealing import read_keys
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK, LITTLE_MEMORY = 0.2 * GIB, 5 * GIB, 4 * GIB
 MEASURED_IMAGES, MOST_CLASSES_SHOWN = 48, 12
-Told = tuple[State, str, str]
+Outcome = tuple[State, str, str]
 """State, facts and remedy of a finding."""
 DATA = (
     "see data, data-dir and the columns in the node-config; in a kit DATA, DATA_KIND and LABEL_COLUMN in "
@@ -119,7 +119,7 @@ def check_site(
         yield _found("a run", remedy, lambda: _run(run, gate(), part[0], dimension))
 
 
-def _found(what: str, remedy: str, check: Callable[[], Told]) -> Finding:
+def _found(what: str, remedy: str, check: Callable[[], Outcome]) -> Finding:
     """The finding of a check, which fails by an error, too."""
     try:
         return Finding(what, *check())
@@ -129,7 +129,7 @@ def _found(what: str, remedy: str, check: Callable[[], Told]) -> Finding:
         return Finding(what, "FAIL", f"{type(error).__name__}: {error}", remedy)
 
 
-def _folder(key: str, folder: Path, holds: str) -> Told:
+def _folder(key: str, folder: Path, holds: str) -> Outcome:
     if why := why_not_writable(folder):
         remedy = f"give a folder for {holds} that user {os.getuid()} may write, as {key} in the "
         return "FAIL", f"{folder} cannot be written ({why})", f"{remedy}node-config"
@@ -140,7 +140,7 @@ def _folder(key: str, folder: Path, holds: str) -> Told:
     return "FAIL" if free < LEAST_DISK else "WARN", facts, f"free disk space; it is for {holds}"
 
 
-def _other_accounts(node: NodeConfig) -> Told:
+def _other_accounts(node: NodeConfig) -> Outcome:
     if not (found := readable_by_others(node)):
         return "PASS", "none can read what is kept here", ""
     facts = f"they may read {len(found)} files or folders of this site, such as {found[0]}"
@@ -170,7 +170,7 @@ def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
         yield Finding("GPU", "PASS", f"{torch.cuda.get_device_name(each)}, {free_there}")
 
 
-def _policy(gate: Gate, node: NodeConfig) -> Told:
+def _policy(gate: Gate, node: NodeConfig) -> Outcome:
     if node.data in ("", "digits") and not node.policy:
         return "PASS", "public data: everything may leave", ""
     if node.policy:
@@ -179,7 +179,7 @@ def _policy(gate: Gate, node: NodeConfig) -> Told:
     return "WARN", f"the default: {gate.policy.in_words}", remedy
 
 
-def _ledger(gate: Gate) -> Told:
+def _ledger(gate: Gate) -> Outcome:
     entries, spent, total = gate.ledger.entries(), gate.spent(), gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     facts = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"
@@ -201,7 +201,7 @@ def _demanded(gate: Callable[[], Gate]) -> str:
     return "require-seal" if policy.require_seal else sums
 
 
-def _peers(gate: Callable[[], Gate], node: NodeConfig) -> Told:
+def _peers(gate: Callable[[], Gate], node: NodeConfig) -> Outcome:
     if node.peers:
         names = ", ".join(sorted(read_keys(Path(node.peers).expanduser())))
         return "PASS", f"{node.peers} has the keys of {names or 'no site'}", ""
@@ -209,17 +209,17 @@ def _peers(gate: Callable[[], Gate], node: NodeConfig) -> Told:
     return "FAIL", f"{facts}every run", PEERS
 
 
-def _requests(node: NodeConfig) -> Told:
+def _requests(node: NodeConfig) -> Outcome:
     return "PASS", f"answered when signed under {coordinator_key(node).hex()[:16]}...", ""
 
 
-def _packages(run: Run, node: NodeConfig) -> Told:
+def _packages(run: Run, node: NodeConfig) -> Outcome:
     check_packages(needed := packages_of(run, node))
     names = ", ".join(package for package, _ in needed)
     return "PASS", names or "no optional package is needed", ""
 
 
-def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Told:
+def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     protected = is_protected(run.private, node)
     if protected:
         read_schema(DataSource.of_node(node, run))
@@ -270,7 +270,7 @@ def _counted(records: SiteShare) -> tuple[str, str | None]:
 
 def _backbone(
     run: Run, node: NodeConfig, part: SiteShare, fingerprint: str, loaded: list[Backbone]
-) -> Told:
+) -> Outcome:
     loaded.append(backbone := site_backbone(run.settings, node))
     if is_protected(run.private, node):
         check_dimension(backbone)
@@ -287,14 +287,14 @@ def _first_dimension(part: SiteShare, backbone: Backbone) -> int:
         return next((piece.features.shape[1] for piece in pieces if piece.features is not None), 0)
 
 
-def _same(own: str, run: Run, fingerprint: str, facts: str) -> Told:
+def _same(own: str, run: Run, fingerprint: str, facts: str) -> Outcome:
     if own == (wanted := with_power(fingerprint, run.power)):
         return "PASS", f"{facts}, as the coordinator's", ""
     remedy = "use the coordinator's weights, image-size and backbone"
     return "FAIL", f"{facts}; this site has {own}, the coordinator {wanted}", remedy
 
 
-def _time(part: SiteShare, backbone: Backbone) -> Told:
+def _time(part: SiteShare, backbone: Backbone) -> Outcome:
     """Estimate the time for all images from that for the first ones."""
     started, done, rows = time.perf_counter(), 0, range(len(part.dataset))
     broken: list[int] = []
@@ -319,7 +319,7 @@ def _time(part: SiteShare, backbone: Backbone) -> Told:
     return "PASS", facts, ""
 
 
-def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Told:
+def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Outcome:
     """Whether the policy allows this run, and what it costs in bytes and epsilon."""
     gate.check_request(run)
     facts, own = f"method {run.settings.method}", run.settings

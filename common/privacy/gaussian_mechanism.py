@@ -272,8 +272,7 @@ def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
     if weight == REMOVED:
         return rest
     lengths = torch.stack([torch.linalg.vector_norm(row.double()) for row in rest])[:, None]
-    most = MOST / math.sqrt(features.shape[1]) * lengths
-    return rest + (weight * means).clamp(-most, most).to(features)
+    return _with_mean(rest, weight * means, lengths)
 
 
 def weigh_rows(features: Tensor, weight: float) -> Tensor:
@@ -284,6 +283,12 @@ def weigh_rows(features: Tensor, weight: float) -> Tensor:
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
-    lengths = torch.linalg.vector_norm(rest.double(), dim=1, keepdim=True)
-    most = MOST / math.sqrt(features.shape[1]) * lengths
-    return rest + (weight * means).maximum(-most).minimum(most).to(features)
+    return _with_mean(
+        rest, weight * means, torch.linalg.vector_norm(rest.double(), dim=1, keepdim=True)
+    )
+
+
+def _with_mean(rest: Tensor, means: Tensor, lengths: Tensor) -> Tensor:
+    """Features of these lengths with a mean each, of which none is longer than MOST times its feature."""
+    most = MOST / math.sqrt(rest.shape[1]) * lengths
+    return rest + means.maximum(-most).minimum(most).to(rest)

@@ -21,7 +21,7 @@ _keys: ContextVar[Callable[[], bytes] | None] = ContextVar("keys", default=None)
 
 @contextmanager
 def repeatable(seed: str) -> Iterator[None]:
-    """Numbers that this thread draws meanwhile follow from a seed. They protect nobody: for simulations
+    """Numbers that this thread draws meanwhile follow from a seed. They are not private: for simulations
     that are to be repeated.
 
     Args:

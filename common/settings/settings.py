@@ -233,7 +233,7 @@ class PrivacyBudget(Section):
         ge=0,
         lt=2**31,
         description="Seed of the privacy noise in a simulation, so that a private run can be repeated; "
-        "such a run protects nobody. 0 for noise from the operating system.",
+        "such a run is not private. 0 for noise from the operating system.",
     )
 
 
