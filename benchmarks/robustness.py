@@ -5,7 +5,7 @@ seeds: mean accuracy on real test data in %; the largest loss in points over the
 the honest sites alone (without attack: relative to the defence `none`); the share of test records
 with the backdoor's trigger that are classified as its target; and how many hostile (caught) and
 honest sites (accused) were suspected. Heads are in closed form with privacy, else trained with few
-steps. Robust pooling runs with two hostile sites only. Without sample data, only the digits run.
+steps. Without sample data, only the digits run.
 
     python benchmarks/robustness.py --seeds 3
     python benchmarks/robustness.py --only "digits 0.1,pacs" --epsilons none --attacks "label swap
@@ -26,12 +26,11 @@ from benchmarks.harness.samples import sample_folder, stored_features
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
-from fedsurrogate.strategies.pooling.robust_centres import POOLED
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger, uneven_digits
 
 SITES = 10
-DEFENCES = ("none", "harm", "median", "trimmed")
+DEFENCES = ("none", "harm")
 COLUMNS = (
     "data, alpha",
     "epsilon",
@@ -92,13 +91,12 @@ class Bench:
         run = parse_run(self.settings | chosen)
         defended = defend_surrogates(sent, run.defence, run.settings.max_share, self.classes)
         suspects = {suspect.site for suspect in defended.suspects}
-        rule = run.defence if run.defence in POOLED else ""
         used = [
             (id(each), defended.capped.get(each.header.site, 1.0))
             for each in sent
             if each.header.site not in suspects
         ]
-        key = rule, defended.alike, tuple(used)
+        key = defended.alike, tuple(used)
         if key not in self._heads:
             self._heads[key] = measured(
                 learn(sent, run, "cpu", self.classes), self.classes, self.test
@@ -124,8 +122,7 @@ class Bench:
             for hostile in alone:
                 sent, rest = bad[:hostile] + self.good[hostile:], alone[hostile]["accuracy"]
                 for rule in defences:
-                    if hostile == 2 or rule not in POOLED:
-                        yield (attack, hostile, rule), self.cell(sent, defence=rule), rest
+                    yield (attack, hostile, rule), self.cell(sent, defence=rule), rest
                 if attack == "inflated count":
                     yield (attack, hostile, "no cap"), self.cell(sent, **UNCAPPED), rest
 

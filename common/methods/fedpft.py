@@ -386,8 +386,8 @@ def _defences(mechanism: str, chain: bool) -> Defences:
     if mechanism in (EM, THEOREM):
         of = "component" if mechanism == EM else "class"
         reason = f" under {mechanism}, whose noise on a mean differs with the size of its {of}"
-        return Defences(("none", "median", "trimmed"), reason)
-    return replace(BY_HARM, available=("none", "harm", "median", "trimmed"))
+        return Defences(reason=reason)
+    return BY_HARM
 
 
 def _refusal(settings: Settings, chosen: Choices) -> str:
@@ -410,8 +410,8 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
             "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = "
             "'diag' or 'full'"
         )
-    if solver == "qda" and (settings.defence in ("median", "trimmed") or own.topology == "chain"):
-        return "head.solver = 'qda' works with defence 'none' or 'harm', and topology 'star'"
+    if solver == "qda" and own.topology == "chain":
+        return "head.solver = 'qda' works with topology 'star'"
     if own.covariance == "gram" and own.components > 1:
         return (
             "fedpft.covariance = 'gram' has one component a class; set fedpft.components = 1, "

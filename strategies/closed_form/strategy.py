@@ -25,7 +25,7 @@ from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
 from fedsurrogate.strategies.pooling.total import Total
-from fedsurrogate.strategies.robustness.defence import cap_sums, caps_of
+from fedsurrogate.strategies.robustness.defence import cap_sums, caps
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.
@@ -101,7 +101,7 @@ class FromStatistics(Heads):
         most = self.config.settings.max_share
         if self.config.mechanism is not None:
             return replace(cap_sums(sent, most, private=True), kept=list(sent))
-        capped = caps_of(sent, [each.tensors["counts"].tolist() for each in sent], most)
+        capped = caps(sent, [each.tensors["counts"].tolist() for each in sent], most)[1]
         if most and len(sent) >= FEWEST_SITES:
             means = torch.stack(
                 [

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods.fedpft import BALANCED_RIDGE, BY_STATISTICS, choices
 from fedsurrogate.common.methods.fedpft_covariance import (
-    AUTO_RANK,
     TOO_LITTLE,
     lacks_directions,
 )
@@ -47,9 +46,7 @@ from fedsurrogate.strategies.closed_form.solvers import (
 )
 from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.fedpft import private_head, sampling
-from fedsurrogate.strategies.pooling.robust_centres import POOLED
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
-from fedsurrogate.strategies.robustness.robust_mixtures import pooled_mixture
 
 SOLVERS = {
     "lda": lda,
@@ -134,9 +131,6 @@ def learn(
         reason = private_head.unused(noisy, gaussians)
         return LearnedHead(head, [made], defended, "noisy sums", reason=reason)
     mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
-    if config.defence in POOLED:
-        rank = config.settings.fedpft.rank or AUTO_RANK
-        mixtures = [pooled_mixture(mixtures, config.defence, rank)]
     how = choices(config.settings).solver
     if how != "sampled":
         names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.own_mean import KEPT, weight_of
-from fedsurrogate.common.surrogates.class_sums import PRESENT, unfold
+from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
@@ -33,12 +33,10 @@ from fedsurrogate.strategies.pooling.class_means import (
     differ_across,
     noise_of_counts_and_sums,
     pool,
-    robust,
     shrink,
 )
 from fedsurrogate.strategies.pooling.mean_directions import shrink_directions
 from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
-from fedsurrogate.strategies.pooling.robust_centres import POOLED, robust_mean
 from fedsurrogate.strategies.robustness.harm import MOST, OUT, largest
 
 # If chance leaves more than this share of the differences between sites' class means unexplained,
@@ -74,9 +72,8 @@ def learn_from_sums(
             classes that stands out from the noise, shared by all classes and sites; "joint" cleans
             it for one joint noise, and shrinks the means.
         rank: most directions of a "lowrank" covariance.
-        rule: "median" and "trimmed" pool class means and second moments robustly; with "harm" a few
-            sites, without which the others do not differ, choose least squares only if it lets them
-            harm none of the others.
+        rule: with "harm" a few sites, without which the others do not differ, choose least squares
+            only if it lets them harm none of the others.
 
     Returns:
         The head and the mixtures. Classes lost in noise are left out of both.
@@ -93,11 +90,8 @@ def learn_from_sums(
                 f"noisy sums of site {surrogate.header.site!r} have other classes than those of "
                 "the first site"
             )
-    if rule in POOLED:
-        components, differ = robust(by_site(surrogates), rule), 0.0
-    else:
-        components, differ = _pooled(surrogates, family, rule)
-    found = observed_within(surrogates, components, family, rank, rule)
+    components, differ = _pooled(surrogates, family, rule)
+    found = observed_within(surrogates, components, family, rank)
     if family == "joint":
         components, covariance = expected(components, found.covariance)
         found = Within(covariance)
@@ -330,7 +324,6 @@ def observed_within(
     components: Components,
     family: str,
     rank: int,
-    rule: str = "none",
 ) -> Within:
     """The covariance around the components, with the contribution of noise subtracted, and what was
     observed of it.
@@ -340,7 +333,6 @@ def observed_within(
         components: class means of these surrogates.
         family: as in `learn_from_sums`. "spherical" where a site has no second moment.
         rank: as in `learn_from_sums`.
-        rule: as in `learn_from_sums`.
 
     Returns:
         The covariance as factor (d, r) and variances (d,), float64. Where the second moment is lost
@@ -373,20 +365,9 @@ def observed_within(
         [surrogate.sums.sigmas["squares"] for surrogate in surrogates], dtype=torch.float64
     )
     noise = float((sizes * sigmas).norm()) / total
-    if rule in POOLED:
-        # One vote for every site with records, because a site could report a false size.
-        large = sizes > PRESENT * torch.tensor(
-            [s.sums.sigmas["counts"] * len(s.counts) ** 0.5 for s in surrogates]
-        )
-        voters = large if large.any() else sizes == sizes.max()
-        chosen = voters.nonzero().flatten().tolist()
-        each = torch.stack([tables[index] / max(float(sizes[index]), 1.0) for index in chosen])
-        second = robust_mean(each, torch.ones(len(each)), rule).double()
-        noise = float((sigmas[voters] / sizes[voters].clamp_min(1.0)).norm()) / len(each)
-    else:
-        second = torch.zeros_like(tables[0], dtype=torch.float64)
-        for size, table in zip(sizes.tolist(), tables, strict=True):
-            second.add_(table, alpha=size / total)
+    second = torch.zeros_like(tables[0], dtype=torch.float64)
+    for size, table in zip(sizes.tolist(), tables, strict=True):
+        second.add_(table, alpha=size / total)
     excess = float((components.shares * noise_of_means).sum())
     if family == "diag":
         variances = second - components.shares @ means.square() + excess

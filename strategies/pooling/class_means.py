@@ -15,7 +15,6 @@ from torch.nn.functional import one_hot
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.strategies.pooling.robust_centres import robust_mean
 
 # By how many standard deviations chance may exceed its expectation.
 DEVIATIONS = 3.0
@@ -191,27 +190,6 @@ def differ_across(own: Components, of_sum: Tensor) -> float:
     )
     seen = float(own.records @ across.square().sum(1))
     return max(0.0, 1 - expected / seen) if seen > 0 else 0.0
-
-
-def robust(own: Components, rule: str) -> Components:
-    """One mean per class by a robust rule over its sites.
-
-    Each site has one vote: if reported counts were weights, a minority of sites could claim the
-    majority of the weight.
-
-    Args:
-        own: one per class and site, as from `by_site`.
-        rule: "median" or "trimmed".
-    """
-    plain, rows = mixing_of(own, 0.0), [own.labels == label for label in range(len(own.classes))]
-    means = torch.stack(
-        [robust_mean(own.means[row], torch.ones(int(row.sum())), rule) for row in rows]
-    )
-    totals = one_hot(own.labels).double()
-    # The median of normal noise has a larger variance than the mean, by pi / 2.
-    noise = (plain @ own.noise @ plain.T) * (math.pi / 2 if rule == "median" else 1.0)
-    labels = torch.arange(len(own.classes))
-    return Components(own.classes, labels, means, noise, own.records @ totals, own.shares @ totals)
 
 
 def mixing_of(own: Components, power: float) -> Tensor:

@@ -51,7 +51,7 @@ def defend_surrogates(
     if rule == "harm":
         surrogates = within_reach(surrogates)
     counts = [[max(0.0, float(count)) for count in each.counts] for each in surrogates]
-    shares, capped = _caps(surrogates, counts, max_share, power, max(noises, default=0.0))
+    shares, capped = caps(surrogates, counts, max_share, power, max(noises, default=0.0))
     kept = list(map(scaled, surrogates, shares))
     if rule != "harm":
         return Defended(kept, capped)
@@ -165,7 +165,7 @@ def cap_records(replies: Sequence[R], max_share: float) -> Defended[R]:
         max_share: most weight of a site, as in `shares_kept`.
     """
     counts = [[float(max(1, reply.records))] for reply in replies]
-    shares, capped = _caps(replies, counts, max_share)
+    shares, capped = caps(replies, counts, max_share)
     kept = [
         replace(reply, records=max(1, round(reply.records * share))) if share < 1 else reply
         for reply, share in zip(replies, shares, strict=True)
@@ -184,7 +184,7 @@ def cap_sums(
         private: whether the sums are noisy; later, the weight is then the square of the records.
     """
     counts = [reply.tensors[COUNTS].clamp_min(0).tolist() for reply in replies]
-    shares, capped = _caps(replies, counts, max_share, 2.0 if private else 1.0)
+    shares, capped = caps(replies, counts, max_share, 2.0 if private else 1.0)
     kept = [
         replace(reply, tensors={name: tensor * share for name, tensor in reply.tensors.items()})
         if share < 1
@@ -197,33 +197,28 @@ def cap_sums(
 A = TypeVar("A", AnySurrogate, Parameters, Synthetic)
 
 
-def caps_of(
-    sent: Sequence[A], counts: Sequence[Sequence[float]], max_share: float
-) -> dict[str, float]:
-    """The share of its weight that each capped site keeps, by its name.
-
-    Args:
-        sent: of the sites.
-        counts: each site's records of each class.
-        max_share: most weight of a site, as in `shares_kept`.
-    """
-    return _caps(sent, counts, max_share)[1]
-
-
 def without(sent: Sequence[A], suspects: Sequence[Suspect]) -> list[A]:
     """What was sent by the sites that are not left out."""
     names = {suspect.site for suspect in suspects}
     return [each for each in sent if each.header.site not in names]
 
 
-def _caps(
+def caps(
     sent: Sequence[A],
     counts: Sequence[Sequence[float]],
     max_share: float,
     power: float = 1.0,
     noise: float = 0.0,
 ) -> tuple[list[float], dict[str, float]]:
-    """As `shares_kept`, and those below one by their sites."""
+    """The share of its weight that each site keeps, and those below one by the site's name.
+
+    Args:
+        sent: of the sites.
+        counts: each site's records of each class.
+        max_share: most weight of a site, as in `shares_kept`.
+        power: as there.
+        noise: as there.
+    """
     shares = shares_kept(counts, max_share, power, noise)
     names = [each.header.site for each in sent]
     return shares, {site: share for site, share in zip(names, shares, strict=True) if share < 1}

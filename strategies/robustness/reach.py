@@ -24,141 +24,91 @@ FLOOR = 0.3
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Moments of one site by class.
+class _Data:
+    """Where a site's data lie.
 
     Attributes:
-        means: (C, d).
-        variances: around the means, (C, d).
-        counts: records, (C,).
-        present: whether the site has the class, (C,).
+        centre: mean of the means of its classes with enough records, of all if there are none, (d,).
+        variances: mean of the variances of these classes, (d,); None where every component has about
+            one record, so that variances are zero.
+        means: of the classes that it has, (c, d).
         points: means of the components with enough records, which lie farther out than those of
-            their classes; of all present classes if there are none, (n, d).
-        spread: whether the site has enough records besides its means to know variances. Where every
-            class has one record, all variances are zero.
+            their classes; of its classes if there are none, (n, d).
     """
 
+    centre: Tensor
+    variances: Tensor | None
     means: Tensor
-    variances: Tensor
-    counts: Tensor
-    present: Tensor
     points: Tensor
-    spread: bool
-
-    @classmethod
-    def of(cls, surrogate: Surrogate) -> Moments:
-        """The moments of a surrogate, with the components of each class combined."""
-        table = surrogate.mixtures
-        weights, shape = table.weights.double()[:, None], (len(table.counts), surrogate.dimension)
-        means = torch.zeros(shape, dtype=torch.float64).index_add_(
-            0, table.labels, weights * table.means.double()
-        )
-        apart = (table.means.double() - means[table.labels]).square()
-        inside = table.covariance.variances_per_dimension().double().expand_as(apart) + apart
-        variances = torch.zeros(shape, dtype=torch.float64).index_add_(
-            0, table.labels, weights * inside
-        )
-        freedom = (table.counts - table.components).clamp_min(0).sum()
-        present = table.components > 0
-        enough = table.counts[table.labels] * table.weights >= FEWEST
-        points = (
-            table.means if enough.all() else table.means[enough] if enough.any() else means[present]
-        )
-        # Single precision: for ten thousand sites these tables are most of what the screen holds.
-        return cls(
-            means.float(),
-            variances.float(),
-            table.counts,
-            present,
-            points.float(),
-            bool(freedom >= FEWEST),
-        )
-
-    def certain(self) -> Tensor:
-        """Mask (C,) of the classes with enough records; if there are none, of all present classes."""
-        enough = self.present & (self.counts >= FEWEST)
-        return enough if enough.any() else self.present
-
-    def usual_variances(self) -> Tensor:
-        """Mean variances (d,) of the classes with enough records."""
-        return self.variances[self.certain()].mean(0)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Range of the data.
-
-    Attributes:
-        variances: within classes, (d,).
-        middle: of all sites, (d,).
-        scale: of all sites, (d,).
-        farthest: for each site, the farthest class of the other sites (median), (S,).
-    """
-
-    variances: Tensor
-    middle: Tensor
-    scale: Tensor
-    farthest: Tensor
-
-    @classmethod
-    def of(cls, moments: Sequence[Moments]) -> Reach:
-        """The range from the moments of all sites."""
-        usual = _usual_variances(moments)
-        variances = usual.double()
-        scale = variances.clamp_min(FLOOR * float(variances.mean()) + 1e-30).sqrt()
-        middle = (
-            torch.stack([each.means[each.certain()].mean(0) for each in moments])
-            .median(0)
-            .values.double()
-        )
-        far = torch.stack(
-            [((m.points.double() - middle) / scale).square().sum(1).amax() for m in moments]
-        )
-        return cls(usual, middle, scale, _median_of_others(far))
-
-    def bounded(self, site: int, means: Tensor, farther: float = 1.0) -> Tensor:
-        """Means within the range of the other sites.
-
-        Args:
-            site: index of the site that they are from.
-            means: (n, d).
-            farther: squared distance that is allowed, in that of the others' farthest class.
-
-        Returns:
-            (n, d). Those that are farther are moved back to the allowed distance, towards the middle.
-        """
-        apart = (means.double() - self.middle) / self.scale
-        allowed = farther * self.farthest[site].clamp_min(0)
-        factor = (allowed / apart.square().sum(1).clamp_min(1e-30)).sqrt().clamp_max(1.0)
-        return torch.where(
-            factor[:, None] < 1, self.middle + factor[:, None] * apart * self.scale, means.double()
-        )
 
 
 def within_reach(surrogates: Sequence[AnySurrogate]) -> list[AnySurrogate]:
-    """Mixtures whose components lie far beyond all data of the other sites are moved back: training on
-    samples of one such mean would fail. Others, and noisy sums, whose norms are bounded, stay.
+    """Mixtures whose components lie far beyond all data of the other sites are moved back, towards the
+    middle of all: training on samples of one such mean would fail. Others, and noisy sums, whose norms
+    are bounded, stay.
+
+    Args:
+        surrogates: of the sites.
     """
     mixtures = [each for each in surrogates if isinstance(each, Surrogate)]
     if len(mixtures) < len(surrogates):
         return list(surrogates)
-    reach = Reach.of([Moments.of(each) for each in mixtures])
+    sites = [_data_of(each) for each in mixtures]
+    middle = torch.stack([each.centre for each in sites]).median(0).values.double()
+    usual = _usual_variances(sites).double()
+    scale = usual.clamp_min(FLOOR * float(usual.mean()) + 1e-30).sqrt()
+    far = torch.stack([_squares(each.points, middle, scale).amax() for each in sites])
+    allowed = FARTHER * _median_of_others(far).clamp_min(0)
     kept = list[AnySurrogate]()
-    for site, each in enumerate(mixtures):
-        means = reach.bounded(site, each.mixtures.means, FARTHER).to(each.mixtures.means)
-        same = means.equal(each.mixtures.means)
-        kept.append(each if same else replace(each, mixtures=replace(each.mixtures, means=means)))
+    for each, most in zip(mixtures, allowed, strict=True):
+        means = each.mixtures.means
+        share = (most / _squares(means, middle, scale).clamp_min(1e-30)).sqrt()[:, None]
+        if bool((share < 1).any()):
+            inside = torch.where(
+                share < 1, middle + share * (means.double() - middle), means.double()
+            )
+            each = replace(each, mixtures=replace(each.mixtures, means=inside.to(means)))
+        kept.append(each)
     return kept
 
 
-def _usual_variances(moments: Sequence[Moments]) -> Tensor:
+def _squares(points: Tensor, middle: Tensor, scale: Tensor) -> Tensor:
+    """Squared distances of points (n, d) from the middle, (n,)."""
+    return ((points.double() - middle) / scale).square().sum(1)
+
+
+def _data_of(surrogate: Surrogate) -> _Data:
+    """Where the data of a surrogate lie, with the components of each class combined."""
+    table = surrogate.mixtures
+    weights, shape = table.weights.double()[:, None], (len(table.counts), surrogate.dimension)
+    means = torch.zeros(shape, dtype=torch.float64).index_add_(
+        0, table.labels, weights * table.means.double()
+    )
+    apart = (table.means.double() - means[table.labels]).square()
+    inside = table.covariance.variances_per_dimension().double().expand_as(apart) + apart
+    variances = torch.zeros_like(means).index_add_(0, table.labels, weights * inside)
+    present = table.components > 0
+    certain = present & (table.counts >= FEWEST)
+    certain = certain if certain.any() else present
+    enough = table.counts[table.labels] * table.weights >= FEWEST
+    known = (table.counts - table.components).clamp_min(0).sum() >= FEWEST
+    # Single precision: for ten thousand sites these tables are most of what the defence holds.
+    return _Data(
+        means[certain].mean(0).float(),
+        variances[certain].mean(0).float() if known else None,
+        means[present].float(),
+        table.means[enough].float() if enough.any() else means[present].float(),
+    )
+
+
+def _usual_variances(sites: Sequence[_Data]) -> Tensor:
     """Variances within classes (d,): the median over the sites that know them; without such sites,
     those of the means.
     """
-    known = [each.usual_variances() for each in moments if each.spread]
+    known = [each.variances for each in sites if each.variances is not None]
     if known:
         return torch.stack(known).median(0).values
-    means = torch.cat([each.means[each.present] for each in moments])
+    means = torch.cat([each.means for each in sites])
     return (means - means.median(0).values).square().median(0).values
 
 

@@ -92,18 +92,14 @@ def invented(length: float, count: int = 4) -> Lie:
     )
 
 
-@pytest.mark.parametrize("defence", ["harm", "median", "trimmed"])
 @pytest.mark.parametrize(
     "lie",
     [far_with_few_records, invented(1e3), invented(1e6), invented(1e6, 100)],
     ids=["few", "1e3", "1e6", "1e6 of 100"],
 )
-def test_no_mean_reaches_training_from_beyond_what_the_others_data_reach(
-    lie: Lie, defence: str
-) -> None:
-    found, accuracy, alone = attacked(lie, defence=defence)
+def test_no_mean_reaches_training_from_beyond_what_the_others_data_reach(lie: Lie) -> None:
+    _, accuracy, alone = attacked(lie)
     assert accuracy > alone - 0.03
-    assert found.defended.suspects == [] or defence == "harm"
 
 
 def test_a_class_of_its_own_that_is_anothers_takes_no_records_from_it() -> None:

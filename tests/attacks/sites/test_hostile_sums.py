@@ -154,7 +154,7 @@ def claiming_next(times: float) -> Lie:
     return lie
 
 
-@pytest.mark.parametrize("defence", ["none", "median", "harm"])
+@pytest.mark.parametrize("defence", ["none", "harm"])
 def test_no_site_weighs_more_than_the_cap_in_what_is_used(defence: str) -> None:
     run = settings("spherical", 4.0, defence=defence)
     good, _ = honest(run)
@@ -162,11 +162,3 @@ def test_no_site_weighs_more_than_the_cap_in_what_is_used(defence: str) -> None:
     kept = defend_surrogates(sent, run.defence, run.settings.max_share, CLASSES).kept
     weights = [float(torch.tensor(each.counts).square().amax()) for each in kept]
     assert max(weights) <= run.settings.max_share * sorted(weights)[(len(weights) - 1) // 2] * 1.2
-
-
-@pytest.mark.parametrize(("rule", "hostile"), [("median", 1), ("median", 3), ("trimmed", 2)])
-def test_robust_pooling_counts_sites_and_not_what_they_claim(rule: str, hostile: int) -> None:
-    run = settings("spherical", 8.0, defence=rule)
-    good, test = honest(run)
-    bad = [lied(each, claiming_next(100.0)) for each in good[:hostile]]
-    assert accuracy([*bad, *good[hostile:]], test, run) > accuracy(good[hostile:], test, run) - 0.15

@@ -477,23 +477,6 @@ def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverte
     assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed"])
-@pytest.mark.parametrize("family", ["spherical", "diag", "full"])
-def test_of_sites_that_are_all_alike_robust_pooling_learns_what_one_of_them_says(
-    family: str, rule: str
-) -> None:
-    one = quiet(made(*data(3000), PLENTY, family))
-    alike = [replace(one, header=replace(one.header, site=f"s{number}")) for number in range(4)]
-    features = data(500, 1)[0]
-    heads = (
-        learn_from_sums(sites, family, 2, how)[0] for sites, how in ((alike, rule), ([one], "none"))
-    )
-    robust, plain = (
-        (clip(features, 0.0)[0] @ head.weight.T + head.bias).softmax(1) for head in heads
-    )
-    assert torch.allclose(robust, plain, atol=0.02)
-
-
 def test_the_solver_is_the_inverse() -> None:
     generator = torch.Generator().manual_seed(0)
     factor = torch.randn(DIMENSION, 2, generator=generator, dtype=torch.float64)

@@ -24,7 +24,6 @@ from fedsurrogate.strategies.pooling.class_means import (
     differ_across,
     noise_of_counts_and_sums,
     pool,
-    robust,
     shrink,
 )
 from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
@@ -220,30 +219,6 @@ def test_differences_across_the_class_mean_are_beyond_three_deviations_of_chance
     expected = (D - 1) * values.sum() + 3 * math.sqrt(2 * (D - 1) * (values**2).sum())
     wanted = max(0.0, 1 - expected / seen) if seen > 1e-20 else 0.0
     assert differ_across(own, of_sum) == pytest.approx(wanted, abs=1e-9)
-
-
-@few
-@given(hospitals(), st.integers(0, 99), st.sampled_from(["median", "trimmed"]))
-def test_by_a_robust_rule_each_site_has_one_vote(
-    sent: list[SumsSurrogate], seed: int, rule: str
-) -> None:
-    if (own := components(sent)) is None:
-        return
-    own = correlated(own, seed)
-    votes = weights_of(own, 0)
-    means = []
-    for label in range(len(own.classes)):
-        points = np.sort(own.means[own.labels == label].numpy(), axis=0)
-        if rule == "median":
-            means.append(np.median(points, axis=0))
-            continue
-        # Each of n points is there between i / n and (i + 1) / n; a fifth at each end goes.
-        n = len(points)
-        kept = [max(0.0, min((i + 1) / n, 0.8) - max(i / n, 0.2)) for i in range(n)]
-        means.append(np.average(points, axis=0, weights=kept))
-    wider = math.pi / 2 if rule == "median" else 1.0
-    noise = wider * votes @ own.noise.numpy() @ votes.T
-    check(robust(own, rule), own, np.stack(means), noise, list(range(len(own.classes))))
 
 
 @few
