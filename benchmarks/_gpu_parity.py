@@ -36,7 +36,7 @@ from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import Decoder, Encoder
 from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient
+from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, gradient
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
 from fedsurrogate.common.surrogates.k_means import k_means
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
@@ -338,7 +338,7 @@ def fedlap(device: str) -> Iterator[Row]:
         made, _ = synthesise(
             body, model, start, looks, Matching(settings, 0.1, 0.1), draws((), generator())
         )
-        server = ServerWalk(body, model, 0.1, 20, 10.0, draws((), generator()))
+        server = ServerWalk(body, model, Descent(0.1, 20, 10.0), draws((), generator()))
         sides.append(
             (slope, made.values, effective_radius(server, start, real, Search(20), generator()))
         )

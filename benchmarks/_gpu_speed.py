@@ -46,7 +46,7 @@ from fedsurrogate.client_app.methods.fedlap.trust_region import (
 from fedsurrogate.client_app.methods.local_training import train
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.models.loss_landscape import gradient
+from fedsurrogate.common.models.loss_landscape import Descent, gradient
 from fedsurrogate.common.models.networks import mlp
 from fedsurrogate.common.surrogates.k_means import k_means
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
@@ -383,7 +383,9 @@ def fedlap_round(clock: Clock, sizes: Sizes) -> Iterator[Row]:
             settings.image_steps * IMAGE_STEP * len(made.labels) + MODEL_STEP * BATCH
         )
         search = Search.within(cost, len(made.labels), len(real.labels), 100)
-        server = ServerWalk(body, model, 0.1, 100, settings.trust_radius, draws((), generator()))
+        server = ServerWalk(
+            body, model, Descent(0.1, 100, settings.trust_radius), draws((), generator())
+        )
         effective_radius(server, made, real, search, generator())
         return story
 

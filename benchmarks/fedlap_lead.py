@@ -11,6 +11,7 @@ rows and seeds that are in the results are not computed again; remove them to co
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +28,7 @@ from fedsurrogate.client_app.methods.fedlap import approximation, statistics
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.models import loss_landscape
 from fedsurrogate.common.models.augmentation import Change
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient
+from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.strategies.fedlap import landscapes
@@ -46,12 +47,10 @@ def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
         body: nn.Module,
         start: Tensors,
         records: LandscapeRecords,
-        rate: float,
-        steps: int,
-        radius: float,
+        descent: Descent,
         changes: Iterator[Change],
     ) -> Iterator[Step]:
-        here = dict(start)
+        rate, steps, radius, here = descent.rate, descent.steps, descent.radius, dict(start)
         speed = (
             last
             if lasting and last
@@ -81,11 +80,9 @@ def averaged() -> AbstractContextManager[Any]:
         body: nn.Module,
         start: Tensors,
         records: LandscapeRecords,
-        rate: float,
-        steps: int,
         *rest: Any,
     ) -> Iterator[Step]:
-        path = list(loss_landscape.walk(body, start, records, rate, steps, *rest))
+        path = list(loss_landscape.walk(body, start, records, *rest))
         tail = [here for here, _ in path[len(path) // 2 :]]
         yield {name: torch.stack([here[name] for here in tail]).mean(0) for name in start}, False
 
@@ -101,9 +98,7 @@ def curvature(times: float) -> AbstractContextManager[Any]:
         body: nn.Module,
         start: Tensors,
         records: LandscapeRecords,
-        rate: float,
-        steps: int,
-        radius: float,
+        descent: Descent,
         changes: Iterator[Change],
     ) -> Iterator[Step]:
         slope = gradient(body, start, records)
@@ -113,8 +108,9 @@ def curvature(times: float) -> AbstractContextManager[Any]:
         bend = sum(
             float(((slope[name] - after[name]) / move * slope[name]).sum()) for name in start
         )
-        radius = min(radius, times * length**3 / max(abs(bend), 1e-9))
-        yield from loss_landscape.walk(body, start, records, rate, steps, radius, changes)
+        radius = min(descent.radius, times * length**3 / max(abs(bend), 1e-9))
+        descent = replace(descent, radius=radius)
+        yield from loss_landscape.walk(body, start, records, descent, changes)
 
     return patch.object(landscapes, "walk", walk)
 

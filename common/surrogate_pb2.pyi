@@ -235,10 +235,12 @@ class Quadratic(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., means: _Optional[_Union[Halves, _Mapping]] = ..., whiteners: _Optional[_Union[Halves, _Mapping]] = ..., bias: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Heads(_message.Message):
-    __slots__ = ("heads",)
+    __slots__ = ("heads", "highest")
     HEADS_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
     heads: _containers.RepeatedCompositeFieldContainer[Head]
-    def __init__(self, heads: _Optional[_Iterable[_Union[Head, _Mapping]]] = ...) -> None: ...
+    highest: bool
+    def __init__(self, heads: _Optional[_Iterable[_Union[Head, _Mapping]]] = ..., highest: _Optional[bool] = ...) -> None: ...
 
 class Classifier(_message.Message):
     __slots__ = ("head", "heads", "network", "quadratic")

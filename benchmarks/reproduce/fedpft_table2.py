@@ -23,7 +23,8 @@ from fedsurrogate.common.settings.flat import Scalar
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {
     "centralised": None,
-    "ensemble": {"method": "ensemble"},
+    "ensemble": {"method": "ensemble-max"},
+    "mean of the ensemble (ours)": {"method": "ensemble"},
     "average": {"method": "average"},
     "KD T=1": {"method": "kd", "baseline.temperature": 1.0},
     "KD T=5": {"method": "kd", "baseline.temperature": 5.0},

@@ -38,7 +38,8 @@ ROUNDS: dict[str, dict[str, Any]] = {
 ROWS: dict[str, dict[str, Any] | None] = {
     "centralised": None,
     "local": {"method": "local"},
-    "ensemble": {"method": "ensemble"},
+    "ensemble": {"method": "ensemble-max"},
+    "mean of the ensemble (ours)": {"method": "ensemble"},
     "average": {"method": "average"},
     "FedKT": {"method": "fedkt"},
     "FedBE": {"method": "fedbe"},

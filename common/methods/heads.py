@@ -82,6 +82,11 @@ def ensemble_plan(settings: Settings) -> Plan:
     return replace(own, messages=replace(own.messages, result=HEADS), defences=VOTE_DEFENCES)
 
 
+def highest_plan(settings: Settings) -> Plan:
+    """The plan of an ensemble that takes the highest probability over all heads."""
+    return _learned_by(ensemble_plan(settings), "highest_ensemble")
+
+
 def fedbe_plan(settings: Settings) -> Plan:
     """The plan of FedBE: sites send moments of their features too."""
     own = _learned_by(plan(settings), "fedbe_head")
@@ -135,6 +140,12 @@ def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Pl
 
 AVERAGE = _head_method("average", "The average of heads", "one round of FedAvg", plan)
 ENSEMBLE = _head_method("ensemble", "The ensemble of heads", "Guha et al. 2019", ensemble_plan)
+HIGHEST = _head_method(
+    "ensemble-max",
+    "The ensemble of heads by the highest probability",
+    "Beitollahi et al. 2024, section 5.1",
+    highest_plan,
+)
 FEDBE = _head_method("fedbe", "FedBE", "Chen & Chao 2021", fedbe_plan)
 FEDKT = _head_method("fedkt", "FedKT", "Li et al. 2021", fedkt_plan)
 LOCAL = _head_method("local", "Training alone", "no federation", local_plan)

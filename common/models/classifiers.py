@@ -188,13 +188,15 @@ class Head(Classifier):
 
 @dataclass(frozen=True)
 class Ensemble(Classifier):
-    """An ensemble, which averages the class probabilities of its heads.
+    """An ensemble of heads.
 
     Attributes:
         heads: with the same classes in the same order.
+        highest: whether a class has the highest probability that a head gives it, in place of the mean.
     """
 
     heads: tuple[Head, ...]
+    highest: bool = False
 
     @property
     def header(self) -> Header:  # type: ignore[override]
@@ -225,11 +227,9 @@ class Ensemble(Classifier):
         }
 
     def scores(self, features: Tensor) -> Tensor:
-        """Logarithms of the mean probabilities (n, C)."""
-        probabilities = torch.stack([head.scores(features).softmax(1) for head in self.heads]).mean(
-            0
-        )
-        return probabilities.clamp_min(1e-30).log()
+        """Logarithms of the mean or of the highest probabilities (n, C)."""
+        each = torch.stack([head.scores(features).softmax(1) for head in self.heads])
+        return (each.amax(0) if self.highest else each.mean(0)).clamp_min(1e-30).log()
 
 
 @dataclass(frozen=True)

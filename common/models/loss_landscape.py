@@ -233,50 +233,67 @@ def distance(parameters: Tensors, start: Tensors) -> float:
     )
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Steps of gradient descent inside a ball.
+
+    Attributes:
+        rate: learning rate of the first step.
+        steps: their number.
+        radius: of the ball, in the Euclidean norm of all parameters together.
+        plain: whether all steps have this rate, and the first that leaves the ball is the last.
+            Otherwise a cosine anneals the rate, and a step that leaves the ball is projected back to its
+            surface.
+    """
+
+    rate: float
+    steps: int
+    radius: float
+    plain: bool = False
+
+
 def walk(
     body: nn.Module,
     start: Tensors,
     records: LandscapeRecords,
-    rate: float,
-    steps: int,
-    radius: float,
+    descent: Descent,
     changes: Iterator[Change],
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Gradient descent on the loss of records inside a ball.
 
-    Differs from the paper, which stops at the surface with the full learning rate, in the middle of
-    an oscillation. Here, a step that leaves the ball is projected back to its surface and the
-    descent continues, and a cosine anneals the learning rate over `steps`. Accuracy is higher and
-    varies less between rounds (benchmarks).
+    Plain descent is the paper's: it ends at the full learning rate, in the middle of an oscillation.
+    Annealed, accuracy is higher and varies less between rounds (benchmarks).
 
     Args:
         body: as in `loss`.
         start: parameters by name, the centre of the ball.
         records: as in `loss`.
-        rate: learning rate of the first step.
-        steps: number of steps.
-        radius: of the ball, in the Euclidean norm of all parameters together.
+        descent: its steps.
         changes: of the records' values, one for each step.
 
     Returns:
-        After every step the parameters, and whether they are on the ball's surface. It ends early
-        if the gradient is not finite.
+        After every step the parameters, and whether it left the ball. It ends early if the gradient is
+        not finite.
 
     Source:
-        FedLAP-DP, equation 14.
+        FedLAP-DP, equation 14 and algorithm 1.
     """
+    rate, steps, radius = descent.rate, descent.steps, descent.radius
     current = {name: tensor.clone() for name, tensor in start.items()}
     for step in range(steps):
-        length = rate * (1 + math.cos(math.pi * step / steps)) / 2
+        length = rate if descent.plain else rate * (1 + math.cos(math.pi * step / steps)) / 2
         slope = gradient(body, current, records, next(changes))
         moved = {name: current[name] - length * slope[name] for name in current}
         far = distance(moved, start)
         if not math.isfinite(far):
             return
-        if outside := far > radius:
+        outside = far > radius
+        if outside and not descent.plain:
             moved = {
                 name: start[name] + (tensor - start[name]) * (radius / far)
                 for name, tensor in moved.items()
             }
         current = moved
         yield current, outside
+        if outside and descent.plain:
+            return

@@ -126,6 +126,14 @@ class FedLAPSettings(Section):
     rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
+    descent: Annotated[Literal["annealed", "plain"], Only("fedlap")] = Field(
+        "annealed",
+        description=(
+            "Steps of the coordinator in a round: annealed and kept inside the radius, or plain as in "
+            "the paper, at the full rate until the radius is reached; a site then looks for its radius "
+            "along all of these steps."
+        ),
+    )
     memory: float = Field(
         -1.0,
         ge=-1,

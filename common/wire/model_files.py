@@ -22,6 +22,8 @@ from fedsurrogate.common.targets.answers import checked_target
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"
+# Of an ensemble whose classes have the highest probability of any head.
+COMBINED, HIGHEST = "combined", "highest"
 # In the metadata of a head: the weight of the mean over a feature's own columns.
 COLUMNS = "columns"
 OWN_MEAN = {"without-mean": REMOVED, "own-mean-0.1": KEPT}
@@ -72,6 +74,8 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
     if isinstance(model, Head):
         named = [name for name, each in OWN_MEAN.items() if each == model.own_mean]
         metadata |= dict(zip([COLUMNS], named, strict=False))
+    if isinstance(model, Ensemble) and model.highest:
+        metadata[COMBINED] = HIGHEST
     if isinstance(model, Head) and model.target:
         metadata["target"] = model.target
     if isinstance(model, Network):
@@ -167,7 +171,10 @@ def _classifier(
         raise ValueError(f"features are clipped to {clip}; 0 or more is allowed")
     weight, bias = tensors["weight"], tensors["bias"]
     if weight.ndim == 3 and bias.ndim == 2 and 0 < len(weight) == len(bias):
-        return Ensemble(tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True)))
+        if (combined := metadata.get(COMBINED, HIGHEST)) != HIGHEST:
+            raise ValueError(f"{COMBINED} = {combined[:40]!r}; {HIGHEST!r} is allowed")
+        heads = tuple(Head(header, w, b) for w, b in zip(weight, bias, strict=True))
+        return Ensemble(heads, COMBINED in metadata)
     centre, projection = tensors.get("centre"), tensors.get("projection")
     target = checked_target(metadata.get("target", ""), header.classes)
     if (columns := metadata.get(COLUMNS, "")) and columns not in OWN_MEAN:

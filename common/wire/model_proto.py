@@ -130,6 +130,7 @@ def pack_classifier(model: Classifier) -> bytes:
             message.head.CopyFrom(_head(model))
         case Ensemble():
             message.heads.heads.extend([_head(head) for head in model.heads])
+            message.heads.highest = model.highest
         case Quadratic():
             tables = {"means": pack(model.means), "whiteners": pack(model.whiteners)}
             message.quadratic.CopyFrom(
@@ -169,7 +170,9 @@ def _unpack_model(message: pb.Classifier, most: int) -> Classifier:
         case "head":
             return _unpack_head(message.head)
         case "heads" if message.heads.heads:
-            ensemble = Ensemble(tuple(map(_unpack_head, message.heads.heads)))
+            ensemble = Ensemble(
+                tuple(map(_unpack_head, message.heads.heads)), message.heads.highest
+            )
             ensemble.check_shapes()
             return ensemble
         case "quadratic":

@@ -270,7 +270,7 @@ def _command(path: str, command: click.Command) -> str:
 
 def presets_page() -> str:
     """Presets and their settings."""
-    from fedsurrogate.server_app.runs.presets import preset_note, preset_settings, presets
+    from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
 
     text = """# Presets
 
@@ -279,7 +279,9 @@ A preset is a named set of settings: `coordinator simulate --preset NAME`. `coor
 """
     for name in presets():
         shown = " ".join(f"`{key}={toml(value)}`" for key, value in preset_settings(name).items())
-        text += f"\n## {name}\n\n{preset_note(name)}\n\n{shown}\n"
+        note, *differs = preset_notes(name)
+        listed = "".join(f"- {each}\n" for each in differs)
+        text += f"\n## {name}\n\n{note}\n\n{listed}\n{shown}\n"
     return text
 
 

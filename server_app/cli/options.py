@@ -26,9 +26,9 @@ def complete_methods(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_presets(incomplete: str) -> list[tuple[str, str]]:
     """Names of presets, and their notes."""
-    from fedsurrogate.server_app.runs.presets import preset_note, presets
+    from fedsurrogate.server_app.runs.presets import preset_notes, presets
 
-    return [(name, preset_note(name)) for name in presets() if name.startswith(incomplete)]
+    return [(name, preset_notes(name)[0]) for name in presets() if name.startswith(incomplete)]
 
 
 def complete_runs(incomplete: str) -> list[str]:

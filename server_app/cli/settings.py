@@ -56,13 +56,14 @@ def preset(
         ),
     ] = "",
 ) -> None:
-    """List the presets, or print the settings of one."""
-    from fedsurrogate.server_app.runs.presets import preset_note, preset_settings, presets
+    """List the presets, or print the settings of one and how it differs from its paper."""
+    from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
 
     if name:
-        typer.echo(
-            " ".join(f"{key}={json.dumps(value)}" for key, value in preset_settings(name).items())
-        )
+        settings = preset_settings(name)
+        for line in preset_notes(name):
+            typer.echo(line, err=True)
+        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
         return
     for each in presets():
-        typer.echo(f"{each}: {preset_note(each)}")
+        typer.echo(f"{each}: {preset_notes(each)[0]}")

@@ -109,7 +109,7 @@ class InferenceModel(nn.Module):
 def _plain(classifier: Any) -> Classifier:
     """A classifier without the steps that read bytes, or take one record at a time, as no graph can."""
     if isinstance(classifier, Ensemble):
-        return Ensemble(tuple(_plain(head) for head in classifier.heads))  # type: ignore[misc]
+        return replace(classifier, heads=tuple(map(_plain, classifier.heads)))  # type: ignore[arg-type]
     changes = {"own_mean": ALL} if isinstance(classifier, Head) else {}
     plain: Classifier = replace(classifier, header=replace(classifier.header, frame=b""), **changes)
     return plain

@@ -45,6 +45,7 @@ def preset_settings(name: str) -> dict[str, Scalar]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
 
 
-def preset_note(name: str) -> str:
-    """Description of a preset: the first line of its file."""
-    return (FOLDER / f"{name}.toml").read_text("utf-8").splitlines()[0].removeprefix("# ")
+def preset_notes(name: str) -> list[str]:
+    """Description of a preset, and how it differs from its paper: a sentence or two each."""
+    lines = (FOLDER / f"{name}.toml").read_text("utf-8").splitlines()
+    return [line.removeprefix("# ") for line in lines if line.startswith("# ")]

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, gradient, walk
+from fedsurrogate.common.models.loss_landscape import (
+    Descent,
+    LandscapeRecords,
+    distance,
+    gradient,
+    walk,
+)
 from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Tensors, length_of
 from fedsurrogate.common.randomness import stream
@@ -130,14 +136,17 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
         records, training.memory, settings.remembered(bool(training.config.settings.epsilon))
     )
     number = sets[0].round
-    radii = limited_radii({each.header.site: each.radius for each in sets})
+    plain = settings.descent == "plain"
+    radii = {each.header.site: each.radius for each in sets}
+    radii = radii if plain else limited_radii(radii)
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
     changes = draws(
         settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number)
     )
     current, steps, edge = start, 0, 0
     rate = settings.rate(number, training.config.rounds)
-    for here, outside in walk(body, start, records, rate, settings.server_steps, radius, changes):
+    descent = Descent(rate, settings.server_steps, radius, plain)
+    for here, outside in walk(body, start, records, descent, changes):
         current, steps, edge = here, steps + 1, edge + outside
     moved = distance(current, start)
     training.model, training.memory = (

@@ -92,7 +92,7 @@ class FedLAP(Rounds[Synthetic]):
         """
         radii = {each.header.site: each.radius for each in replies}
         raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
-        if raised:
+        if raised and self.config.settings.fedlap.descent != "plain":
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         self._keep_sheets(training.round + 1, replies)
         step = learn(training, replies, self.device)

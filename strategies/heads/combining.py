@@ -50,6 +50,20 @@ def ensemble(
     return Ensemble(tuple(_aligned(updates, classes)))
 
 
+def highest_ensemble(
+    updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
+) -> Ensemble:
+    """The heads of all sites, of which the highest probability counts.
+
+    Args:
+        updates: as in `average_head`.
+        classes: as in `average_head`.
+        settings: not used.
+        defence: not used.
+    """
+    return replace(ensemble(updates, classes, settings, defence), highest=True)
+
+
 def fedbe_head(
     updates: Sequence[Parameters], classes: tuple[str, ...], settings: Settings, defence: str
 ) -> Head:

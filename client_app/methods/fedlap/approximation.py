@@ -33,7 +33,7 @@ from fedsurrogate.client_app.methods.fedlap.trust_region import (
 from fedsurrogate.client_app.methods.local_training import network
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.models.augmentation import draws
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords
+from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords
 from fedsurrogate.common.models.networks import split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.randomness import stream
@@ -205,15 +205,23 @@ def _radius(
         settings.image_steps * IMAGE_STEP * len(made.labels)
         + MODEL_STEP * min(batch, len(real.labels))
     )
-    search = Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
+    plain = settings.descent == "plain"
+    search = (
+        Search(settings.server_steps)
+        if plain
+        else Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
+    )
     generator = stream(task.run.settings.seed, "fedlap", task.site, task.round, "radius")
     changes = draws(settings.augment, generator)
     server = ServerWalk(
         body,
         model,
-        settings.rate(task.round, task.run.rounds),
-        settings.server_steps,
-        settings.trust_radius,
+        Descent(
+            settings.rate(task.round, task.run.rounds),
+            settings.server_steps,
+            settings.trust_radius,
+            plain,
+        ),
         changes,
     )
     return effective_radius(server, made, real, search, generator)

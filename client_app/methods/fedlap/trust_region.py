@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 from fedsurrogate.common.models.augmentation import Change
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance, total_loss, walk
+from fedsurrogate.common.models.loss_landscape import (
+    Descent,
+    LandscapeRecords,
+    distance,
+    total_loss,
+    walk,
+)
 from fedsurrogate.common.models.parameters import Tensors
 
 # The search may use this share of the forward passes of the synthesis: a tenth of its time, with a
@@ -62,24 +68,18 @@ class ServerWalk:
     Attributes:
         body: the network without its fixed first step.
         start: its parameters at the start.
-        rate: learning rate.
-        steps: number of steps.
-        radius: around `start`, within which the walk stays.
+        descent: its steps.
         changes: the augmentation of each step.
     """
 
     body: nn.Module
     start: Tensors
-    rate: float
-    steps: int
-    radius: float
+    descent: Descent
     changes: Iterator[Change]
 
     def along(self, records: LandscapeRecords) -> Iterator[Tensors]:
         """The parameters after every step of descent on the loss of `records`."""
-        path = walk(
-            self.body, self.start, records, self.rate, self.steps, self.radius, self.changes
-        )
+        path = walk(self.body, self.start, records, self.descent, self.changes)
         return (parameters for parameters, _ in path)
 
 
@@ -94,7 +94,8 @@ def effective_radius(
     is smallest.
 
     The search takes the first `search.steps` steps of the coordinator's walk. If the loss still
-    falls at the last step, there is no turning point; the result is then the trust radius.
+    falls at the last step, there is no turning point; the result is then the trust radius, or the
+    distance itself if the descent is plain.
 
     Args:
         server: the coordinator's walk.
@@ -122,6 +123,7 @@ def effective_radius(
                 break
         if step >= search.steps:
             break
-    if best_step == last or not covered > 0:
-        return server.radius
-    return min(covered, server.radius)
+    most = server.descent.radius
+    if (best_step == last and not server.descent.plain) or not covered > 0:
+        return most
+    return min(covered, most)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.common.models.augmentation import draw, draws
 from fedsurrogate.common.models.loss_landscape import (
+    Descent,
     LandscapeRecords,
     distance,
     gradient,
@@ -170,9 +171,11 @@ def test_pooled_sets_weigh_by_their_shares() -> None:
     )
 
 
-def test_a_walk_is_plain_annealed_gradient_descent() -> None:
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_walk_is_gradient_descent(constant: bool) -> None:
     body, model = body_and_model()
-    *_, (here, outside) = walk(body, model, records(), 0.1, 7, 100.0, unchanged())
+    descent = Descent(0.1, 7, 100.0, plain=constant)
+    *_, (here, outside) = walk(body, model, records(), descent, unchanged())
     plain = {name: tensor.clone() for name, tensor in model.items()}
     body.load_state_dict(plain)
     optimiser = torch.optim.SGD(body.parameters(), lr=0.1)
@@ -181,7 +184,8 @@ def test_a_walk_is_plain_annealed_gradient_descent() -> None:
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(body(records().values), records().labels).backward()
         optimiser.step()
-        schedule.step()
+        if not constant:
+            schedule.step()
     assert not outside
     for name, parameter in body.named_parameters():
         assert torch.allclose(here[name], parameter, atol=1e-6)
@@ -189,21 +193,34 @@ def test_a_walk_is_plain_annealed_gradient_descent() -> None:
 
 def test_a_walk_never_leaves_its_ball_and_ends_on_the_surface_that_holds_it_back() -> None:
     body, model = body_and_model()
-    *_, (free, _) = walk(body, model, records(), 0.1, 20, 100.0, unchanged())
+    *_, (free, _) = walk(body, model, records(), Descent(0.1, 20, 100.0), unchanged())
     radius = distance(free, model) / 2
     far = [
         (distance(here, model), outside)
-        for here, outside in walk(body, model, records(), 0.1, 20, radius, unchanged())
+        for here, outside in walk(body, model, records(), Descent(0.1, 20, radius), unchanged())
     ]
     assert len(far) == 20
     assert max(d for d, _ in far) <= radius * (1 + 1e-5)
     assert any(outside for _, outside in far)
 
 
+def test_a_plain_walk_ends_with_the_first_step_out_of_its_ball() -> None:
+    body, model = body_and_model()
+    free = [
+        here for here, _ in walk(body, model, records(), Descent(0.1, 20, 100.0, True), unchanged())
+    ]
+    lengths = [distance(here, model) for here in free]
+    radius = lengths[8]
+    path = list(walk(body, model, records(), Descent(0.1, 20, radius, True), unchanged()))
+    assert len(path) == next(at for at, each in enumerate(lengths) if each > radius) + 1
+    assert [outside for _, outside in path] == [False] * (len(path) - 1) + [True]
+    assert distance(path[-1][0], free[len(path) - 1]) == 0
+
+
 def test_a_walk_ends_before_a_step_that_is_no_number() -> None:
     body, model = body_and_model()
     broken = LandscapeRecords.evenly(torch.full((3, 1, 8, 8), torch.nan), torch.arange(3))
-    assert list(walk(body, model, broken, 0.1, 5, 1.0, unchanged())) == []
+    assert list(walk(body, model, broken, Descent(0.1, 5, 1.0), unchanged())) == []
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)

@@ -135,7 +135,7 @@ def classifiers(draw: st.DrawFn) -> Classifier:
     quadratic = Quadratic(
         own, weight, torch.ones(count, 6), torch.randn(count, generator=generator)
     )
-    return draw(st.sampled_from([heads[0], Ensemble(tuple(heads)), quadratic]))
+    return draw(st.sampled_from([heads[0], Ensemble(tuple(heads), draw(st.booleans())), quadratic]))
 
 
 @given(classifiers(), st.randoms(use_true_random=False))

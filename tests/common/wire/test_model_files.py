@@ -41,7 +41,7 @@ def heads(draw: st.DrawFn) -> Head:
 PLAIN = st.builds(lambda: Head(HEADER, random(CLASSES, DIMENSION), random(CLASSES)))
 MODELS = st.one_of(
     heads(),
-    st.lists(PLAIN, min_size=1, max_size=3).map(lambda found: Ensemble(tuple(found))),
+    st.builds(Ensemble, st.lists(PLAIN, min_size=1, max_size=3).map(tuple), st.booleans()),
     st.builds(
         lambda: Quadratic(
             HEADER,

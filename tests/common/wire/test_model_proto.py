@@ -83,6 +83,7 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
         heads[0],
         *(replace(heads[0], own_mean=each) for each in (KEPT, REMOVED)),
         Ensemble(tuple(heads)),
+        Ensemble(tuple(heads), highest=True),
         Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),
     ]
     for model in models:
@@ -90,16 +91,6 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
         assert type(back) is type(model)
         assert back.dimension == 64
         assert torch.allclose(back.scores(features), model.scores(features), atol=0.05)
-
-
-def test_an_ensemble_averages_probabilities() -> None:
-    one, other = (
-        Head(HEADER, torch.eye(3), torch.tensor(bias))
-        for bias in ([9.0, 0.0, 0.0], [0.0, 0.0, 1.0])
-    )
-    probabilities = Ensemble((one, other)).scores(torch.zeros(1, 3)).exp()
-    expected = (torch.tensor([9.0, 0, 0]).softmax(0) + torch.tensor([0.0, 0, 1]).softmax(0)) / 2
-    assert torch.allclose(probabilities[0], expected)
 
 
 def test_malformed_updates_are_refused() -> None:

@@ -188,6 +188,7 @@ def every_classifier() -> list[Classifier]:
             torch.randn(8, 64),
         ),
         Ensemble(heads),
+        Ensemble(heads, highest=True),
         Head(replace(header("f"), frame=FRAME), heads[0].weight, heads[0].bias),
         Quadratic(header("f"), torch.randn(3, 64), torch.rand(3, 64), torch.zeros(3)),
         Quadratic(header("f"), torch.randn(3, 64), whiteners, torch.zeros(3)),

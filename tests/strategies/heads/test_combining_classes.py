@@ -19,7 +19,13 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.heads.combining import average_head, ensemble, fedbe, fedkt
+from fedsurrogate.strategies.heads.combining import (
+    average_head,
+    ensemble,
+    fedbe,
+    fedkt,
+    highest_ensemble,
+)
 from fedsurrogate.strategies.heads.strategy import Heads
 from fedsurrogate.strategies.pooling.public_projection import read_map
 
@@ -80,14 +86,14 @@ def test_the_average_is_that_of_each_class_by_its_name(
 
 @settings(max_examples=30)
 @given(sites=SITES, seed=st.integers(0, 99))
-def test_an_ensemble_is_the_mean_of_what_each_site_says_of_its_own_classes(
+def test_an_ensemble_has_the_mean_or_the_most_that_a_site_says_of_its_own_classes(
     sites: list[tuple[list[str], int]], seed: int
 ) -> None:
     given_ = updates(sites, seed)
     model = ensemble(given_, CLASSES, SETTINGS, "none")
     assert isinstance(model, Ensemble)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
-    wanted, votes = torch.zeros(5, 4), torch.zeros(5, 4)
+    wanted, most, votes = (torch.zeros(5, 4) for _ in range(3))
     for each in given_:
         scores = torch.full((5, 4), -1e9)
         for at, name in enumerate(CLASSES):
@@ -95,8 +101,11 @@ def test_an_ensemble_is_the_mean_of_what_each_site_says_of_its_own_classes(
             if bias is not None:
                 scores[:, at] = x @ weight + bias
         wanted += scores.softmax(1) / len(given_)
+        most = torch.maximum(most, scores.softmax(1))
         votes[torch.arange(5), scores.argmax(1)] += 1
     torch.testing.assert_close(model.scores(x).exp(), wanted, rtol=1e-4, atol=1e-5)
+    highest = highest_ensemble(given_, CLASSES, SETTINGS, "none")
+    torch.testing.assert_close(highest.scores(x).exp(), most, rtol=1e-4, atol=1e-5)
     chosen = fedkt(x, model.heads, 4)
     assert chosen.sum(1).tolist() == [1.0] * 5
     assert ((chosen * votes).sum(1) == votes.max(1).values).all(), "a vote with most sites"

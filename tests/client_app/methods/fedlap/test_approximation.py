@@ -42,6 +42,7 @@ from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.loss_landscape import (
+    Descent,
     LandscapeRecords,
     distance,
     gradient,
@@ -197,7 +198,7 @@ def turning_point(
 @pytest.mark.parametrize("seed", range(5))
 def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     body, model, synthetic, true = turning_point(seed)
-    path = [here for here, _ in walk(body, model, synthetic, 0.1, 40, 50.0, unchanged())]
+    path = [here for here, _ in walk(body, model, synthetic, Descent(0.1, 40, 50.0), unchanged())]
     losses = [total_loss(body, here, true) for here in path]
     best = losses.index(min(losses))
     # The real loss has its minimum within the walk, and no four rises before it; the synthetic loss
@@ -208,12 +209,12 @@ def test_the_radius_equals_a_brute_force_search(seed: int) -> None:
     assert own.index(min(own)) > best + 4
     for every in (1, 3):
         search = Search(40, every)
-        server = ServerWalk(body, model, 0.1, 40, 50.0, unchanged())
+        server = ServerWalk(body, model, Descent(0.1, 40, 50.0), unchanged())
         found = effective_radius(server, synthetic, true, search, torch.Generator())
         seen = range(every - 1, 40, every)
         nearest = min(seen, key=lambda step: losses[step])
         assert found == pytest.approx(distance(path[nearest], model), rel=1e-5)
-    server = ServerWalk(body, model, 0.1, 40, 1e-3, unchanged())
+    server = ServerWalk(body, model, Descent(0.1, 40, 1e-3), unchanged())
     close = effective_radius(server, synthetic, true, Search(40, 1), torch.Generator())
     assert close <= 1e-3
 
@@ -241,10 +242,14 @@ def test_a_sites_radius_is_that_of_its_real_records(
     assert torch.equal(judged.labels, real().labels)
 
 
-def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius() -> None:
+def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius_or_the_distance() -> None:
     body, model = body_and_model()
-    server = ServerWalk(body, model, 0.01, 10, 7.0, unchanged())
-    assert effective_radius(server, real(), real(), Search(10, 3), torch.Generator()) == 7.0
+    for plain in (False, True):
+        descent = Descent(0.01, 10, 7.0, plain)
+        *_, (end, _) = walk(body, model, real(), descent, unchanged())
+        server = ServerWalk(body, model, descent, unchanged())
+        found = effective_radius(server, real(), real(), Search(10, 3), torch.Generator())
+        assert found == (pytest.approx(distance(end, model)) if plain else 7.0)
 
 
 def test_a_search_costs_no_more_than_its_share() -> None:

@@ -14,6 +14,7 @@ from fedsurrogate.client_app.methods.fedlap.trust_region import (
     ServerWalk,
     effective_radius,
 )
+from fedsurrogate.common.models.loss_landscape import Descent
 from tests.client_app.methods.fedlap.test_approximation import body_and_model, real, unchanged
 
 
@@ -21,7 +22,7 @@ from tests.client_app.methods.fedlap.test_approximation import body_and_model, r
 def test_a_walk_that_stands_still_gives_the_trust_radius(rate: float) -> None:
     """It has covered no distance at which the loss could turn."""
     body, model = body_and_model()
-    server = ServerWalk(body, model, rate, 30, 2.5, unchanged())
+    server = ServerWalk(body, model, Descent(rate, 30, 2.5), unchanged())
     found = effective_radius(server, real(12), real(), Search(20), torch.Generator())
     assert found == 2.5
 
