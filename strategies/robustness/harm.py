@@ -30,6 +30,8 @@ DIRECTIONS, RIDGE = 32, 0.02
 JUDGES, RECORDS = 50, 10.0
 # Shares of its weight that a harmful site may keep.
 STEPS = (0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.0)
+# What the harm of a needed site may be beyond that which no weight takes away, because it is in its classes.
+BY_CLASSES = 0.01
 # Fewest sites of which one may be left out, and holders of a class below whose number none is.
 FEWEST, FEW = 3, 2
 # Largest variance of the noise in a site's class means, in that of a record, with which it judges; and how
@@ -279,16 +281,19 @@ def lowered(
             break
         left.append(kept.pop(at))
     weights[left] = 0.0
-    weights[kept] = _weighed(evidence.of(kept), most - len(left), limits[kept])
+    weights[kept] = _weighed(evidence.of(kept), most - len(left), limits[kept], out[kept])
     # Without any weight a site's class means would still name classes.
     left += [at for at in kept if weights[at] == 0]
     return weights, tuple(left)
 
 
-def _weighed(evidence: Evidence, most: int, limits: Tensor) -> Tensor:
-    """Weights (S,), of which at most so many are below one, with which no harm is above its limit."""
+def _weighed(evidence: Evidence, most: int, limits: Tensor, out: Tensor) -> Tensor:
+    """Weights (S,), of which at most so many are below one, with which no harm is above its limit; of a
+    needed site, whose classes harm with any weight, not above that for leaving out.
+    """
     weights = torch.ones(len(evidence), dtype=torch.float64)
-    for _ in range(2 * len(evidence)):
+    limits, needed = limits.clone(), evidence.needed()
+    for _ in range(3 * len(evidence)):
         over = largest(evidence.weighed(weights).harms()) / limits
         if int((weights < 1).sum()) >= most:
             over[weights == 1] = -1.0
@@ -296,6 +301,17 @@ def _weighed(evidence: Evidence, most: int, limits: Tensor) -> Tensor:
         at = int(over.argmax())
         if float(over[at]) <= 1.02:
             break
+        if needed[at]:
+            harms = [over[at] * limits[at]]
+            for step in STEPS[:-1]:
+                tried = weights.clone()
+                tried[at] *= step
+                harms.append(largest(evidence.weighed(tried).harms())[at])
+            of_classes = torch.stack(harms).min()
+            if of_classes <= out[at]:
+                limits[at] = torch.maximum(limits[at], of_classes + BY_CLASSES)
+            needed[at] = False
+            continue
         for step in STEPS:
             tried = weights.clone()
             tried[at] *= step

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.strategies.fedpft.learn import learn
 from fedsurrogate.strategies.fedpft.private_head import SITES_DIFFER, _pooled
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import surrogate_of, uneven_digits
@@ -53,6 +54,24 @@ def test_a_site_of_another_style_keeps_its_weight(classes: list[int], count: int
         found = defend_surrogates(sites, "harm", 3.0, CLASSES)
         assert not found.suspects
         assert all(each.kept == 1 for each in found.effects.values())
+
+
+@pytest.mark.parametrize(("count", "seed"), [(5, 1), (4, 2), (4, 0), (10, 0)])
+@pytest.mark.parametrize("family", ["spherical", "diag"])
+def test_a_site_that_alone_has_classes_costs_nothing_to_keep(
+    count: int, seed: int, family: str
+) -> None:
+    """Each site has classes nearly of its own, which take records from the others at any weight."""
+    parts, (features, labels) = uneven_digits(0.01, seed, count)
+    names = tuple(map(str, range(10)))
+    accuracy = {}
+    for defence in ("none", "harm"):
+        run = parse_run({"fedpft.covariance": family, "defence": defence})
+        sent = [surrogate_of(part, names, "f" * 16, str(at), run) for at, part in enumerate(parts)]
+        found = learn(sent, run, "cpu", names)
+        assert not found.defended.suspects
+        accuracy[defence] = found.head.accuracy(features, names, labels)[0] / len(labels)
+    assert accuracy["harm"] >= accuracy["none"] - 0.01
 
 
 @pytest.mark.parametrize("seed", range(3))
