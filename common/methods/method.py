@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from fedsurrogate.common.privacy.mechanism import MechanismRecipe
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, Kept, stated
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
@@ -346,7 +346,7 @@ class Plan:
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 
-    def own_mean_weight(self, dimension: int) -> Kept:
+    def own_mean_weight(self, dimension: int) -> OwnParts:
         """What features keep of the mean over their own columns and of their length before sites clip
         them. Of few columns, that mean may be what tells classes apart.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
 from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import ALL, Kept
+from fedsurrogate.common.privacy.own_mean import ALL, OwnParts
 from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Head(Classifier):
     centre: Tensor | None = None
     projection: Tensor | None = None
     target: str = ""
-    own_mean: Kept = ALL
+    own_mean: OwnParts = ALL
 
     @property
     def dimension(self) -> int:

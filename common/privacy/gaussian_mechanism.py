@@ -19,7 +19,7 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
 from fedsurrogate.common.privacy.exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.own_mean import ALL, MOST, REMOVED, Kept
+from fedsurrogate.common.privacy.own_mean import ALL, MOST, REMOVED, OwnParts
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
 # times as far in e^60 draws, which fits into 64 bits.
@@ -243,7 +243,7 @@ def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     return toward_zero(1 / index.bincount().double(), FINE)[index]
 
 
-def weigh_own_mean(features: Tensor, weight: Kept) -> Tensor:
+def weigh_own_mean(features: Tensor, weight: OwnParts) -> Tensor:
     """Each feature with a smaller mean over its own columns, and with its length beside.
 
     It is a fixed map of one record, so it costs no budget, and the bound after `clip` holds as
@@ -262,7 +262,7 @@ def weigh_own_mean(features: Tensor, weight: Kept) -> Tensor:
     Example:
         >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
         [[-2.0, -1.0, 3.0]]
-        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), Kept(0.1))
+        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), OwnParts(0.1))
         >>> [round(entry, 3) for entry in kept[0].tolist()]
         [-1.7, -0.7, 3.3]
     """
@@ -272,13 +272,13 @@ def weigh_own_mean(features: Tensor, weight: Kept) -> Tensor:
     return _weighed(features, weight, lambda of, rows: torch.stack([of(row) for row in rows]))
 
 
-def weigh_rows(features: Tensor, weight: Kept) -> Tensor:
+def weigh_rows(features: Tensor, weight: OwnParts) -> Tensor:
     """As `weigh_own_mean`, of all records at once, as a graph needs it: equal up to rounding."""
     return _weighed(features, weight, lambda of, rows: of(rows))
 
 
 def _weighed(
-    features: Tensor, weight: Kept, each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    features: Tensor, weight: OwnParts, each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 ) -> Tensor:
     """As `weigh_own_mean`; `each` gives a number of every row (n,)."""
     if weight == ALL:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Kept(NamedTuple):
+class OwnParts(NamedTuple):
     """What features keep before their clip.
 
     Attributes:
@@ -26,9 +26,9 @@ class Kept(NamedTuple):
 
 # The weights, and the largest length of the mean as a share of that of the rest. Chosen on generated
 # families of classes (`benchmarks/level_families.py`), where features of backbones lose nothing.
-KEPT, MOST = Kept(0.1, 0.1), 0.75
+KEPT, MOST = OwnParts(0.1, 0.1), 0.75
 # All of it, as of features without this map; and what earlier versions kept: nothing, or the mean.
-ALL, REMOVED, MEAN_ALONE = Kept(1.0), Kept(0.0), Kept(0.1)
+ALL, REMOVED, MEAN_ALONE = OwnParts(1.0), OwnParts(0.0), OwnParts(0.1)
 # What claims state in place of a centre's digest.
 STATED = {
     "own mean": REMOVED,
@@ -37,7 +37,7 @@ STATED = {
 }
 
 
-def stated(weight: Kept, centre: str = "") -> str:
+def stated(weight: OwnParts, centre: str = "") -> str:
     """What a claim states was subtracted from features before their clip.
 
     Args:
@@ -47,7 +47,7 @@ def stated(weight: Kept, centre: str = "") -> str:
     return next((text for text, each in STATED.items() if each == weight), centre)
 
 
-def weight_of(claim: str) -> Kept:
+def weight_of(claim: str) -> OwnParts:
     """The weight of the own mean and the length by the statement of a claim.
 
     Args:

@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, Kept
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.synthetic import Synthetic
@@ -113,11 +113,11 @@ def _unpack_head(message: pb.Head) -> Head:
     return head
 
 
-def _own_mean(message: pb.Head) -> Kept:
+def _own_mean(message: pb.Head) -> OwnParts:
     """What features keep. Raises SurrogateError for weights that no version knows."""
     if not message.HasField("own_mean") and not message.own_length:
         return REMOVED if message.without_mean else ALL
-    kept = Kept(message.own_mean, message.own_length)
+    kept = OwnParts(message.own_mean, message.own_length)
     if kept not in (MEAN_ALONE, KEPT) or message.without_mean:
         raise SurrogateError(f"a head with own mean and length at weights {tuple(kept)}")
     return kept

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fedsurrogate.common.models.intervals import Measure
-from fedsurrogate.common.models.model_quality import ModelQuality
 from fedsurrogate.server_app.runs.json_values import Json, as_number, as_numbers
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.models.intervals import Measure
+    from fedsurrogate.common.models.model_quality import ModelQuality
 
 # An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.

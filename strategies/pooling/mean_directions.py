@@ -13,14 +13,14 @@ from dataclasses import replace
 import torch
 
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
-from fedsurrogate.common.privacy.own_mean import Kept
+from fedsurrogate.common.privacy.own_mean import OwnParts
 from fedsurrogate.strategies.pooling.class_means import Components, within
 
 # A part of which less is left than this share of the other's is shrunk.
 MOSTLY = 0.2
 
 
-def shrink_directions(pooled: Components, own: Kept) -> Components:
+def shrink_directions(pooled: Components, own: OwnParts) -> Components:
     """Class means of which the differences along the own mean, along the length, or across both, are
     shrunk where chance explains most of them. Chance includes privacy noise and sampling error. Were all
     shrunk, shares of classes would count for more.

@@ -24,7 +24,7 @@ from fedsurrogate.common.privacy.own_mean import (
     MEAN_ALONE,
     MOST,
     REMOVED,
-    Kept,
+    OwnParts,
     stated,
 )
 from fedsurrogate.common.run import Run, parse_run
@@ -94,7 +94,7 @@ def test_whatever_the_record_its_norm_is_bounded_and_no_other_record_changes_it(
     size: float,
     rows: int,
     columns: int,
-    weight: Kept,
+    weight: OwnParts,
     dtype: torch.dtype,
     odd: float | None,
 ) -> None:
@@ -204,7 +204,9 @@ def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused()
 
 
 @pytest.mark.parametrize("weight", [REMOVED, MEAN_ALONE])
-def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(weight: Kept) -> None:
+def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
+    weight: OwnParts,
+) -> None:
     run = parse_run(PRIVATE)
     features, labels = records(400, FEWEST_MAPPED, 0)
     made = sent(run, weigh_own_mean(features, weight), labels)
