@@ -19,7 +19,7 @@ from fedsurrogate.common.methods.fedpft_covariance import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.privacy.own_mean import KEPT
+from fedsurrogate.common.privacy.own_mean import KEPT, stated
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -251,7 +251,11 @@ class Run:
             "most-whole": largest_gram(own.max_payload_mib) if automatic else 0,
             # Files have paths of their own on each machine; features.digest is of their content.
             "centre": bool(own.fedpft.public),
-            "map": (self.projects, bool(own.features.given_projection), plan.own_mean and KEPT),
+            "map": (
+                self.projects,
+                bool(own.features.given_projection),
+                plan.own_mean and stated(KEPT),
+            ),
         }
         signed = {key: value for key, value in own.flat().items() if self._signs(key)}
         signed["features.power"] = self.power

@@ -42,9 +42,8 @@ def flat_settings(method: str, given: Mapping[str, Any]) -> dict[str, Scalar]:
     """
     # A method of another type is named as it is in the error.
     known, description = set(known_keys(Settings)), method_named(_hashable(method))
-    sections = dict.fromkeys(
-        (method, description.shown, description.usual.training.section, "head")
-    )
+    # What a method does not read would have no effect.
+    sections = dict.fromkeys((method, description.shown, *description.reads, "head"))
     flat: dict[str, Scalar] = {"method": method}
     for name, value in given.items():
         if value is None:

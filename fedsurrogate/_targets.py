@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,13 @@ from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
 from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.targets.time import Time
 
 Floats = NDArray[np.float64]
 # Settings besides those of targets on which a target depends.
 DECIDING = ("epsilon", "delta", "secure_sum", "colluding")
+# Times that all lie so many horizons away are of another unit, such as nanoseconds.
+FARTHEST = 1000
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,12 @@ def values_of(targets: Any, count: int, target: Target) -> Values:
             f"({count}, {len(target.columns)}): {', '.join(target.columns)}"
         )
     values = torch.from_numpy(np.ascontiguousarray(table))
+    horizon = target.edges[-1] if isinstance(target, Time) else math.inf
+    if count and (least := float(values[:, 0].min())) > FARTHEST * horizon:
+        raise DataError(
+            f"times of y begin at {least:.3g}, and the horizon is {horizon:g}: they are of another unit; "
+            "give durations as numbers of the horizon's, such as durations / numpy.timedelta64(1, 'D')"
+        )
     return Values(checked(values, target, "y", LeftOut()))
 
 

@@ -17,7 +17,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.run_folders import settings_of_run
@@ -200,7 +200,7 @@ def estimate(
     return {"accuracy": accuracies, "how": how}
 
 
-def _weight(features: Tensor) -> float:
+def _weight(features: Tensor) -> OwnParts:
     return KEPT if features.shape[1] >= FEWEST_MAPPED else ALL
 
 

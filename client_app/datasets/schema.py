@@ -10,7 +10,7 @@ from fedsurrogate.client_app.datasets.feature_files import feature_headers
 from fedsurrogate.client_app.datasets.image_folders import table_of
 from fedsurrogate.client_app.datasets.readers import parquet_files, split_files
 from fedsurrogate.client_app.datasets.source import DataSource, folder_of, require_columns
-from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet, parquet_table
+from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet, of_lists, parquet_table
 from fedsurrogate.common.errors import DataError
 
 
@@ -57,6 +57,8 @@ def read_schema(source: DataSource) -> Schema:
             columns = parquet_table(table, wanted, source.label_column, source.target, ())[1]
         else:
             columns = csv_header(table)[0]
+            if source.target and of_lists(columns, source.label_column, source.target):
+                columns += source.target.columns
         if dicom:
             _check_key(key_of(table, columns), source, table)
         require_columns(table, ({} if dicom else {"path": ""}) | wanted, columns)

@@ -17,6 +17,7 @@ from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.names import names_in
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.source import DataSource, some
+from fedsurrogate.client_app.datasets.tables import listed_labels
 from fedsurrogate.client_app.datasets.target_values import values_in
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.identity import name_of, normal
@@ -58,6 +59,12 @@ class SourceTable:
         if source.target is None:
             own = source.label_column
             what = f"label ({own!r} of '{file}')"
+            lists = [row for row, cell in enumerate(columns[own]) if listed_labels(cell)]
+            left.note(
+                lists,
+                f"{len(lists)} rows of '{file}' hold a list of labels in {own!r}, such as "
+                f"{left.where(lists)}; write one class in a cell, or learn lists with target = 'labels'",
+            )
             labels += names_in(columns[own], what, left, source.classes)
         else:
             values = values_in(columns, source.target, file, left)

@@ -9,7 +9,7 @@ import io
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedsurrogate.client_app.datasets.names import SAVE, column_names
 from fedsurrogate.client_app.datasets.one_record import attempt
 from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.identity import normal
+from fedsurrogate.common.identity import name_of, normal
 from fedsurrogate.common.targets.target import Target
 
 # Longest line in bytes that is read when lines are left out one by one; and longest line of names.
@@ -33,6 +33,9 @@ MARKS = (
     (b"\x1f\x8b", "compressed by gzip"),
     (b"PAR1", "a parquet file"),
 )
+# A label in quotes, and a text that lists some, as Python, JSON and numpy write them.
+LABEL = r"""'([^'\\]*)'|"([^"\\]*)\""""
+LISTED = re.compile(rf"\[\s*(?:(?:{LABEL})(?:[\s,]+|(?=\])))*\]")
 # How invalid bytes in a text are kept, so that different bytes stay different texts.
 KEPT_BYTES = "surrogateescape"
 # Records in row groups that stay in memory: threads decode fewer at a time.
@@ -182,18 +185,68 @@ def _with_labels(table: Any, label_column: str, target: Target | None) -> Any:
         import pyarrow as pa
 
     names = table.column_names
-    if target is None or not target.gaps or label_column not in names:
+    if target is None or label_column not in names:
         return table
     column = table.column(label_column)
     lists = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if not lists or {*names} & {*target.columns}:
+    if not lists or not of_lists(names, label_column, target):
         return table
     cells = values_of(column, LeftOut())
-    found = [own if own is None else {normal(str(each)) for each in own} for own in cells]
-    for name in target.columns:
-        present = pa.array([own if own is None else name in own for own in found], pa.bool_())
-        table = table.append_column(name, present)
+    for name, present in _present(cells, target).items():
+        table = table.append_column(name, pa.array(present, pa.bool_()))
     return table
+
+
+def of_lists(names: Collection[str], label_column: str, target: Target | None) -> bool:
+    """Whether the labels of a run stand in lists in one column: no column has the name of a label.
+
+    Args:
+        names: of the columns of a table.
+        label_column: that may hold the lists.
+        target: of the run; None for classes.
+    """
+    return bool(
+        target and target.gaps and label_column in names and not {*names} & {*target.columns}
+    )
+
+
+def listed_labels(cell: object) -> list[str] | None:
+    """The labels in a text that lists them; None for another cell.
+
+    Example:
+        >>> listed_labels("['edema', 'mass']"), listed_labels('["edema"]'), listed_labels("[]")
+        (['edema', 'mass'], ['edema'], [])
+        >>> listed_labels("edema|mass"), listed_labels("[edema]")
+        (None, None)
+    """
+    if not isinstance(cell, str) or not LISTED.fullmatch(cell.strip()):
+        return None
+    return [single or double for single, double in re.findall(LABEL, cell)]
+
+
+def _present(
+    cells: Sequence[Sequence[object] | None], target: Target
+) -> dict[str, list[bool | None]]:
+    """By label, whether it is in the list of each record; None for a record without a list."""
+    found = [own if own is None else {normal(str(each)) for each in own} for own in cells]
+    return {name: [own if own is None else name in own for own in found] for name in target.columns}
+
+
+def _labels_in_texts(
+    file: Path, cells: Sequence[object], label_column: str, target: Target, left: LeftOut
+) -> Mapping[str, Sequence[Any]]:
+    """A column of truth values for each label of the run, from texts that list those present."""
+    listed = [listed_labels(cell) for cell in cells]
+    strange = [
+        row for row, own in enumerate(listed) if own is None and name_of(cells[row]) is not None
+    ]
+    left.note(
+        strange,
+        f"'{file}' has no columns {', '.join(map(repr, target.columns[:5]))}, and {len(strange)} rows "
+        f"hold no list of labels in {label_column!r}, such as {left.where(strange)}; write a column of 1 "
+        "and 0 for each label, or lists such as ['edema', 'mass'] in every row",
+    )
+    return _present(listed, target)
 
 
 def read_table(
@@ -211,7 +264,7 @@ def read_table(
         file: the table.
         wanted: columns whose cells are used; none of another type may be among them.
         left: collects unusable records, and learns where a row is.
-        label_column: may hold lists of labels in a parquet table.
+        label_column: may hold lists of labels.
         target: of the run; None for classes.
 
     Raises:
@@ -220,7 +273,10 @@ def read_table(
     """
     left.place = LeftOut().place
     if not is_parquet(file):
-        return _read_csv(file, left)
+        columns = _read_csv(file, left)
+        if target is not None and of_lists(columns, label_column, target):
+            columns |= _labels_in_texts(file, columns[label_column], label_column, target, left)
+        return columns
     _, _, table = parquet_table(file, {normal(name) for name in wanted}, label_column, target)
     return {name: values_of(table.column(name), left) for name in table.column_names}
 

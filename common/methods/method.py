@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from fedsurrogate.common.privacy.mechanism import MechanismRecipe
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, stated
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
@@ -321,8 +321,8 @@ class Plan:
         head: how the coordinator finds the head, in words; empty if the method has no choice.
         counts: whether sites count records and nothing is learned.
         sent_by_solver: whether the head's solver decides what sites send.
-        own_mean: whether sites give the mean over a feature's own columns a small weight before they
-            clip it, where it has enough columns.
+        own_mean: whether sites give the mean over a feature's own columns, and its length, a small
+            weight before they clip it, where it has enough columns.
         ranges: whether sites may move and scale features from public ranges first.
         packages: optional packages that a site needs for the settings.
         judging_packages: those that it needs to evaluate the result.
@@ -346,9 +346,9 @@ class Plan:
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 
-    def own_mean_weight(self, dimension: int) -> float:
-        """The weight that sites give the mean over a feature's own columns before they clip it. Of few
-        columns, that mean may be what tells classes apart.
+    def own_mean_weight(self, dimension: int) -> OwnParts:
+        """What features keep of the mean over their own columns and of their length before sites clip
+        them. Of few columns, that mean may be what tells classes apart.
 
         Args:
             dimension: of the features.

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
 from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import ALL
+from fedsurrogate.common.privacy.own_mean import ALL, OwnParts
 from fedsurrogate.common.surrogates.columns import in_frame
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Head(Classifier):
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
-        own_mean: weight of the mean over a feature's own columns, see `weigh_own_mean`.
+        own_mean: what features keep of their own mean and length, see `weigh_own_mean`.
 
     Example:
         >>> from fedsurrogate.common.surrogates.surrogates import Header
@@ -122,7 +122,7 @@ class Head(Classifier):
     centre: Tensor | None = None
     projection: Tensor | None = None
     target: str = ""
-    own_mean: float = ALL
+    own_mean: OwnParts = ALL
 
     @property
     def dimension(self) -> int:

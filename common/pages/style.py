@@ -71,7 +71,7 @@ tbody tr:last-child td { border-bottom: 0; }
 .dense th, .dense td { padding-right: 8px; overflow-wrap: break-word; }
 .dense .limits { font-size: 11px; }
 .number { text-align: right; white-space: nowrap; }
-.name { min-width: 9ch; }
+.name { min-width: 15ch; }
 .reason { min-width: 20ch; width: 45%; }
 .bad { color: var(--bad); font-weight: 600; }
 .good { color: var(--good); }

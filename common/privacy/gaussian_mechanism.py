@@ -8,7 +8,7 @@ is the sensitivity, so no sensitivity is set by hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian
 from fedsurrogate.common.privacy.exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.own_mean import ALL, MOST, REMOVED
+from fedsurrogate.common.privacy.own_mean import ALL, MOST, REMOVED, OwnParts
 
 # The largest standard deviation in steps; larger noise is drawn in coarse steps. Samples reach 60
 # times as far in e^60 draws, which fits into 64 bits.
@@ -243,16 +243,18 @@ def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     return toward_zero(1 / index.bincount().double(), FINE)[index]
 
 
-def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
-    """Each feature with a smaller mean over its own columns.
+def weigh_own_mean(features: Tensor, weight: OwnParts) -> Tensor:
+    """Each feature with a smaller mean over its own columns, and with its length beside.
 
     It is a fixed map of one record, so it costs no budget, and the bound after `clip` holds as
     before.
 
     Args:
         features: (n, d), any floating point.
-        weight: of the mean, from 0, which takes it away, to 1, which leaves features as they are.
-            In between, a mean longer than MOST times the rest of its feature is shortened to that.
+        weight: REMOVED takes the mean away, ALL leaves features as they are. In between, a mean longer
+            than MOST times the rest of its feature is shortened to that. With a weight of the length r,
+            in square roots of d, that weight times (r^2 - 1) / (r^2 + 1) of the length takes the place
+            of what the feature has along `public_signs`.
 
     Returns:
         Features (n, d).
@@ -260,35 +262,56 @@ def weigh_own_mean(features: Tensor, weight: float) -> Tensor:
     Example:
         >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
         [[-2.0, -1.0, 3.0]]
-        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), 0.1)
+        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), OwnParts(0.1))
         >>> [round(entry, 3) for entry in kept[0].tolist()]
         [-1.7, -0.7, 3.3]
     """
     if weight == ALL or not len(features):
         return features
-    # One record at a time, as in `PublicMap.apply`: how a mean rounds may depend on other records.
-    means = torch.stack([row.double().mean() for row in features])[:, None]
-    rest = features - means.to(features)
-    if weight == REMOVED:
-        return rest
-    lengths = torch.stack([torch.linalg.vector_norm(row.double()) for row in rest])[:, None]
-    return _with_mean(rest, weight * means, lengths)
+    # One record at a time, as in `PublicMap.apply`: how a sum rounds may depend on other records.
+    return _weighed(features, weight, lambda of, rows: torch.stack([of(row) for row in rows]))
 
 
-def weigh_rows(features: Tensor, weight: float) -> Tensor:
+def weigh_rows(features: Tensor, weight: OwnParts) -> Tensor:
     """As `weigh_own_mean`, of all records at once, as a graph needs it: equal up to rounding."""
+    return _weighed(features, weight, lambda of, rows: of(rows))
+
+
+def _weighed(
+    features: Tensor, weight: OwnParts, each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+) -> Tensor:
+    """As `weigh_own_mean`; `each` gives a number of every row (n,)."""
     if weight == ALL:
         return features
-    means = features.double().mean(1, keepdim=True)
+    means = each(lambda row: row.double().mean(-1), features)[:, None]
     rest = features - means.to(features)
     if weight == REMOVED:
         return rest
-    return _with_mean(
-        rest, weight * means, torch.linalg.vector_norm(rest.double(), dim=1, keepdim=True)
-    )
+    lengths = each(lambda row: torch.linalg.vector_norm(row.double(), dim=-1), rest)[:, None]
+    unit = lengths / math.sqrt(rest.shape[1])
+    added = (weight.mean * means).maximum(-MOST * unit).minimum(MOST * unit)
+    if weight.length:
+        signs = public_signs(rest.shape[1]).to(rest.device)
+        along = each(lambda row: row.double() @ signs, rest)[:, None]
+        size = 1 - 2 / (1 + unit.square())
+        added = added + (weight.length * size * lengths - along) * signs
+    return rest + added.to(rest)
 
 
-def _with_mean(rest: Tensor, means: Tensor, lengths: Tensor) -> Tensor:
-    """Features of these lengths with a mean each, of which none is longer than MOST times its feature."""
-    most = MOST / math.sqrt(rest.shape[1]) * lengths
-    return rest + means.maximum(-most).minimum(most).to(rest)
+def public_signs(dimension: int) -> Tensor:
+    """A direction without a mean, along which features hardly ever differ: signs of the sequence of
+    Thue and Morse.
+
+    Args:
+        dimension: d, two or more. The last entry of an odd number is zero.
+
+    Returns:
+        (d,), float64, of norm one.
+
+    Example:
+        >>> (2 * public_signs(4)).tolist()
+        [1.0, -1.0, -1.0, 1.0]
+    """
+    count = dimension // 2 * 2
+    signs = [1 - 2 * (place.bit_count() % 2) for place in range(count)] + [0] * (dimension - count)
+    return torch.tensor(signs, dtype=torch.float64) / math.sqrt(count)

@@ -14,7 +14,7 @@ from fedsurrogate.common.backbones.feature_power import power_in
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -24,9 +24,13 @@ from fedsurrogate.common.targets.answers import checked_target
 OFFSET, SCALE = "frame-offset", "frame-scale"
 # Of an ensemble whose classes have the highest probability of any head.
 COMBINED, HIGHEST = "combined", "highest"
-# In the metadata of a head: the weight of the mean over a feature's own columns.
+# In the metadata of a head: what features keep of their own mean and length.
 COLUMNS = "columns"
-OWN_MEAN = {"without-mean": REMOVED, "own-mean-0.1": KEPT}
+OWN_MEAN = {
+    "without-mean": REMOVED,
+    "own-mean-0.1": MEAN_ALONE,
+    "own-mean-0.1-length-0.1": KEPT,
+}
 
 
 def save_model(model: Classifier, path: Path) -> None:
@@ -37,7 +41,8 @@ def save_model(model: Classifier, path: Path) -> None:
     `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
     it is not zero. If the metadata has `columns`, the mean over a feature's own columns
     must then be subtracted from it ("without-mean"), or be a tenth of what it was, and at most 0.75 of
-    the norm of the rest ("own-mean-0.1"). If the metadata has `clip`, they must then be
+    the norm of the rest ("own-mean-0.1"); and with "own-mean-0.1-length-0.1" the length takes the place
+    of a direction of the rest, as `weigh_own_mean` has it. If the metadata has `clip`, they must then be
     divided by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip;
     and with a tensor `projection` (k, d), features are then multiplied by it. If the metadata has
     `target`, classes are the names of what the model answers, and it says in JSON what the scores

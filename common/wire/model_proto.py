@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.settings import Model
 from fedsurrogate.common.surrogates.synthetic import Synthetic
@@ -55,7 +55,7 @@ def _head(head: Head) -> pb.Head:
         message.projection.CopyFrom(pack(head.projection))
     message.target, message.without_mean = head.target, head.own_mean == REMOVED
     if head.own_mean not in (ALL, REMOVED):
-        message.own_mean = head.own_mean
+        message.own_mean, message.own_length = head.own_mean
     return message
 
 
@@ -113,13 +113,14 @@ def _unpack_head(message: pb.Head) -> Head:
     return head
 
 
-def _own_mean(message: pb.Head) -> float:
-    """The weight of the own mean. Raises SurrogateError for one that no version knows."""
-    if not message.HasField("own_mean"):
+def _own_mean(message: pb.Head) -> OwnParts:
+    """What features keep. Raises SurrogateError for weights that no version knows."""
+    if not message.HasField("own_mean") and not message.own_length:
         return REMOVED if message.without_mean else ALL
-    if message.own_mean != KEPT or message.without_mean:
-        raise SurrogateError(f"a head with the own mean at weight {message.own_mean}, not {KEPT}")
-    return KEPT
+    kept = OwnParts(message.own_mean, message.own_length)
+    if kept not in (MEAN_ALONE, KEPT) or message.without_mean:
+        raise SurrogateError(f"a head with own mean and length at weights {tuple(kept)}")
+    return kept
 
 
 def pack_classifier(model: Classifier) -> bytes:

@@ -398,26 +398,27 @@ def result_table(metrics: dict[str, Any]) -> Table:
         *([f"{human_bytes(sent['up'] / rounds)} a round"] if rounds > 1 else []),
         human_seconds(seconds),
     )
-    tested = (
+    what = (
         METHODS[metrics["method"]].usual.combination.tested
         if metrics["method"] in METHODS
         else "the model"
     )
-    caption = f"at site: {tested}, on the site's own test records" if accuracy["per_site"] else None
+    caption = f"at site: {what}, on the site's own test records" if accuracy["per_site"] else None
+    tested = metrics.get("tested", {})
     if measures := metrics.get("measures"):
         return _measured(measures, ", ".join((*facts, human_bytes(sent["up"]))))
-    table = Table("", "accuracy", "uplink", title=", ".join(facts), caption=caption)
+    table = Table("", "accuracy", "of", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
     rows += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
     for label, key, count in rows:
         if key in accuracy:
-            table.add_row(label, f"{accuracy[key]:.2%}", human_bytes(count) if count else "")
+            table.add_row(label, f"{accuracy[key]:.2%}", "", human_bytes(count) if count else "")
     for site, share in sorted(
         accuracy["per_site"].items(), key=lambda item: natural_order(item[0])
     )[:20]:
-        table.add_row(
-            f"at site {site}", f"{share:.2%}", human_bytes(sent["up_per_site"].get(site, 0))
-        )
+        uplink = human_bytes(sent["up_per_site"].get(site, 0))
+        of = f"{tested[site]:,} records" if site in tested else ""
+        table.add_row(f"at site {site}", f"{share:.2%}", of, uplink)
     return table
 
 

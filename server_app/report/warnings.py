@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 from fedsurrogate.common.data_report import DataReport, reports_from
 from fedsurrogate.common.identity import likely_one_remarks
 from fedsurrogate.common.number_format import percent
 from fedsurrogate.common.privacy.budget_remarks import budget_remarks
 from fedsurrogate.server_app.report.quality_view import recorded_quality
+from fedsurrogate.server_app.runs.chance import at_chance, largest_share, may_be_chance
 from fedsurrogate.server_app.runs.json_values import as_list, as_number, as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import missing_classes
 from fedsurrogate.server_app.runs.reader import RunFolder
 
-# An accuracy is compared with the largest class plus this: less is within the uncertainty of some
-# hundred test records.
-MARGIN = 0.02
 NAMED = 12
 
 
@@ -105,17 +102,7 @@ def _no_better_than_chance(run: RunFolder) -> str:
     """
     if (quality := recorded_quality(run)) is None:
         return _no_better_than_the_largest_class(run)
-    classes = len(quality.classes) - len(quality.left_out)
-    chances = {
-        "macro_auroc": ("AUROC", 0.5),
-        "balanced_accuracy": ("balanced accuracy", 1 / classes),
-    }
-    found = [
-        (name, chance, each)
-        for key, (name, chance) in chances.items()
-        if (each := quality.averages.get(key)) is not None and each.low is not None
-    ]
-    if classes < 2 or not found or any((each.low or 0.0) > chance for _, chance, each in found):
+    if not (found := at_chance(quality)):
         return ""
     limits = " and ".join(
         f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"
@@ -126,7 +113,7 @@ def _no_better_than_chance(run: RunFolder) -> str:
     if epsilon:
         advice = (
             f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; classes that "
-            "differ in the length of features, or in the level of few columns, need features.ranges; "
+            "differ in the level or the scale of few columns need features.ranges; "
             "without privacy see if it learns"
         )
     return f"The model may be no better than chance: {limits}. If it should be better, {advice}."
@@ -134,45 +121,13 @@ def _no_better_than_chance(run: RunFolder) -> str:
 
 def _no_better_than_the_largest_class(run: RunFolder) -> str:
     """For a run that measured accuracy alone, which does not show whether a model tells apart."""
-    majority = chance_of(run)
-    if run.accuracy is None or majority is None or run.accuracy > majority + MARGIN:
+    own = as_table(run.metrics.get("accuracy"))
+    counts = [site.counts for site in run.sites]
+    majority = largest_share(own, counts)
+    if run.accuracy is None or majority is None or not may_be_chance(None, own, counts):
         return ""
     return (
         f"The accuracy, {percent(run.accuracy)}, is not above that of always giving the largest class, "
         f"{percent(majority)}. Accuracy alone does not show whether the model tells classes apart, and "
         "this run measured nothing else: evaluate the model, which measures its AUROC."
     )
-
-
-def chance_of(run: RunFolder) -> float | None:
-    """Accuracy of always giving the largest class.
-
-    On the test data if the run has measured it; otherwise estimated from the records that sites
-    have by class: of all sites for a global model, and as the mean over the sites where each site
-    tests on its own data.
-
-    Args:
-        run: the content of the run folder.
-
-    Returns:
-        The accuracy in [0, 1]; None if nothing is known.
-    """
-    if (measured := run.number("accuracy", "majority")) is not None and run.number(
-        "accuracy", "model"
-    ) is not None:
-        return measured
-    counts = [
-        {name: max(0.0, number) for name, number in site.counts.items()}
-        for site in run.sites
-        if site.counts
-    ]
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    if not sum(total.values()):
-        return None
-    largest = max(total, key=lambda name: total[name])
-    if run.number("accuracy", "model") is not None:
-        return float(total[largest] / sum(total.values()))
-    shares = [each.get(largest, 0.0) / sum(each.values()) for each in counts if sum(each.values())]
-    return sum(shares) / len(shares)

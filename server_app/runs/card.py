@@ -26,6 +26,7 @@ def run_card(
     absent: Sequence[str] = (),
     names: str = "",
     missing: MissingClasses = UNKNOWN,
+    at_chance: bool = False,
 ) -> dict[str, Any]:
     """The run card: site names under used, late, rejected and dropped, with reasons, and the share
     of missing data.
@@ -36,6 +37,7 @@ def run_card(
         absent: names of registered sites that have not connected.
         names: "registered" if the names belong to registered keys, else "claimed".
         missing: classes of which no site has a record.
+        at_chance: whether the model may be no better than chance.
 
     Returns:
         The content of "card" in metrics.json. missing_share: of all records. A site that has not
@@ -44,9 +46,9 @@ def run_card(
         left out. effects: by site, what a fifth of the others lose by it, such as a share of their records,
         the share of its own that it gains by being there, and the share of its weight that is kept.
         without_records: classes of which no site has a record; records_by_class: whether that is known
-        from "exact" or "noisy" counts, or "unknown". state:
-        "green" when no record and no class is missing, "red" when a tenth of the records or more is
-        missing, else "amber".
+        from "exact" or "noisy" counts, or "unknown". at_chance: as given. state:
+        "green" when no record and no class is missing and the model is better than chance, "red" when a
+        tenth of the records or more is missing, else "amber".
     """
     reported = [site.records for site in sites if site.records]
     largest = max(reported, default=1)
@@ -57,7 +59,11 @@ def run_card(
     )
     share = lost / max(1, used + lost)
     return {
-        "state": "red" if share >= MUCH else "amber" if lost or missing.names else "green",
+        "state": "red"
+        if share >= MUCH
+        else "amber"
+        if lost or missing.names or at_chance
+        else "green",
         "missing_share": round(share, 4),
         "invited": len(sites),
         "never_came": never_came,
@@ -75,12 +81,13 @@ def run_card(
         "effects": {site.name: site.effect.rounded() for site in sites if site.effect is not None},
         "without_records": list(missing.names),
         "records_by_class": missing.known,
+        "at_chance": at_chance,
     }
 
 
 def missing_line(card: Mapping[str, Any]) -> str:
-    """The share of missing records, the sites they belong to, and classes without records, in one
-    line.
+    """The share of missing records, the sites they belong to, classes without records, and whether
+    the model may be no better than chance, in one line.
 
     Args:
         card: the run card of `run_card`.
@@ -108,6 +115,8 @@ def missing_line(card: Mapping[str, Any]) -> str:
     if without := card.get("without_records"):
         perhaps = "perhaps " if card["records_by_class"] == "noisy" else ""
         parts.append(f"{perhaps}no site has a record of {', '.join(without)}")
+    if card.get("at_chance"):
+        parts.append("the model may be no better than chance; the report has its measures")
     return "; ".join(parts)
 
 

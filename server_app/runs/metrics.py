@@ -11,6 +11,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.measures import added, metrics_of
 from fedsurrogate.server_app.runs.card import UNKNOWN, run_card
+from fedsurrogate.server_app.runs.chance import may_be_chance
 from fedsurrogate.server_app.runs.json_values import as_numbers, as_table
 from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
 from fedsurrogate.server_app.runs.privacy_card import privacy_card
@@ -72,23 +73,26 @@ def make_metrics(
         ]
     privacy = _privacy(config.plan, config.settings, outcome, simulated)
     # Of a run that has not come to its end, the sites that have not replied may have these classes.
-    missing = UNKNOWN
+    missing, chance = UNKNOWN, False
+    accuracy: Json = outcome.accuracy | {
+        "per_site": {
+            site.name: site.correct / site.tested
+            for site in sites
+            if site.tested and not site.measured
+        }
+    }
     if end.status == "ok" and config.target is None:
         missing = _missing_classes(config.settings.classes, outcome, counts or {}, privacy)
+        known = list((counts or {}).values())
+        classes = 0 if outcome.model is None else len(outcome.model.header.classes)
+        chance = may_be_chance(outcome.quality, accuracy, known, classes)
     metrics: Json = {
         "schema": 1,
         "method": config.method.name,
         "status": end.status,
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
-        "card": run_card(sites, config.settings.sites, outcome.absent, names, missing),
-        "accuracy": outcome.accuracy
-        | {
-            "per_site": {
-                site.name: site.correct / site.tested
-                for site in sites
-                if site.tested and not site.measured
-            }
-        },
+        "card": run_card(sites, config.settings.sites, outcome.absent, names, missing, chance),
+        "accuracy": accuracy,
         "tested": {site.name: site.tested for site in sites if site.tested and not site.measured},
         "bytes": {
             "up": sum(site.bytes_up for site in sites),

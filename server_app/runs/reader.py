@@ -11,6 +11,7 @@ from pathlib import Path
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.fedpft import SOLVERS_IN_WORDS
+from fedsurrogate.server_app.runs.chance import accuracy_of
 from fedsurrogate.server_app.runs.json_files import (
     EVENTS,
     MANIFEST,
@@ -132,9 +133,7 @@ class RunFolder:
         """Return the model's accuracy on the test split or, without one, the mean of the accuracies
         at the sites.
         """
-        local = list(self.numbers("accuracy", "per_site").values())
-        model = self.number("accuracy", "model")
-        return model if model is not None else sum(local) / len(local) if local else None
+        return accuracy_of(as_table(self.metrics.get("accuracy")))
 
     @property
     def used(self) -> int:

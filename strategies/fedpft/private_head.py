@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.own_mean import KEPT, weight_of
+from fedsurrogate.common.privacy.own_mean import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.shared_covariances import LowRank
@@ -128,8 +128,8 @@ def _pooled(
     if family == "joint":
         return pooled, differ
     pooled = even_lengths(pooled, own, of_count, of_sum)
-    if weight_of(surrogates[0].claim.centre) == KEPT:
-        pooled = shrink_directions(pooled)
+    if (kept := weight_of(surrogates[0].claim.centre)) not in (ALL, REMOVED):
+        pooled = shrink_directions(pooled, kept)
     return pooled, differ
 
 

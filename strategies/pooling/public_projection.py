@@ -164,7 +164,7 @@ def with_own_mean(rows: Tensor) -> Tensor:
         rows: orthonormal, (k, d); a single one stays as it is.
 
     Returns:
-        Rows (k, d). The last has KEPT times the length that others leave of a random direction.
+        Rows (k, d). The last has KEPT.mean times the length that others leave of a random direction.
 
     Example:
         >>> with_own_mean(random_rows(2, 4))[1].tolist()
@@ -173,7 +173,7 @@ def with_own_mean(rows: Tensor) -> Tensor:
     count, dimension = rows.shape
     if count < 2:
         return rows
-    weight = KEPT * math.sqrt(count / dimension) / math.sqrt(dimension)
+    weight = KEPT.mean * math.sqrt(count / dimension) / math.sqrt(dimension)
     return torch.cat([rows[:-1], torch.full_like(rows[-1:], weight)])
 
 

@@ -132,6 +132,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "features(image_size='a')": (lambda: fs.features(IMAGE, image_size="a"), "image_size = 'a'"),  # type: ignore[arg-type]
     "features(device='gpu')": (lambda: fs.features(IMAGE, device="gpu"), "'cuda' or 'cuda:0'"),
     "features(imagesize=3)": (lambda: fs.features(IMAGE, imagesize=3), "did you mean 'image_size'"),  # type: ignore[call-arg]
+    "simulate(rounds=5)": (lambda: fs.simulate([(X, Y)], rounds=5), "unknown key 'rounds'"),
     "load(3)": (lambda: fs.load(3), "path = 3: must be a path"),  # type: ignore[call-overload]
     "load('')": (lambda: fs.load(""), "path is empty"),
     "load(kind=int)": (lambda: fs.load("x.pb", int), "must be Model, ImageModel or Surrogate"),  # type: ignore[type-var]

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import fedsurrogate as fs
+from fedsurrogate.common.backbones.column_names import with_columns
 from fedsurrogate.common.errors import DataError, FedSurrogateError
+from fedsurrogate.strategies.base.introductions import Introduction, settle
 
 N = 120
 NAMES = ("age", "bmi", "heart rate", "\xe9l\xe9vation")
@@ -75,20 +77,28 @@ def test_whole_numbers_as_names_are_names(order: list[int]) -> None:
     assert model.score(X, Y) == model.score(frame.iloc[:, order], Y) > 0.9
 
 
-@pytest.mark.parametrize("method", ["fedpft", "fedavg"])
-def test_a_simulation_reads_every_site_and_test_records_by_name(
-    method: str, tmp_path: Path
-) -> None:
+SECURE = {"secure_sum": True, "classes": "0,1"}
+PRIVATE = {"epsilon": 20.0, "delta": 1e-3, "noise_seed": 1}
+RUNS: dict[str, dict[str, Any]] = {
+    "once": {},
+    "in rounds": {"method": "fedavg"},
+    "secure sum": SECURE,
+    "secure sum in rounds": SECURE | {"method": "fedavg"},
+    "one noise for all": SECURE | PRIVATE,
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_simulation_reads_every_site_and_test_records_by_name(run: str, tmp_path: Path) -> None:
+    own = RUNS[run]
     orders = ([3, 1, 0, 2], [0, 1, 2, 3], [2, 3, 1, 0])
     sites = [(table(order, rows), Y[rows]) for order, rows in zip(orders, HALVES, strict=False)]
-    found = fs.simulate(
-        sites, method=method, test=(table(orders[2]) + 1e-3, Y), output_dir=tmp_path
-    )
+    found = fs.simulate(sites, test=(table(orders[2]) + 1e-3, Y), output_dir=tmp_path, **own)
     assert found.accuracy > 0.9
     assert found.model.score(table([1, 0, 3, 2]), Y) > 0.9
     other = (table(orders[0]).rename(columns={"bmi": "weight"}), Y)
     with pytest.raises(DataError, match=r"'weight'.*'bmi'"):
-        fs.simulate([*sites, other], method=method, output_dir=tmp_path)
+        fs.simulate([*sites, other], output_dir=tmp_path, **own)
 
 
 def test_names_stay_with_a_surrogate_and_a_model_in_a_file(tmp_path: Path) -> None:
@@ -291,3 +301,19 @@ def test_surrogates_of_other_settings_are_refused_by_the_name_of_the_setting(
     ]
     with pytest.raises(FedSurrogateError, match=f"'b': {key} = .*same settings"):
         fs.learn(sent)
+
+
+@pytest.mark.parametrize("other", [["age", "weight"], ["bmi"], []])
+def test_before_a_sum_a_site_with_other_columns_is_refused_with_both_lists(
+    other: list[str],
+) -> None:
+    """A sum shows no site's columns, so they are compared as sites introduce themselves."""
+    introduced = {
+        node: Introduction(str(node), with_columns("f", names), 2, ("0", "1"), "", False)
+        for node, names in enumerate([["age", "bmi"], ["age", "bmi"], other])
+    }
+    group, refused = settle(introduced, ("0", "1"), "")
+    assert list(group.nodes) == ["0", "1"]
+    assert list(refused) == [2]
+    assert "'age', 'bmi'" in refused[2]
+    assert all(repr(name) in refused[2] for name in other)

@@ -79,6 +79,17 @@ def test_times_that_are_no_numbers_are_refused_by_their_field(kind: str) -> None
                 ask()
 
 
+@pytest.mark.parametrize("unit", ["ns", "us", "s"])
+def test_durations_that_scikit_survival_made_numbers_are_refused(unit: str) -> None:
+    days = pd.to_timedelta(DAYS, unit="D").to_numpy().astype(f"timedelta64[{unit}]")
+    for ask in (
+        lambda: fs.fit(X, Surv.from_arrays(DIED, days), **TIME),
+        lambda: fs.FederatedSurvival(horizon=5.0).fit(X, Surv.from_arrays(DIED, days)),
+    ):
+        with pytest.raises(DataError, match=r"times of y begin at .* another unit"):
+            ask()
+
+
 def test_structured_times_are_read_whatever_the_order_of_their_fields() -> None:
     y = Surv.from_arrays(DIED, DAYS)
     other = np.empty(N, [("t", "f8"), ("dead", bool)])

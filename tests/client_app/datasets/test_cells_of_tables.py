@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,6 +126,74 @@ def test_a_column_of_lists_holds_the_labels_that_are_present(
                 load(other, 0)
     assert found.values is not None
     assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
+
+
+LISTS: dict[str, Any] = {
+    "python": str,
+    "json": json.dumps,
+    "numpy": lambda row: str(np.array(row, dtype=object)),
+    "blanks": lambda row: f" {row} ",
+}
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+@settings(deadline=None, max_examples=10)
+@given(
+    rows=st.lists(cells, min_size=N, max_size=N),
+    written=st.sampled_from(sorted(LISTS)),
+    suffix=st.sampled_from([".csv", ".tsv"]),
+)
+def test_texts_that_list_labels_are_such_lists(
+    kind: str, private: bool, rows: list[list[str] | None], written: str, suffix: str
+) -> None:
+    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    known = [[text.strip() for text in row if text != "normal"] for row in rows if row is not None]
+    wanted = np.full((N, len(LABELS)), np.nan)
+    wanted[[row is not None for row in rows]] = MultiLabelBinarizer(classes=LABELS).fit_transform(
+        known
+    )
+    with TemporaryDirectory() as place:
+        write(
+            Path(place),
+            kind,
+            [r and LISTS[written](r) if r != [] else "[]" for r in rows],
+            suffix,
+        )
+        own = DataSource(kind, place, target=run.target, one_by_one=private)
+        found = load(own, 0)
+        assert read_schema(own) == Schema()
+    assert found.values is not None
+    assert np.array_equal(found.values.numpy(), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+@pytest.mark.parametrize("cell", ["edema|mass", "[edema]", "edema", "['edema", "('edema',)"])
+def test_a_text_that_is_no_list_of_labels_is_refused_and_in_a_private_run_left_out_alone(
+    kind: str, cell: str, tmp_path: Path
+) -> None:
+    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    write(tmp_path, kind, ["['mass']"] * (N - 1) + [cell], ".csv")
+    own = DataSource(kind, str(tmp_path), target=run.target)
+    with pytest.raises(
+        DataError, match=r"hold no list of labels in 'label'.*write a column of 1 and 0"
+    ):
+        load(own, 0)
+    found = load(replace(own, one_by_one=True), 0)
+    assert found.values is not None
+    assert found.values.tolist() == [[0.0, 1.0, 0.0]] * (N - 1)
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+@pytest.mark.parametrize("cell", ["['edema', 'mass']", '["edema"]', "['edema' 'mass']"])
+def test_a_list_is_no_class(kind: str, cell: str, tmp_path: Path) -> None:
+    write(tmp_path, kind, ["edema", "mass"] * (N // 2 - 1) + ["mass", cell], ".csv")
+    own = DataSource(kind, str(tmp_path))
+    with pytest.raises(
+        DataError, match=r"hold a list of labels in 'label'.*write one class in a cell"
+    ):
+        load(own, 0)
+    assert load(replace(own, one_by_one=True), 0).classes == ("edema", "mass")
 
 
 @pytest.mark.parametrize("kind", ["imagefolder", "dicom"])

@@ -24,7 +24,7 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from fedsurrogate.common.security.signed_requests import Request
@@ -330,7 +330,7 @@ def test_a_head_comes_back_with_all_its_parts(data: st.DataObject) -> None:
         torch.randn(4, generator=random) if centred else None,
         torch.randn(2, 4, generator=random) if projected else None,
         target,
-        data.draw(st.sampled_from([ALL, KEPT, REMOVED])),
+        data.draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
     )
     found = unpack_classifier(pack_classifier(sent))
     assert isinstance(found, Head)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, REMOVED
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model, save_model
 
@@ -34,7 +34,7 @@ def heads(draw: st.DrawFn) -> Head:
         draw(st.sampled_from([None, 0.0, 1e-6, 0.5, 1e6])),
         random(DIMENSION) if draw(st.booleans()) else None,
         projection,
-        own_mean=draw(st.sampled_from([ALL, KEPT, REMOVED])),
+        own_mean=draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
     )
 
 

@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters, check_update, largest
-from fedsurrogate.common.privacy.own_mean import KEPT, REMOVED
+from fedsurrogate.common.privacy.own_mean import KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
@@ -81,7 +81,7 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
     ]
     models = [
         heads[0],
-        *(replace(heads[0], own_mean=each) for each in (KEPT, REMOVED)),
+        *(replace(heads[0], own_mean=each) for each in (KEPT, MEAN_ALONE, REMOVED)),
         Ensemble(tuple(heads)),
         Ensemble(tuple(heads), highest=True),
         Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),

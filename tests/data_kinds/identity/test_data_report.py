@@ -261,6 +261,7 @@ def test_a_class_without_a_record_anywhere_is_a_warning_of_a_private_run(
 @pytest.mark.parametrize("method", ["fedpft", "fedavg"])
 def test_the_card_shows_classes_without_a_record_anywhere(method: str, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).random((60, 3)), ["a", "b"] * 30
+    x[::2] += 1
     parts = [(x, y)] * 3
     for classes, absent in ((["a", "b"], []), (["a", "b", "c", "d"], ["c", "d"])):
         run = fs.simulate(parts, output_dir=tmp_path, method=method, classes=classes).folder

@@ -1,4 +1,6 @@
-"""Noise of each site: features keep little of the mean over their own columns before they are clipped."""
+"""Noise of each site: features keep little of the mean over their own columns and of their length before
+they are clipped.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, public_signs, weigh_own_mean
 from fedsurrogate.common.privacy.own_mean import (
     ALL,
     KEPT,
+    MEAN_ALONE,
     MOST,
     REMOVED,
-    STATED_KEPT,
-    STATED_REMOVED,
+    OwnParts,
+    stated,
 )
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
@@ -38,17 +41,24 @@ PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}
 
 
 def records(
-    count: int, columns: int, seed: int, level: float = 0.0, offset: float = 5.0
+    count: int,
+    columns: int,
+    seed: int,
+    level: float = 0.0,
+    offset: float = 5.0,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Features that are never negative, as after a ReLU, of two classes, which differ in a direction,
-    or where a level is given in that of all columns alone.
+    or where a level is given in that of all columns alone, or by a scale in how much they vary alone.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
     apart = 0.2 * torch.randn(2, columns, generator=torch.Generator().manual_seed(99))
     apart = torch.tensor([[0.0], [level]]) if level else apart
-    features = offset + apart[labels] + torch.randn(count, columns, generator=generator)
-    return features.clamp_min(0), labels
+    normal = torch.randn(count, columns, generator=generator)
+    if scale != 1:
+        return normal * torch.tensor([1.0, scale])[labels, None], labels
+    return (offset + apart[labels] + normal).clamp_min(0), labels
 
 
 def sent(run: Run, features: Tensor, labels: Tensor, site: str = "1") -> AnySurrogate:
@@ -74,8 +84,8 @@ def accuracy(seed: int, changed: dict[str, Any], **kind: Any) -> float:
     seed=st.integers(0, 999),
     size=st.floats(-1e30, 1e30),
     rows=st.integers(0, 9),
-    columns=st.integers(1, 70),
-    weight=st.sampled_from([REMOVED, KEPT]),
+    columns=st.integers(2, 70),
+    weight=st.sampled_from([REMOVED, MEAN_ALONE, KEPT]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
     odd=st.sampled_from([None, 0.0, torch.inf, torch.nan]),
 )
@@ -84,7 +94,7 @@ def test_whatever_the_record_its_norm_is_bounded_and_no_other_record_changes_it(
     size: float,
     rows: int,
     columns: int,
-    weight: float,
+    weight: OwnParts,
     dtype: torch.dtype,
     odd: float | None,
 ) -> None:
@@ -116,8 +126,16 @@ def test_the_mean_is_weighed_and_at_most_a_share_of_the_rest(
     assert torch.allclose(weigh_own_mean(features, REMOVED), rest, atol=1e-12)
     assert torch.equal(weigh_own_mean(features, ALL), features)
     most = MOST * rest.norm(dim=1, keepdim=True) / columns**0.5
-    wanted = rest + means.sign() * (KEPT * means).abs().minimum(most)
-    assert torch.allclose(weigh_own_mean(features, KEPT), wanted, atol=1e-12)
+    wanted = rest + means.sign() * (KEPT.mean * means).abs().minimum(most)
+    assert torch.allclose(weigh_own_mean(features, MEAN_ALONE), wanted, atol=1e-12)
+    # Across one direction without a mean all of it stays, and along it stands the length.
+    signs, lengths = public_signs(columns), rest.norm(dim=1)
+    assert abs(float(signs.sum())) < 1e-12
+    found = weigh_own_mean(features, KEPT)
+    across = torch.eye(columns, dtype=torch.float64) - signs.outer(signs)
+    assert torch.allclose(found @ across, wanted @ across, atol=1e-12)
+    size = (lengths / columns**0.5).log().tanh()
+    assert torch.allclose(found @ signs, KEPT.length * size * lengths, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
@@ -147,7 +165,7 @@ def test_a_model_of_an_earlier_version_predicts_as_it_did() -> None:
     means = torch.stack([row.double().mean() for row in features])[:, None].float()
     unit = clip(features - means, 0.0)[0]
     assert torch.equal(earlier.scores(features), unit @ earlier.weight.T + earlier.bias)
-    message.head.own_mean = KEPT
+    message.head.own_mean = KEPT.mean
     with pytest.raises(SurrogateError, match="own mean"):
         unpack_classifier(message.SerializeToString(deterministic=True))
 
@@ -176,26 +194,28 @@ def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused()
     assert run.digest != other.digest
     made = sent(run, *records(400, FEWEST_MAPPED, 0))
     assert isinstance(made, SumsSurrogate)
-    assert made.claim.centre == STATED_KEPT
+    assert made.claim.centre == stated(KEPT)
     strategy = FedPFT(run, Unrecorded(), "cpu")
-    assert strategy.unpack(pack_surrogate(made)).claim.centre == STATED_KEPT  # type: ignore[union-attr]
-    for centre in ("", STATED_REMOVED):
+    assert strategy.unpack(pack_surrogate(made)).claim.centre == stated(KEPT)  # type: ignore[union-attr]
+    for centre in ("", stated(REMOVED), stated(MEAN_ALONE)):
         changed = replace(made, claim=replace(made.claim, centre=centre))
         with pytest.raises(SurrogateError, match="centre"):
             strategy.unpack(pack_surrogate(changed))
 
 
-def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent() -> None:
+@pytest.mark.parametrize("weight", [REMOVED, MEAN_ALONE])
+def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
+    weight: OwnParts,
+) -> None:
     run = parse_run(PRIVATE)
     features, labels = records(400, FEWEST_MAPPED, 0)
-    removed = weigh_own_mean(features, REMOVED)
-    made = sent(run, removed, labels)
+    made = sent(run, weigh_own_mean(features, weight), labels)
     assert isinstance(made, SumsSurrogate)
     made = replace(made, header=replace(made.header, run="e" * 16))
-    earlier = replace(made, claim=replace(made.claim, centre=STATED_REMOVED))
-    stored = replace(run, stored_as="e" * 16)
-    received = FedPFT(stored, Unrecorded(), "cpu").unpack(pack_surrogate(earlier))
-    assert head_of([received], stored).own_mean == REMOVED
+    earlier = replace(made, claim=replace(made.claim, centre=stated(weight)))
+    kept = replace(run, stored_as="e" * 16)
+    received = FedPFT(kept, Unrecorded(), "cpu").unpack(pack_surrogate(earlier))
+    assert head_of([received], kept).own_mean == weight
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -210,3 +230,8 @@ def test_a_level_that_tells_classes_apart_is_seen_and_a_large_offset_costs_littl
     assert accuracy(0, {"epsilon": epsilon}, level=1.0) > 0.85
     far = accuracy(0, {"epsilon": epsilon}, offset=50.0)
     assert far > accuracy(0, {"epsilon": epsilon}) - 0.03
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_a_scale_that_tells_classes_apart_is_seen(epsilon: float) -> None:
+    assert accuracy(0, {"epsilon": epsilon}, scale=1.5) > 0.75
