@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
@@ -491,6 +491,18 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
         ConfigError: one line that names key, value and the allowed values.
     """
     return Run.resolve(parse_settings(Settings, without_gone(flat)))
+
+
+def kept_run(flat: Mapping[str, Scalar]) -> Run:
+    """The run of `parse_run`, made once in a process for the same settings: all messages of a run
+    bring them.
+    """
+    return _kept(json.dumps(dict(flat), sort_keys=True))
+
+
+@lru_cache(maxsize=16)
+def _kept(flat: str) -> Run:
+    return parse_run(json.loads(flat))
 
 
 def _with_records(settings: Settings) -> Settings:

@@ -32,7 +32,7 @@ from fedsurrogate.client_app.governance.entries import (
     events_of,
     non_private_releases,
 )
-from fedsurrogate.client_app.governance.witness import DECIDE, Witness
+from fedsurrogate.client_app.governance.witness import DECIDE, Witness, Witnessed
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
@@ -105,6 +105,10 @@ class Ledger:
         if self.witness is not None:
             with self._locked():
                 self.witness.hold_against(self._read(), receipts)
+
+    def witnessed(self) -> Witnessed | None:
+        """What the witness knows; None for public data, and before the first entry."""
+        return None if self.witness is None else self.witness.read()
 
     def open(self) -> None:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""

@@ -57,7 +57,6 @@ from fedsurrogate.client_app.features.site_features import (
     site_backbone,
 )
 from fedsurrogate.client_app.governance.held import check_room, why_held
-from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.node_config import NodeConfig, packages_of
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
@@ -138,7 +137,10 @@ class Failure(NamedTuple):
 
 
 def with_records(
-    run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
+    run: Run,
+    node: NodeConfig,
+    cache_mib: float,
+    work: Callable[[SiteFeatures, NodeConfig], T],
 ) -> tuple[T, SiteFeatures, Failure]:
     """Do `work` on this site's records; if that fails, do it without records.
 
@@ -147,6 +149,7 @@ def with_records(
     Args:
         run: that asks for it.
         node: the site's settings.
+        cache_mib: the most that the site keeps of computed features, MiB.
         work: it may be called twice, so it must not leave state that breaks a second call.
 
     Returns:
@@ -160,7 +163,7 @@ def with_records(
         return work(empty, on_cpu), empty, Failure(held)
     check_room(node)
     try:
-        site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
+        site_features = load_site(run, node, cache_mib, backbone)
         if _outline(site_features) != _outline(empty):
             raise SourceError(
                 f"the records give {_outline(site_features)}, the site's schema and backbone "

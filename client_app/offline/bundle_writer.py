@@ -9,9 +9,10 @@ from typing import Any
 
 from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_gate
+from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.release import SurrogateRequest, charge_and_release, prepare
+from fedsurrogate.client_app.governance.release import charge_and_release, prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
 from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError
@@ -46,29 +47,31 @@ def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
         )
     request = read_request(request_file, coordinator_key(node))
     run = request.run()
-    before = check_receipts(node, request.receipts.get(site, ""))
     flower_run = f"bundle-{request.id}"
     gate = open_gate(node, run.settings.data, flower_run)
+    before = gate.check_receipts(request.receipts.get(site, ""))
     _check_first_answer(gate.ledger, request, flower_run)
-    prepared = prepare(SurrogateRequest(run, node, site, flower_run, request.centre), gate)
-    if prepared.failure:
+    asked = SiteRequest(run, node, site, flower_run=flower_run, payload=request.centre)
+    prepared = prepare(asked, gate)
+    if failure := prepared.failure.text:
         # Over the network the site would reply with noise; here a person reads this error and can
         # correct the records.
-        raise DataError(f"the records cannot be used ({prepared.failure}); nothing was charged")
+        raise DataError(f"the records cannot be used ({failure}); nothing was charged")
     check_attacks(run, node, gate.policy)
     facts, key = _facts(prepared.release), private_key(node, site)
     try:
-        staged = stage_file(file, pack_bundle(request, site, prepared.payload, facts, key))
+        staged = stage_file(file, pack_bundle(request, site, prepared.made.payload, facts, key))
     except OSError as error:
         raise LedgerError(
             f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged"
         ) from None
-    charge_and_release(gate, prepared.release, {file: staged}, prepared.guard)
-    if receipt := new_receipt(node, before):
+    charge_and_release(gate, prepared.release, {file: staged}, prepared.made.guard)
+    if receipt := gate.new_receipt(before):
         # The receipt exists only after the charge. If it cannot be written, the bundle is valid
         # without it.
         with suppress(OSError):
-            replace_file(file, pack_bundle(request, site, prepared.payload, facts | receipt, key))
+            again = pack_bundle(request, site, prepared.made.payload, facts | receipt, key)
+            replace_file(file, again)
     return prepared.release
 
 

@@ -222,7 +222,11 @@ LEAKS: dict[str, Leak] = {
     "a failure that shows": lambda patch: patch.setattr(
         release,
         "with_records",
-        lambda run, node, work: (work(found := load_site(run, node, 1024.0), node), found, ""),
+        lambda run, node, cache, work: (
+            work(found := load_site(run, node, cache), node),
+            found,
+            release.Failure(),
+        ),
     ),
 }
 

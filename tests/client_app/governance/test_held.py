@@ -177,9 +177,9 @@ def test_work_that_fails_with_records_is_done_without(
 
     if everywhere:
         with pytest.raises(type(error)):
-            with_records(RUN, node, work)
+            with_records(RUN, node, 1.0, work)
     else:
-        made, site, failure = with_records(RUN, node, work)
+        made, site, failure = with_records(RUN, node, 1.0, work)
         assert (made, len(site.train.labels)) == (0, 0)
         assert failure.text.startswith(type(error).__name__)
         assert failure.explained == (error not in UNLISTED)
