@@ -26,6 +26,7 @@ from fedsurrogate.common.exchange.message_files import (
     unpack_request,
 )
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.documents import read_at_most
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.wire.records import from_record, to_record
 
@@ -38,14 +39,7 @@ def is_message(file: Path) -> bool:
     """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`.
     Raises ConfigError.
     """
-    if file.exists() and not file.is_file():
-        # A pipe or a device, also behind a link: reading it may have no end.
-        raise ConfigError(f"{file} is no request of a coordinator: it is no file")
-    try:
-        with file.open("rb") as stream:
-            return stream.read(1) == MAGIC
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    return read_at_most(file, LARGEST_FILE).startswith(MAGIC)
 
 
 def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
@@ -71,7 +65,7 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
             f"{str(file)!r} exists, and a reply is never replaced; choose another file"
         )
     public = coordinator_key(node)
-    content = _read(request_file)
+    content = read_at_most(request_file, LARGEST_FILE)
     request = unpack_request(content, public)
     if request.site != site:
         raise ConfigError(f"{request_file} is for site {request.site!r}, and this is {site!r}")
@@ -141,14 +135,6 @@ def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) 
     answered = answer(work, record, request.settings, request.flower_run, node, site)
     payload, info = from_record(answered, LARGEST_MODEL)
     return MessageReply(request.id, asked, site, info, payload)
-
-
-def _read(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        content = stream.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise ConfigError(f"{file} is larger than the limit of {LARGEST_FILE} bytes")
-    return content
 
 
 def _put(file: Path, content: bytes) -> None:
