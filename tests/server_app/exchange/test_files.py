@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,14 @@ from fedsurrogate.common.errors import (
     SealError,
 )
 from fedsurrogate.common.exchange.message_files import (
+    REQUEST,
     pack_reply,
     pack_request,
     unpack_reply,
     unpack_request,
 )
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import pack_file
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -406,7 +408,9 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
     before = post.spent("site-0")
 
     def as_other(**changes: Any) -> bytes:
-        return pack_request(replace(request, **changes), post.coordinator)
+        values = asdict(request) | {"has-payload": request.payload is not None} | changes
+        payload = values.pop("payload") or b""
+        return pack_file(values, payload, post.coordinator, REQUEST)
 
     signature, canonical = "signature does not fit", "no signed file in canonical form"
     wrong: list[tuple[bytes, type[FedSurrogateError], str]] = [
