@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from filelock import FileLock
 from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.datasets.site_names import named_site
 from fedsurrogate.client_app.features.site_features import (
+    SiteFeatures,
     check_addressee,
     in_simulation,
     load_site,
@@ -27,7 +27,6 @@ from fedsurrogate.client_app.features.site_features import (
 from fedsurrogate.client_app.governance import work_limits
 from fedsurrogate.client_app.governance.approvals import after
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.governance.held import hold
 from fedsurrogate.client_app.governance.kept_files import remove_oldest
 from fedsurrogate.client_app.governance.policy import note_policy
 from fedsurrogate.client_app.governance.release import (
@@ -37,7 +36,7 @@ from fedsurrogate.client_app.governance.release import (
 )
 from fedsurrogate.client_app.governance.sealed_only import check_counting, check_work, in_clear
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.governance.uncharged import without_records
+from fedsurrogate.client_app.governance.uncharged import hold, without_records
 from fedsurrogate.client_app.methods.chain_step import kept_head
 from fedsurrogate.client_app.methods.evaluation import own_classifier, received_classifier
 from fedsurrogate.client_app.methods.pooled_baselines import check_comparable, compare
@@ -203,11 +202,7 @@ def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
 
 def _surrogate(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
-    if request.info.get("run") != run.digest:
-        raise SurrogateError(
-            f"a request for run {request.info.get('run')!r}, but these settings are run "
-            f"{run.digest!r}"
-        )
+    request.check_run()
     prepared = prepare(request, gate)
     made, failure = prepared.made, prepared.failure
     check_attacks(run, node, gate.policy)
@@ -245,11 +240,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 
 def _introduction(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
-    site_features = (
-        without_records(run, node)
-        if is_protected(run.hides_sites, node)
-        else load_site(run, node, gate.policy.cache_mib)
-    )
+    site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))
     reported: Info = {
@@ -270,6 +261,13 @@ def _introduction(request: SiteRequest, gate: Gate) -> Answer:
     if run.settings.secure_sum:
         reported["key"] = sum_keys(request, gate.policy)
     return None, reported
+
+
+def _features(request: SiteRequest, gate: Gate, unread: bool) -> SiteFeatures:
+    """This site's features; unread: those of a site without any record."""
+    if unread:
+        return without_records(request.run, request.node)
+    return load_site(request.run, request.node, gate.policy.cache_mib)
 
 
 def _facts(task: Task) -> dict[str, str]:
@@ -305,26 +303,21 @@ def _head(request: SiteRequest, gate: Gate) -> Answer:
 
 def _evaluation(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
-    evaluate = partial(load(run.plan.combination.evaluate), gate=gate)
     _keep(request, gate)
-    if node.data and (
+    silent = bool(node.data) and (
         gate.policy.limits_attacks
         or not gate.policy.exact_sums_at_models
         or not gate.exact_numbers_may_leave(run.hides_sites)
-    ):
-        # No result may leave, so none is computed. In a private run the model is checked; a
-        # generator is kept in any.
-        if run.settings.epsilon or run.plan.combination.keeps_result:
-            unread = is_protected(run.private, node) or not run.settings.epsilon
-            site_features = (
-                without_records(run, node)
-                if unread
-                else load_site(run, node, gate.policy.cache_mib)
-            )
-            evaluate(request.task(site_features))
+    )
+    # No result may leave then, so none is computed. In a private run the model is checked; a
+    # generator is kept in any.
+    if silent and not (run.private or run.plan.combination.keeps_result):
         return None, {}
-    site_features = load_site(run, node, gate.policy.cache_mib)
-    reported: Info = evaluate(request.task(site_features))
+    unread = silent and (is_protected(run.private, node) or not run.private)
+    site_features = _features(request, gate, unread)
+    reported: Info = load(run.plan.combination.evaluate)(request.task(site_features), gate)
+    if silent:
+        return None, {}
     if run.target is None:
         log.info(
             "the model of run %s classifies %s of %s test records of this site correctly",

@@ -13,8 +13,7 @@ from fedsurrogate.client_app.datasets.partition import selection
 from fedsurrogate.client_app.governance.approvals import Allowed, Approvals
 from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Charged, Release
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.own_ledger import budget_of, own_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, budget_of, own_ledger
 from fedsurrogate.client_app.governance.policy import Policy, policy_of
 from fedsurrogate.client_app.governance.sealed_only import check_sealed_run
 from fedsurrogate.client_app.governance.site_limits import SiteLimits

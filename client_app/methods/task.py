@@ -60,6 +60,14 @@ class SiteRequest:
         """The request with the site's features, and the limits that the site sets itself."""
         return Task(**vars(self), found=found, limits=limits)
 
+    def check_run(self) -> None:
+        """Raise SurrogateError unless the request names the run of its settings."""
+        if self.info.get("run") != self.run.digest:
+            raise SurrogateError(
+                f"a request for run {self.info.get('run')!r}, but these settings are run "
+                f"{self.run.digest!r}"
+            )
+
     @property
     def round(self) -> int:
         """The number of the round, from one.

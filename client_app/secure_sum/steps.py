@@ -48,9 +48,8 @@ def sum_keys(step: SiteRequest, policy: Policy) -> str:
         PolicyError: the policy needs the keys of the other sites, and there are none.
         SurrogateError: for other settings.
     """
-    _check_run(step)
+    name = _name(step)
     _check_peers(policy, step.node)
-    name = store.name_of(step.info)
     state, member = begin(step.site, private_key(step.node, step.site), context_of(step.run, name))
     store.create(step.node, policy, name, state)
     return pack_member(member).hex()
@@ -99,17 +98,16 @@ def sum_open(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
     return pack_revealed(revealed, spare_seed(state)), {}
 
 
-def _check_run(step: SiteRequest) -> None:
-    if not step.run.settings.secure_sum or step.info.get("run") != step.run.digest:
-        raise SurrogateError(
-            f"a step of a secure sum for run {step.info.get('run')!r}, not {step.run.digest!r}"
-        )
+def _name(step: SiteRequest) -> str:
+    step.check_run()
+    if not step.run.settings.secure_sum:
+        raise SurrogateError("a step of a secure sum, but secure-sum = false")
+    return store.name_of(step.info)
 
 
 def _state(step: SiteRequest) -> tuple[str, SumState]:
     """The name of the sum in a request, and its state at this site."""
-    _check_run(step)
-    name = store.name_of(step.info)
+    name = _name(step)
     return name, store.read(step.run, step.node, name, step.site)
 
 

@@ -76,17 +76,18 @@ def evaluate(
     silent = bool(data) and (limits or not exact or not at_models)
     result = WORK["evaluation"](asked, own)
     loaded: Note = ("load_site", run, node, CACHE)
-    wanted: list[Note] = [("load", run.plan.combination.evaluate), ("_keep", asked, own)]
+    wanted: list[Note] = [("_keep", asked, own)]
+    evaluated: list[Note] = [("load", run.plan.combination.evaluate), ("evaluate", task, own)]
     if silent:
         generates = settings.get("method") == "dpcvae"
         private = "epsilon" in settings
         if private and data == "digits":
-            wanted += [loaded, ("evaluate", task, own)]
+            wanted += [loaded, *evaluated]
         elif private or generates:
-            wanted += [("without_records", run, node), ("evaluate", task, own)]
+            wanted += [("without_records", run, node), *evaluated]
         assert result == (None, {})
     else:
-        wanted += [loaded, ("evaluate", task, own)]
+        wanted += [loaded, *evaluated]
         if not simulated:
             made = MethodOutput(b'{"correct": 3, "tested": 4}')
             wanted.append(("let_out", entry(run, FLOWER, made, requests.after(run.rounds))))

@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedsurrogate.client_app.governance.ledger import dataset_id
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import Run, parse_run

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.governance import uncharged
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records, without_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run

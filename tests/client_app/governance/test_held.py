@@ -16,8 +16,7 @@ from fedsurrogate.client_app.datasets.whole_site import CAUSES, SYSTEM, Accelera
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance import uncharged
-from fedsurrogate.client_app.governance.held import why_held
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, why_held, with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.errors import DataError, LedgerError

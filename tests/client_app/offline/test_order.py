@@ -15,7 +15,8 @@ from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.uncharged import Failure
 from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline import bundle_writer, dry_run
+from fedsurrogate.client_app.offline import answers as bundle_writer
+from fedsurrogate.client_app.offline import dry_run
 from fedsurrogate.common.errors import (
     BudgetError,
     ConfigError,

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline.answers import is_message, reply_to
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.client_app.offline.replies import is_message, reply_to
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,
@@ -47,7 +47,7 @@ from fedsurrogate.server_app.deployment.request_key import (
     make_request_key,
     read_request_key,
 )
-from fedsurrogate.server_app.exchange.run import run_by_files
+from fedsurrogate.server_app.exchange import run_by_files
 from fedsurrogate.server_app.offline import make_request
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.commands import coordinator, site
@@ -258,7 +258,7 @@ def test_approved_settings_that_lack_the_number_of_sites_are_refused_where_it_co
         asked.append(config.full_digest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsurrogate.server_app.exchange.run.federate", asks)
+        patch.setattr("fedsurrogate.server_app.exchange.federate", asks)
         message = "propose the run again with sites = 2" if depends else "left no folder"
         with pytest.raises(ConfigError if depends else RunError, match=message):
             run_by_files(approved, *keys, post.out, 30, lines)

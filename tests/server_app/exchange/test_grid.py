@@ -26,15 +26,15 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.registrations import read_table
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.server_app import exchange as file_grid
+from fedsurrogate.server_app import exchange as run
 from fedsurrogate.server_app.deployment import local_engine
 from fedsurrogate.server_app.deployment.request_key import (
     VARIABLE,
     make_request_key,
     read_request_key,
 )
-from fedsurrogate.server_app.exchange import file_grid, run
-from fedsurrogate.server_app.exchange.file_grid import Exchange, FileGrid
-from fedsurrogate.server_app.exchange.run import run_by_files
+from fedsurrogate.server_app.exchange import Exchange, FileGrid, run_by_files
 from fedsurrogate.server_app.lifecycle.resume import Interrupted
 
 COORDINATOR = new_key()
