@@ -125,7 +125,14 @@ class FileGrid(LocalGrid):
         name, kind = message.metadata.message_id, message.metadata.message_type
         expires = f"{datetime.now(UTC).date() + timedelta(self._exchange.days):%Y-%m-%d}"
         request = MessageRequest(
-            name, str(self._run.run_id), site, kind, self._exchange.settings, info, expires, payload
+            name,
+            str(self._run.run_id),
+            site,
+            kind,
+            dict(self._exchange.settings),
+            info,
+            expires,
+            payload,
         )
         content, stem = pack_request(request, self._exchange.private), f"{self._step:02d}-{site}"
         file = self._exchange.folder / f"{stem}{REQUEST}"

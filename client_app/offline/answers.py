@@ -17,8 +17,7 @@ from filelock import FileLock
 from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import open_gate
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, own_ledger
 from fedsurrogate.client_app.governance.release import charge_and_release, prepare
 from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
