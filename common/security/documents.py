@@ -8,6 +8,7 @@ signature behind the values and the payload, and nothing of it is unpacked befor
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field, fields
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform
 
 from google.protobuf.message import DecodeError
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
@@ -40,8 +41,16 @@ def _day(text: str) -> str:
 
 
 def hexadecimal(digits: int) -> Any:
-    """The pattern of so many hexadecimal digits."""
-    return Field(pattern=rf"^[0-9a-f]{{{digits}}}$")
+    """The check of a text of so many hexadecimal digits."""
+
+    form = re.compile(rf"[0-9a-f]{{{digits}}}")
+
+    def check(text: object) -> object:
+        if not (isinstance(text, str) and form.fullmatch(text)):
+            raise ValueError(f"must be {digits} hexadecimal digits")
+        return text
+
+    return BeforeValidator(check)
 
 
 Day = Annotated[str, AfterValidator(_day)]
