@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.security.documents import (
     Day,
+    Flat,
     SiteName,
     document,
     hexadecimal,
@@ -24,7 +25,6 @@ from fedsurrogate.common.security.documents import (
     open_file,
     pack_file,
 )
-from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.wire.records import Info
 
 REQUEST, REPLY = b"message-request", b"message-reply"
@@ -74,7 +74,7 @@ class MessageRequest:
     flower_run: Annotated[str, Field(pattern="^[0-9]{1,20}$")]
     site: SiteName
     kind: str
-    settings: dict[str, Scalar]
+    settings: Flat
     info: Values
     expires: Day
     payload: bytes | None = None

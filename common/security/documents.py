@@ -25,6 +25,7 @@ from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
 from fedsurrogate.common.safe_parsing import canonical, varint
 from fedsurrogate.common.security.sealing import sign, verify
+from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogate_pb2 import Bundle
 
 T = TypeVar("T")
@@ -53,6 +54,14 @@ def hexadecimal(digits: int) -> Any:
     return BeforeValidator(check)
 
 
+def _scalar(value: object) -> object:
+    if not isinstance(value, Scalar):
+        raise ValueError("must be texts, numbers, true or false")
+    return value
+
+
+# Settings of a run.
+Flat = dict[str, Annotated[Scalar, BeforeValidator(_scalar)]]
 Day = Annotated[str, AfterValidator(_day)]
 SiteName = Annotated[str, Field(pattern=f"^(?:{SITE_NAME.pattern})$")]
 

@@ -24,6 +24,7 @@ from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.documents import (
     Day,
+    Flat,
     canonical_json,
     document,
     hexadecimal,
@@ -59,7 +60,7 @@ class Proposal:
 
     id: Annotated[str, hexadecimal(32)]
     action: Action
-    content: Annotated[dict[str, Scalar], Field(min_length=1, max_length=MOST_VALUES)]
+    content: Annotated[Flat, Field(min_length=1, max_length=MOST_VALUES)]
     purpose: str
     expires: Day
 

@@ -25,6 +25,7 @@ from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.documents import (
     Day,
+    Flat,
     document,
     hexadecimal,
     json_object,
@@ -61,7 +62,7 @@ class Request:
     """
 
     id: Annotated[str, hexadecimal(16)]
-    settings: Annotated[dict[str, Scalar], Field(max_length=MOST_SETTINGS)]
+    settings: Annotated[Flat, Field(max_length=MOST_SETTINGS)]
     centre: bytes | None
     expires: Day | Literal[""] = ""
     receipts: dict[str, str] = field(default_factory=dict)
