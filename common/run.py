@@ -497,12 +497,13 @@ def kept_run(flat: Mapping[str, Scalar]) -> Run:
     """The run of `parse_run`, made once in a process for the same settings: all messages of a run
     bring them.
     """
-    return _kept(json.dumps(dict(flat), sort_keys=True))
+    # What is written differently is not the same: 1, 1.0 and true.
+    return _kept(tuple((key, repr(flat[key]), flat[key]) for key in sorted(flat)))
 
 
 @lru_cache(maxsize=16)
-def _kept(flat: str) -> Run:
-    return parse_run(json.loads(flat))
+def _kept(flat: tuple[tuple[str, str, Scalar], ...]) -> Run:
+    return parse_run({key: value for key, _, value in flat})
 
 
 def _with_records(settings: Settings) -> Settings:
