@@ -39,7 +39,7 @@ from fedsurrogate.common.signed_models.signed_model import (
     unpack_gaussians,
 )
 from fedsurrogate.common.wire import bundles
-from fedsurrogate.common.wire.bundles import signed_part, unpack_bundle
+from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.generator_files import (
     manifest_of,
     pack_generator,
@@ -114,7 +114,7 @@ def signed_files() -> Iterator[Parser]:
 
 def _signed_again(content: bytes, purpose: bytes, private: bytes) -> bytes:
     message = pb.Bundle.FromString(content)
-    whole = signed_part(message.manifest, message.payload)
+    whole = len(message.manifest).to_bytes(8, "big") + message.manifest + message.payload
     message.signature = sign(whole, private, purpose)
     return message.SerializeToString(deterministic=True)
 

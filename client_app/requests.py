@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,23 +26,21 @@ from fedsurrogate.client_app.features.site_features import (
 )
 from fedsurrogate.client_app.governance import work_limits
 from fedsurrogate.client_app.governance.approvals import after
-from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
-from fedsurrogate.client_app.governance.held import hold
+from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.kept_files import remove_oldest
-from fedsurrogate.client_app.governance.policy import note_policy, policy_of
+from fedsurrogate.client_app.governance.policy import note_policy
 from fedsurrogate.client_app.governance.release import (
-    SurrogateRequest,
     charge_and_release,
     entry,
     prepare,
 )
 from fedsurrogate.client_app.governance.sealed_only import check_counting, check_work, in_clear
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.governance.uncharged import without_records
+from fedsurrogate.client_app.governance.uncharged import hold, without_records
 from fedsurrogate.client_app.methods.chain_step import kept_head
-from fedsurrogate.client_app.methods.evaluation import evaluate, own_classifier, received_classifier
+from fedsurrogate.client_app.methods.evaluation import own_classifier, received_classifier
 from fedsurrogate.client_app.methods.pooled_baselines import check_comparable, compare
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
 from fedsurrogate.client_app.model_use.store import keep_received
 from fedsurrogate.client_app.node_config import (
     NodeConfig,
@@ -55,7 +52,7 @@ from fedsurrogate.client_app.node_config import (
 )
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.own_files import close_to_others
-from fedsurrogate.client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
+from fedsurrogate.client_app.secure_sum.steps import sum_keys, sum_list, sum_open, sum_shares
 from fedsurrogate.common.errors import (
     ConfigError,
     DataError,
@@ -67,8 +64,9 @@ from fedsurrogate.common.errors import (
 from fedsurrogate.common.extras.needed import check_packages
 from fedsurrogate.common.files import stage_file
 from fedsurrogate.common.logs.output import TextLines
+from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.privacy.secret_numbers import repeatable
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.flat import Scalar, parse_overrides
 from fedsurrogate.common.signed_models.making import received_model
@@ -89,25 +87,6 @@ BEFORE_ROUNDS = 0
 Answer = tuple[bytes | None, Info]
 
 log = logging.getLogger("fedsurrogate.site")
-
-
-@dataclass(frozen=True)
-class SiteRequest:
-    """A request: a message, and the site that received it.
-
-    Attributes:
-        content: of the message.
-        run: whose settings came with it.
-        node: the site's settings.
-        site: name of the site.
-        flower_run: id of the run.
-    """
-
-    content: Record
-    run: Run
-    node: NodeConfig
-    site: str
-    flower_run: str
 
 
 def identify_site(
@@ -161,27 +140,31 @@ def answer(
     """
     close_to_others(node)
     _open_log(node)
-    run = parse_run(run_config)
+    run = kept_run(run_config)
     check_addressee(content, site)
-    policy = policy_of(node)
+    gate = open_gate(node, run.settings.data, flower_run)
+    policy = gate.policy
     note_policy(node, policy)
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run.settings.counting, run.settings.secure_sum, work)
     # Check form and size before reading the content, and count the request before work that takes
     # time.
-    _, request = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
+    payload, info = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
+    request = SiteRequest(run, node, site, flower_run=flower_run, payload=payload, info=info)
     work_limits.check_work(run.plan.work(len(run.settings.classes), 0), policy, run.settings)
     work_limits.admit(run.settings, node, policy, flower_run)
-    before = check_receipts(node, request.get("receipts", ""))
+    before = gate.check_receipts(info.get("receipts", ""))
     if work != "name":
         # Before any work, and before records are looked at: settings and installed software alone
         # decide this.
         check_packages(packages_of(run, node))
-    task = f"{site} {work} {request.get('round', 1)}"
+    if work in CHECKED:
+        gate.check_request(run)
+    task = f"{site} {work} {info.get('round', 1)}"
     once = _one_by_one(node, site) if run.settings.secure_sum else nullcontext()
     with once, _noise(run.settings.noise_seed, run.settings.seed, task):
         try:
-            payload, reported = WORK[work](SiteRequest(content, run, node, site, flower_run))
+            payload, reported = WORK[work](request, gate)
         except DisputeError as error:
             # Places in the coordinator's own key list say whom this site does not accept; no text
             # leaves.
@@ -189,14 +172,13 @@ def answer(
             return to_record(
                 None, {"status": error.code, DISPUTED: list(error.places), "site": site}
             )
-    reported = in_clear(policy, work, reported)
-    info: Info = (
+    reply: Info = (
         {"status": "ok"}
-        | reported
-        | new_receipt(node, before)
+        | in_clear(policy, work, reported)
+        | gate.new_receipt(before)
         | {"site": site, "version": own_version()}
     )
-    return to_record(payload, info if payload is None else info | {"bytes": len(payload)})
+    return to_record(payload, reply if payload is None else reply | {"bytes": len(payload)})
 
 
 def _noise(noise_seed: int, seed: int, task: str) -> AbstractContextManager[object]:
@@ -218,28 +200,22 @@ def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
     return FileLock(node.state / "sums" / f"{site}.lock")
 
 
-def _surrogate(request: SiteRequest) -> Answer:
-    run, node, site = request.run, request.node, request.site
-    payload, info = from_record(request.content, LARGEST_MODEL)
-    if info.get("run") != run.digest:
-        raise SurrogateError(
-            f"a request for run {info.get('run')!r}, but these settings are run {run.digest!r}"
-        )
-    gate = open_gate(node, run.settings.data, request.flower_run)
-    prepared = prepare(SurrogateRequest(run, node, site, request.flower_run, payload, info), gate)
+def _surrogate(request: SiteRequest, gate: Gate) -> Answer:
+    run, node = request.run, request.node
+    request.check_run()
+    prepared = prepare(request, gate)
+    made, failure = prepared.made, prepared.failure
     check_attacks(run, node, gate.policy)
-    reported: Info = {"simulated": prepared.found.simulated, **prepared.answer}
+    reported: Info = {"simulated": prepared.found.simulated, **made.answer}
     if not (run.settings.epsilon or run.settings.secure_sum) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact
         # number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
-    if not prepared.explained:
-        hold(node, prepared.failure)
-    charge_and_release(
-        gate, prepared.release, _staged(prepared.keep, prepared.must_keep), prepared.guard
-    )
+    if not failure.explained:
+        hold(node, failure.text)
+    charge_and_release(gate, prepared.release, _staged(made.keep, made.must_keep), made.guard)
     remove_oldest(node, gate.policy.kept_mib)
-    return prepared.payload, reported
+    return made.payload, reported
 
 
 def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
@@ -262,15 +238,9 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
     return staged
 
 
-def _introduction(request: SiteRequest) -> Answer:
-    run, node, site = request.run, request.node, request.site
-    gate = open_gate(node, run.settings.data, request.flower_run)
-    gate.check_request(run)
-    site_features = (
-        without_records(run, node)
-        if is_protected(run.hides_sites, node)
-        else load_site(run, node, gate.policy.cache_mib)
-    )
+def _introduction(request: SiteRequest, gate: Gate) -> Answer:
+    run, node = request.run, request.node
+    site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))
     reported: Info = {
@@ -281,17 +251,23 @@ def _introduction(request: SiteRequest) -> Answer:
     # Which classes a site has may be private; then the run names all classes.
     if site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
-        facts = _facts(Task(run, node, site, site_features, limits))
+        facts = _facts(request.task(site_features, limits))
         if facts and not site_features.simulated:
             made = MethodOutput("".join(facts.values()).encode())
             gate.let_out(entry(run, request.flower_run, made, BEFORE_ROUNDS))
         reported |= facts
     if run.settings.fedpft.seal:
-        reported["key"] = public_key(private_key(node, site)).hex()
+        reported["key"] = public_key(private_key(node, request.site)).hex()
     if run.settings.secure_sum:
-        _, info = from_record(request.content, 0)
-        reported["key"] = sum_keys(Step(run, node, site, request.flower_run, None, info))
+        reported["key"] = sum_keys(request, gate.policy)
     return None, reported
+
+
+def _features(request: SiteRequest, gate: Gate, unread: bool) -> SiteFeatures:
+    """This site's features; unread: those of a site without any record."""
+    if unread:
+        return without_records(request.run, request.node)
+    return load_site(request.run, request.node, gate.policy.cache_mib)
 
 
 def _facts(task: Task) -> dict[str, str]:
@@ -308,11 +284,8 @@ def _facts(task: Task) -> dict[str, str]:
     return facts
 
 
-def _head(request: SiteRequest) -> Answer:
-    run, node, site = request.run, request.node, request.site
-    _, info = from_record(request.content, 0)
-    gate = open_gate(node, run.settings.data, request.flower_run)
-    gate.check_request(run)
+def _head(request: SiteRequest, gate: Gate) -> Answer:
+    run = request.run
     if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_sum:
         raise PolicyError(
             "in a private or sealed run, or a secure sum, a head that a site trained on its own "
@@ -323,46 +296,28 @@ def _head(request: SiteRequest) -> Answer:
             "the policy limits attacks on releases without privacy, and the head that a site kept "
             "from a chain cannot be attacked before it leaves"
         )
-    made = MethodOutput(
-        pack_classifier(
-            kept_head(
-                Task(run, node, site, load_site(run, node, gate.policy.cache_mib), info=info).state
-            )
-        )
-    )
+    made = MethodOutput(pack_classifier(kept_head(request.state)))
     gate.let_out(entry(run, request.flower_run, made, after(run.rounds)))
     return made.payload, {}
 
 
-def _step(request: SiteRequest, work: Callable[[Step], Answer]) -> Answer:
-    """One step of a secure sum that depends on no record."""
-    payload, info = from_record(request.content, LARGEST_MODEL)
-    return work(Step(request.run, request.node, request.site, request.flower_run, payload, info))
-
-
-def _evaluation(request: SiteRequest) -> Answer:
+def _evaluation(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
-    gate = open_gate(node, run.settings.data, request.flower_run)
-    gate.check_request(run)
     _keep(request, gate)
-    if node.data and (
+    silent = bool(node.data) and (
         gate.policy.limits_attacks
         or not gate.policy.exact_sums_at_models
         or not gate.exact_numbers_may_leave(run.hides_sites)
-    ):
-        # No result may leave, so none is computed. In a private run the model is checked; a
-        # generator is kept in any.
-        if run.settings.epsilon or run.plan.combination.keeps_result:
-            unread = is_protected(run.private, node) or not run.settings.epsilon
-            site_features = (
-                without_records(run, node)
-                if unread
-                else load_site(run, node, gate.policy.cache_mib)
-            )
-            _evaluate_model(request, site_features, gate)
+    )
+    # No result may leave then, so none is computed. In a private run the model is checked; a
+    # generator is kept in any.
+    if silent and not (run.private or run.plan.combination.keeps_result):
         return None, {}
-    site_features = load_site(run, node, gate.policy.cache_mib)
-    reported = _evaluate_model(request, site_features, gate)
+    unread = silent and (is_protected(run.private, node) or not run.private)
+    site_features = _features(request, gate, unread)
+    reported: Info = load(run.plan.combination.evaluate)(request.task(site_features), gate)
+    if silent:
+        return None, {}
     if run.target is None:
         log.info(
             "the model of run %s classifies %s of %s test records of this site correctly",
@@ -380,8 +335,7 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
     """Keep the signed model that came with this request, at a site with its own data. It depends on
     no record.
     """
-    payload, info = from_record(request.content, LARGEST_MODEL)
-    if request.node.data and (model := received_model(payload, info)) is not None:
+    if request.node.data and (model := received_model(request.payload, request.info)) is not None:
         if (model.manifest.run, model.manifest.flower_run) != (
             request.run.digest,
             request.flower_run,
@@ -398,27 +352,14 @@ def _keep(request: SiteRequest, gate: Gate) -> None:
         )
 
 
-def _evaluate_model(request: SiteRequest, site_features: SiteFeatures, gate: Gate) -> Info:
-    """Evaluate the received model on this site's own test records."""
-    payload, _ = from_record(request.content, LARGEST_MODEL)
-    return evaluate(
-        Task(request.run, request.node, request.site, site_features, payload=payload),
-        gate,
-        request.flower_run,
-    )
-
-
-def _comparison(request: SiteRequest) -> Answer:
-    run, node, site = request.run, request.node, request.site
+def _comparison(request: SiteRequest, gate: Gate) -> Answer:
+    run, node = request.run, request.node
     check_comparable(node)
-    payload, info = from_record(request.content, LARGEST_MODEL)
     if run.plan.combination.personal:
-        model = own_classifier(
-            Task(run, node, site, load_site(run, node, policy_of(node).cache_mib), payload=payload)
-        )
+        model = own_classifier(request.task(load_site(run, node, gate.policy.cache_mib)))
     else:
-        model = received_classifier(payload, "" if run.plan.counts else run.digest)
-    return None, compare(model, run, node, baselines=info.get("brief") is not True)
+        model = received_classifier(request.payload, "" if run.plan.counts else run.digest)
+    return None, compare(model, run, node, baselines=request.info.get("brief") is not True)
 
 
 def _open_log(node: NodeConfig) -> None:
@@ -446,15 +387,17 @@ def _open_log(node: NodeConfig) -> None:
     log.setLevel(logging.INFO)
 
 
-WORK: dict[str, Callable[[SiteRequest], Answer]] = {
+WORK: dict[str, Callable[[SiteRequest, Gate], Answer]] = {
     # The name only, which every reply contains.
-    "name": lambda request: (None, {}),
+    "name": lambda request, gate: (None, {}),
     "surrogate": _surrogate,
     "introduction": _introduction,
-    "sum-shares": lambda request: _step(request, sum_shares),
-    "sum-list": lambda request: _step(request, sum_list),
-    "sum-open": lambda request: _step(request, sum_open),
+    "sum-shares": lambda request, gate: sum_shares(request, gate.policy),
+    "sum-list": lambda request, gate: sum_list(request, gate.policy),
+    "sum-open": lambda request, gate: sum_open(request, gate.policy),
     "head": _head,
     "evaluation": _evaluation,
     "comparison": _comparison,
 }
+# Requests that the policy checks here; `prepare` checks those for a surrogate.
+CHECKED = WORK.keys() - {"name", "surrogate", "comparison"}

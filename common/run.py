@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
@@ -495,6 +495,19 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
         ConfigError: one line that names key, value and the allowed values.
     """
     return Run.resolve(parse_settings(Settings, without_gone(flat)))
+
+
+def kept_run(flat: Mapping[str, Scalar]) -> Run:
+    """The run of `parse_run`, made once in a process for the same settings: all messages of a run
+    bring them.
+    """
+    # What is written differently is not the same: 1, 1.0 and true.
+    return _kept(tuple((key, repr(flat[key]), flat[key]) for key in sorted(flat)))
+
+
+@lru_cache(maxsize=16)
+def _kept(flat: tuple[tuple[str, str, Scalar], ...]) -> Run:
+    return parse_run({key: value for key, _, value in flat})
 
 
 def _with_records(settings: Settings) -> Settings:

@@ -13,6 +13,7 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import read_at_most
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.settings.flat import Scalar
@@ -218,14 +219,7 @@ def _read(file: Path) -> bytes:
     """
     if not file.exists():
         raise ConfigError(f"there is no file {str(file)!r}")
-    if not file.is_file():
-        # A pipe or a device, also behind a link: reading it may have no end.
-        raise SurrogateError("it is no file")
     try:
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST_BUNDLE + 1)
-    except OSError as error:
-        raise SurrogateError(f"it cannot be read ({error.strerror})") from None
-    if len(content) > LARGEST_BUNDLE:
-        raise SurrogateError(f"larger than the limit of {LARGEST_BUNDLE} bytes")
-    return content
+        return read_at_most(file, LARGEST_BUNDLE)
+    except ConfigError as error:
+        raise SurrogateError(str(error)) from None

@@ -19,8 +19,6 @@ WHOLE: dict[str, dict[str, str]] = {
     "Run": {"settings": "Settings"},
     "Task": {"run": "Run"},
     "SiteRequest": {"run": "Run"},
-    "SurrogateRequest": {"run": "Run"},
-    "Step": {"run": "Run"},
     "Training": {"config": "Run"},
 }
 # A function that reads no more values of them should take these, and not all.

@@ -57,7 +57,9 @@ def task_of(
     header = Header("fedpft", run.digest, "coordinator", "f" * 16, run.target.rows)
     payload = pack_parameters(Parameters(header, number, model))
     limits = SiteLimits(smallest_class=least, smallest_cell=least)
-    return Task(run, NodeConfig(site=name), name, features, limits, payload, {"round": number})
+    return Task(
+        run, NodeConfig(site=name), name, features, limits, payload=payload, info={"round": number}
+    )
 
 
 def released(task: Task) -> Parameters:

@@ -42,7 +42,7 @@ MAY_NAME_FLOWER = {
     "server_app/serverapp.py",
     "server_app/deployment/local_engine.py",
     "server_app/deployment/local_grid.py",
-    "server_app/exchange/file_grid.py",
+    "server_app/exchange.py",
     "common/wire/records.py",
 }
 # The only folder that may import anything else of Flower, and the modules that Flower documents.

@@ -70,7 +70,7 @@ def test_a_last_day_is_one_of_utc_for_who_sets_it_and_who_reads_it(tmp_path: Pat
     private, file = new_key(), tmp_path / "request"
     request = Request.fresh({"method": "fedpft"}, None, 1)
     for day, over in ((today(), False), (today() + timedelta(-1), True)):
-        message = MessageRequest("id", "1", "north", "train", {}, {}, str(day))
+        message = MessageRequest("0" * 64, "7", "north", "train", {}, {}, str(day))
         assert message.expired() == over
         file.write_bytes(replace(request, expires=str(day)).signed(private))
         if over:

@@ -28,7 +28,6 @@ from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.chain_step import kept_head
-from fedsurrogate.client_app.methods.evaluation import evaluate
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -347,7 +346,9 @@ def _evaluated(model: Classifier, tasks: Sequence[Task]) -> float:
     """Mean accuracy of what the sites make of the model, each on its own test records, percent."""
     question = pack_classifier(model)
     measures = [
-        evaluate(asked, open_gate(asked.node, asked.run.settings.data, "harness"), "harness")
+        imported(asked.run.plan.combination.evaluate)(
+            asked, open_gate(asked.node, asked.run.settings.data, "harness")
+        )
         for asked in (replace(task, payload=question) for task in tasks)
     ]
     pairs = [(cast(int, each["correct"]), cast(int, each["tested"])) for each in measures]

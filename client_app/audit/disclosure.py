@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsurrogate.client_app.audit.disclosure_page import page_of
 from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.governance.policy import Policy, policy_of
 from fedsurrogate.client_app.governance.release import DISCLOSURES
 from fedsurrogate.client_app.node_config import NodeConfig

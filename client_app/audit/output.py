@@ -15,7 +15,7 @@ from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, au
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.features.site_features import SiteFeatures, in_simulation, load_site
 from fedsurrogate.client_app.governance.ledger import dataset_id
-from fedsurrogate.client_app.governance.policy import Policy, policy_of
+from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
 from fedsurrogate.common.files import kept_secret, replace_file
@@ -147,7 +147,7 @@ def check_attacks(run: Run, node: NodeConfig, policy: Policy) -> None:
     if not run.plan.releases_once:
         raise PolicyError(f"{unknown}cannot be attacked before it leaves")
     try:
-        selected = load_site(run, node, policy_of(node).cache_mib)
+        selected = load_site(run, node, policy.cache_mib)
         _same_records(node, selected, {} if run.target is None else run.target.public)
         audit = audit_release(run, node, most=FEWEST, seed=_seed(node))
     except (ConfigError, DataError) as error:

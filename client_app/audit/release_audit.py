@@ -300,9 +300,8 @@ def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
     # Half of the records: a class that the real release has must not vanish here.
     smallest = max(1, policy.smallest_class // 2) if not run.settings.epsilon else 1
     limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
-    return site_function(run.plan.combination)(
-        Task(run, node, "audit", site_features, limits, None, {"lineage": "audit"})
-    ).payload
+    task = Task(run, node, "audit", site_features, limits, info={"lineage": "audit"})
+    return site_function(run.plan.combination)(task).payload
 
 
 def _by_class(

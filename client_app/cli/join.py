@@ -67,7 +67,7 @@ def check_settings(node: NodeConfig) -> None:
     Raises:
         ConfigError, PolicyError, LedgerError, BackboneError: that names the setting.
     """
-    from fedsurrogate.client_app.governance.own_ledger import own_ledger
+    from fedsurrogate.client_app.governance.ledger import own_ledger
     from fedsurrogate.client_app.governance.policy import load_policy
     from fedsurrogate.client_app.node_config import check_folders
     from fedsurrogate.client_app.own_files import close_to_others

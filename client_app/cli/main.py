@@ -131,7 +131,7 @@ def ledger(
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
     from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
-    from fedsurrogate.client_app.governance.own_ledger import one_run
+    from fedsurrogate.client_app.governance.ledger import one_run
     from fedsurrogate.common.settings import Settings
 
     node = node_of(node_config)
@@ -276,8 +276,7 @@ def release(
     is answered only once. A release is charged to the ledger, and is byte for byte the same as over
     the network.
     """
-    from fedsurrogate.client_app.offline.bundle_writer import release_to
-    from fedsurrogate.client_app.offline.replies import is_message, reply_to
+    from fedsurrogate.client_app.offline.answers import is_message, release_to, reply_to
     from fedsurrogate.common.number_format import human_bytes
 
     if is_message(request):

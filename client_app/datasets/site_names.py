@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.wire.validation import is_name
 
@@ -41,7 +41,7 @@ def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: s
 
 def _names(run_config: Mapping[str, Scalar]) -> tuple[str, ...]:
     """In the order in which sites are numbered."""
-    run = parse_run(run_config)
+    run = kept_run(run_config)
     dataset, *others = load_all(DataSource.of_run(run.settings, run.target), run.settings.seed)
     if others or dataset.origin is None:
         return ()

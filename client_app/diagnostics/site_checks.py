@@ -26,10 +26,9 @@ from fedsurrogate.client_app.features.site_features import (
     site_device,
 )
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.governance.held import why_held
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.governance.policy import NO_LIMIT, policy_of
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, check_dimension
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, check_dimension, why_held
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of
 from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.client_app.own_files import readable_by_others

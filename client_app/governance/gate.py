@@ -13,8 +13,7 @@ from fedsurrogate.client_app.datasets.partition import selection
 from fedsurrogate.client_app.governance.approvals import Allowed, Approvals
 from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.entries import Charged, Release
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.own_ledger import budget_of, own_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, budget_of, own_ledger
 from fedsurrogate.client_app.governance.policy import Policy, policy_of
 from fedsurrogate.client_app.governance.sealed_only import check_sealed_run
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
@@ -217,14 +216,16 @@ class Gate:
         """Epsilon spent if this release were charged; charges nothing. Raises PolicyError or
         BudgetError.
         """
-        policy = self.policy
+        self._check_form(release)
+        return check_budget(self.ledger.entries(), self._of_site(release), self._budget)
+
+    def _check_form(self, release: Release) -> None:
+        """Raise PolicyError for a release that is too large, not sealed or without noise."""
         self._check_size(release)
-        release = self._of_site(release)
-        if policy.require_seal and not release.sealed:
+        if self.policy.require_seal and not release.sealed:
             raise PolicyError("require-seal = true: the release is not sealed")
-        if not release.events and not policy.without_dp and release.mechanism != EXACT_COUNTS:
+        if not release.events and not self.policy.without_dp and release.mechanism != EXACT_COUNTS:
             raise PolicyError("without-dp = false: the release has no differential privacy")
-        return check_budget(self.ledger.entries(), release, self._budget)
 
     def let_out(self, release: Release) -> float:
         """Record a release in the ledger, flushed; it may leave only after this returns.
@@ -237,7 +238,7 @@ class Gate:
         """
         release = self._of_site(release)
         if release.mechanism not in VARY_IN_SIZE:
-            self.check(release)
+            self._check_form(release)
             return self.ledger.charge(release, self._budget)
         # The size reveals how many components exceed the noise, or how many entries are not zero.
         # So it is charged before it decides anything.
@@ -275,6 +276,35 @@ class Gate:
                 f"largest-payload-mib = {policy.largest_payload_mib:g}: the release has "
                 f"{release.bytes} bytes"
             )
+
+    def check_receipts(self, shown: object) -> int:
+        """Compare the receipts in a request with the ledger.
+
+        Called before any other step. The result depends on ledger and request, never on records.
+
+        Args:
+            shown: the receipts, as they came.
+
+        Returns:
+            The ledger's length; 0 for public data.
+
+        Raises:
+            SurrogateError: for receipts that cannot be read.
+            LedgerError: for a ledger that is older than one of them.
+        """
+        receipts = parse_receipts(shown)
+        if receipts:
+            self.ledger.check(receipts)
+        return seen.length if (seen := self.ledger.witnessed()) else 0
+
+    def new_receipt(self, before: int) -> Info:
+        """The receipt for a reply; empty unless the ledger has more entries than `before`, their
+        number at the request.
+        """
+        seen = self.ledger.witnessed()
+        if seen is None or seen.length <= before:
+            return {}
+        return {"receipt": str(seen.receipt(seen.length, seen.last))}
 
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
@@ -318,47 +348,3 @@ def open_ledger(node: NodeConfig) -> Ledger:
         )
     own.open()
     return own
-
-
-def check_receipts(node: NodeConfig, shown: object) -> int:
-    """Compare the receipts in a request with the ledger.
-
-    Called before any other step. The result depends on ledger and request, never on records.
-
-    Args:
-        node: the site's settings.
-        shown: the receipts, as they came.
-
-    Returns:
-        The ledger's length; 0 for public data.
-
-    Raises:
-        SurrogateError: for receipts that cannot be read.
-        LedgerError: for a ledger that is older than one of them.
-    """
-    own, receipts = own_ledger(node), parse_receipts(shown)
-    if own is None or own.witness is None:
-        return 0
-    if receipts:
-        own.check(receipts)
-    seen = own.witness.read()
-    return seen.length if seen else 0
-
-
-def new_receipt(node: NodeConfig, before: int) -> Info:
-    """The receipt for a reply.
-
-    Args:
-        node: the site's settings.
-        before: number of the ledger's entries at the request.
-
-    Returns:
-        The receipt, if the ledger now has more entries; otherwise empty.
-    """
-    own = own_ledger(node)
-    seen = own.witness.read() if own is not None and own.witness is not None else None
-    return (
-        {"receipt": str(seen.receipt(seen.length, seen.last))}
-        if seen and seen.length > before
-        else {}
-    )

@@ -32,7 +32,9 @@ from fedsurrogate.client_app.governance.entries import (
     events_of,
     non_private_releases,
 )
-from fedsurrogate.client_app.governance.witness import DECIDE, Witness
+from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy
+from fedsurrogate.client_app.governance.witness import DECIDE, Witness, Witnessed
+from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
@@ -44,7 +46,7 @@ from fedsurrogate.common.security.receipts import Receipt
 
 FORMAT = 1
 LOCK_SECONDS = 60
-# Name of the run of a request by file, see client_app/offline/bundle_writer.py.
+# Name of the run of a request by file, see client_app/offline/answers.py.
 BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
 # Id of a proposal in a line: nothing else in quotes has 32 digits.
 PROPOSAL = re.compile(r'"([0-9a-f]{32})"')
@@ -105,6 +107,10 @@ class Ledger:
         if self.witness is not None:
             with self._locked():
                 self.witness.hold_against(self._read(), receipts)
+
+    def witnessed(self) -> Witnessed | None:
+        """What the witness knows; None for public data, and before the first entry."""
+        return None if self.witness is None else self.witness.read()
 
     def open(self) -> None:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""
@@ -368,3 +374,31 @@ class Ledger:
 
     def _header(self) -> Entry:
         return {"kind": "header", "format": FORMAT, "dataset": self.dataset}
+
+
+def own_ledger(node: NodeConfig) -> Ledger | None:
+    """The ledger of a site's own data, which has a witness and is opened once; None for public
+    data.
+    """
+    if node.data in PUBLIC_KINDS:
+        return None
+    dataset = dataset_id(node.data, node.data_dir)
+    return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
+
+
+def budget_of(policy: Policy, bags: bool = False) -> Budget:
+    """The limits of a policy on one folder of data; bags: see `Budget`."""
+    return Budget(
+        policy.epsilon_total,
+        policy.delta,
+        policy.epsilon_per_run,
+        policy.without_dp,
+        policy.delta_total,
+        policy.exact_runs_may_differ,
+        bags,
+    )
+
+
+def one_run(policy: Policy) -> tuple[GaussianEvent, ...]:
+    """The release of the most expensive run of noisy sums that a policy allows."""
+    return (GaussianEvent(gaussian_noise_multiplier(policy.epsilon_per_run, policy.delta)),)

@@ -6,45 +6,23 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.uncharged import FALLBACK, Failure, with_records
-from fedsurrogate.client_app.methods.task import MethodOutput, Task, round_of
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import put_in_place
 from fedsurrogate.common.methods.method import Combination, load
-from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, Mechanism
+from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.wire.records import Info
 
 # Folder of the disclosure sheets, in the state folder.
 DISCLOSURES = "disclosures"
-
-
-@dataclass(frozen=True)
-class SurrogateRequest:
-    """A request for a release, over the network or by file.
-
-    Attributes:
-        run: whose settings and method are asked for.
-        node: the site's settings.
-        site: name of the site.
-        flower_run: id of the run; the ledger counts by it.
-        payload: of the request.
-        info: the numbers sent with it.
-    """
-
-    run: Run
-    node: NodeConfig
-    site: str
-    flower_run: str
-    payload: bytes | None = None
-    info: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,34 +30,21 @@ class Prepared:
     """A payload before its release.
 
     Attributes:
-        payload: what may leave.
+        made: what may leave.
         release: its entry for the ledger.
-        claim: its privacy mechanism; None without privacy.
         found: the site's features that it was made from.
         fit_seconds: the time that it took.
-        answer: numbers sent with it.
-        keep: see `MethodOutput`.
-        must_keep: see `MethodOutput`.
-        failure: why it was made without records in a private run; empty if it was made from
-            records. It stays at the site.
-        explained: whether that has a cause that no single record can have.
-        guard: see `MethodOutput`.
+        failure: why it was made without records in a private run. It stays at the site.
     """
 
-    payload: bytes
+    made: MethodOutput
     release: Release
-    claim: Mechanism | None
     found: SiteFeatures
     fit_seconds: float
-    answer: Info
-    keep: Mapping[Path, bytes] = field(default_factory=dict)
-    must_keep: bool = False
-    failure: str = ""
-    explained: bool = True
-    guard: Callable[[], AbstractContextManager[object]] = nullcontext
+    failure: Failure
 
 
-def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> Prepared:
+def prepare(request: SiteRequest, gate: Gate, affordable: bool = True) -> Prepared:
     """Make the requested payload; nothing leaves and nothing is charged.
 
     Args:
@@ -99,12 +64,13 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     def make(site_features: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         named = max(len(site_features.classes), len(run.settings.classes))
         gate.check_size(run.plan.work, site_features.train.features.shape[1], named)
-        started = time.perf_counter()
-        task = Task(run, node, request.site, site_features, limits, request.payload, request.info)
+        started, task = time.perf_counter(), replace(request, node=node).task(site_features, limits)
         return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
 
     if is_protected(run.hides_sites, node):
-        (made, number, seconds), site_features, failure = with_records(run, node, make)
+        (made, number, seconds), site_features, failure = with_records(
+            run, node, gate.policy.cache_mib, make
+        )
     else:
         site_features, failure = load_site(run, node, gate.policy.cache_mib), Failure()
         made, number, seconds = make(site_features, node)
@@ -115,18 +81,7 @@ def prepare(request: SurrogateRequest, gate: Gate, affordable: bool = True) -> P
     )
     if gate.exact_counts(run):
         release = replace(release, mechanism=EXACT_COUNTS)
-    kept = (made.keep, made.must_keep)
-    return Prepared(
-        made.payload,
-        release,
-        made.claim,
-        site_features,
-        seconds,
-        made.answer,
-        *kept,
-        *failure,
-        made.guard,
-    )
+    return Prepared(made, release, site_features, seconds, failure)
 
 
 def entry(run: Run, flower_run: str, made: MethodOutput, number: int = 1) -> Release:
@@ -173,11 +128,11 @@ def disclosure_of(node: NodeConfig, run: str) -> str:
     return f"{DISCLOSURES}/{sheets[-1].stem}" if sheets else ""
 
 
-def planned(request: SurrogateRequest) -> Release:
+def planned(request: SiteRequest) -> Release:
     """The entry of a release before any work: run, round and noise. It depends on settings and
     request only. Raises SurrogateError for a round below one.
     """
-    run, number = request.run, round_of(request.info)
+    run, number = request.run, request.round
     claim = run.mechanism_for("patient" if request.node.protects == "patient" else "record")
     return entry(run, request.flower_run, MethodOutput(b"", claim), number)
 

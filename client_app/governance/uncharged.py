@@ -16,7 +16,10 @@ failure that occurs only with records must not show. The site then writes it to 
 shows it in `site doctor` and `site dry-run`, and releases the output of the empty site: pure noise,
 charged as always. That is private where the failure has a cause that no single record can have
 (client_app/datasets/whole_site.py has the list). Any other failure may be about one record, so it
-shows at most once: from then on the records are held (held.py) until a person has looked.
+shows at most once: from then on the records are held (`hold`) until a person has looked. A refusal
+would show it for nothing, and a release without records changes by more than one record, so no
+coordinator may make it show again: private runs get what a site without records would release, until
+a person deletes the file that `why_held` names.
 
 A secure sum without noise keeps the same rule for all replies before the sum is opened: whatever one
 hospital's records are, the masked vector has the same form, and only the opened total depends on
@@ -40,6 +43,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -56,19 +61,86 @@ from fedsurrogate.client_app.features.site_features import (
     load_site,
     site_backbone,
 )
-from fedsurrogate.client_app.governance.held import check_room, why_held
-from fedsurrogate.client_app.governance.policy import policy_of
+from fedsurrogate.client_app.governance.ledger import dataset_id
 from fedsurrogate.client_app.node_config import NodeConfig, packages_of
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.files import replace_file, stage_file
 from fedsurrogate.common.run import Run
 
 T = TypeVar("T")
+# Larger than what `hold` writes.
+ROOM = 4096
+log = logging.getLogger("fedsurrogate.site")
+
+
+def hold(node: NodeConfig, failure: str) -> None:
+    """Let no private run use the records from now on.
+
+    Args:
+        node: the site's settings.
+        failure: that nothing explains.
+    """
+    file = _file(node)
+    try:
+        replace_file(file, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {failure}\n")
+    except OSError as error:
+        log.critical("%s cannot be written (%s): THE RECORDS STAY IN USE", file, error)
+        return
+    log.critical(
+        "NO CAUSE IN THE LIST EXPLAINS THIS FAILURE (%s), so it may be about a single record. "
+        "Private runs use no record from now on. Report it, correct the cause, then delete '%s'",
+        failure,
+        file,
+    )
+
+
+def check_room(node: NodeConfig) -> None:
+    """Refuse a private run, before records are looked at, where a failure could not be held.
+
+    Otherwise a defect that one record triggers would show in every run: on a full disk, or in a
+    folder that cannot be written.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        LedgerError: whatever the records are.
+    """
+    file = _file(node)
+    try:
+        stage_file(file, bytes(ROOM), durable=False).unlink()
+    except OSError as error:
+        raise LedgerError(
+            f"'{file}' could not be written ({error}), so the records could not be held after a "
+            "failure that may be about one of them; make room, and let this user write there"
+        ) from None
+
+
+def why_held(node: NodeConfig) -> str:
+    """Why private runs use no record, and what ends this; empty if they do.
+
+    Args:
+        node: the site's settings.
+    """
+    file = _file(node)
+    if not file.exists():
+        return ""
+    failure = file.read_text(errors="replace").strip()
+    return (
+        f"held since {failure}; nothing explains this failure, so it may be about a single record: "
+        f"correct the cause, then delete '{file}'"
+    )
+
+
+def _file(node: NodeConfig) -> Path:
+    return node.state / "held" / f"{dataset_id(node.data, node.data_dir)}.txt"
+
+
 # Name of a fact in a ledger entry; facts stay at the site.
 FALLBACK = "made-without-records"
-log = logging.getLogger("fedsurrogate.site")
 
 
 def without_records(run: Run, node: NodeConfig) -> SiteFeatures:
@@ -130,7 +202,7 @@ class Failure(NamedTuple):
     Attributes:
         text: for the site itself; empty if they were used.
         explained: whether it has a cause that no single record can have. Otherwise the records must
-            be held before a release leaves, see held.py.
+            be held before a release leaves, see `hold`.
     """
 
     text: str = ""
@@ -138,7 +210,10 @@ class Failure(NamedTuple):
 
 
 def with_records(
-    run: Run, node: NodeConfig, work: Callable[[SiteFeatures, NodeConfig], T]
+    run: Run,
+    node: NodeConfig,
+    cache_mib: float,
+    work: Callable[[SiteFeatures, NodeConfig], T],
 ) -> tuple[T, SiteFeatures, Failure]:
     """Do `work` on this site's records; if that fails, do it without records.
 
@@ -147,6 +222,7 @@ def with_records(
     Args:
         run: that asks for it.
         node: the site's settings.
+        cache_mib: the most that the site keeps of computed features, MiB.
         work: it may be called twice, so it must not leave state that breaks a second call.
 
     Returns:
@@ -160,7 +236,7 @@ def with_records(
         return work(empty, on_cpu), empty, Failure(held)
     check_room(node)
     try:
-        site_features = load_site(run, node, policy_of(node).cache_mib, backbone)
+        site_features = load_site(run, node, cache_mib, backbone)
         if _outline(site_features) != _outline(empty):
             raise SourceError(
                 f"the records give {_outline(site_features)}, the site's schema and backbone "

@@ -11,28 +11,12 @@ from fedsurrogate.common.wire.model_proto import unpack_classifier
 from fedsurrogate.common.wire.records import Info
 
 
-def evaluate(task: Task, gate: Gate, flower_run: str) -> Info:
-    """Measures of the received model, with `correct` and `tested` among them.
-
-    Args:
-        task: the request, with the model.
-        gate: of the site.
-        flower_run: id of the run.
-
-    Raises:
-        SurrogateError, DataError: as the method's evaluation.
-    """
-    measures: Info = load(task.run.plan.combination.evaluate)(task, gate, flower_run)
-    return measures
-
-
-def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
+def received_model(task: Task, gate: Gate) -> Info:
     """Evaluate the model that was received.
 
     Args:
         task: the request, with the model.
         gate: of the site.
-        flower_run: id of the run.
 
     Raises:
         SurrogateError: for a model that is not this run's, or not for this site's backbone.
@@ -44,14 +28,13 @@ def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
     )
 
 
-def own_model(task: Task, gate: Gate, flower_run: str) -> Info:
+def own_model(task: Task, gate: Gate) -> Info:
     """Evaluate the classifier of its own that this site makes for the method (`personal` in the
     registry).
 
     Args:
         task: the request.
         gate: of the site.
-        flower_run: id of the run.
     """
     test = task.found.test
     return counted(own_classifier(task).accuracy(test.features, task.found.classes, test.labels))

@@ -18,13 +18,12 @@ from fedsurrogate.common.wire.records import Info
 NOT_ITS_MEANING = {"sets", "code", "moments", "head", "steps", "names"}
 
 
-def received_model(task: Task, gate: Gate, flower_run: str) -> Info:
+def received_model(task: Task, gate: Gate) -> Info:
     """Evaluate the model that was received.
 
     Args:
         task: the request, with the model.
         gate: of the site.
-        flower_run: id of the run.
 
     Raises:
         SurrogateError: for a model that is not this run's, of another target, or not for this

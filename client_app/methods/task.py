@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,33 +35,15 @@ from fedsurrogate.common.wire.sum_proto import public_digest
 log = logging.getLogger("fedsurrogate.site")
 
 
-def round_of(info: Mapping[str, object]) -> int:
-    """The number of the round that a request asks for, from one.
-
-    Args:
-        info: numbers received with the request.
-
-    Raises:
-        SurrogateError: for a number below one. The ledger's round 0 is what a site reports before, and
-            may report again: as round 0 a proposal would pay for a release in every run.
-    """
-    value = info.get("round", 1)
-    number = value if isinstance(value, int) else 1
-    if number < 1:
-        raise SurrogateError(f"a request for round {number}; rounds begin at 1")
-    return number
-
-
 @dataclass(frozen=True)
-class Task:
-    """One request to a site.
+class SiteRequest:
+    """One request to a site, over the network or by file.
 
     Attributes:
         run: its settings and method.
         node: the site's settings.
         site: name of the site.
-        found: the site's features.
-        limits: that the site sets itself.
+        flower_run: id of the run; the ledger counts by it.
         payload: received; None if the request has none.
         info: numbers received.
     """
@@ -69,20 +51,35 @@ class Task:
     run: Run
     node: NodeConfig
     site: str
-    found: SiteFeatures
-    limits: SiteLimits = NO_LIMITS
+    _: KW_ONLY
+    flower_run: str = ""
     payload: bytes | None = None
     info: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def round(self) -> int:
-        """The number of the round, see `round_of`."""
-        return round_of(self.info)
+    def task(self, found: SiteFeatures, limits: SiteLimits = NO_LIMITS) -> Task:
+        """The request with the site's features, and the limits that the site sets itself."""
+        return Task(**vars(self), found=found, limits=limits)
+
+    def check_run(self) -> None:
+        """Raise SurrogateError unless the request names the run of its settings."""
+        if self.info.get("run") != self.run.digest:
+            raise SurrogateError(
+                f"a request for run {self.info.get('run')!r}, but these settings are run "
+                f"{self.run.digest!r}"
+            )
 
     @property
-    def names(self) -> set[str]:
-        """The terms of this round."""
-        return {each.name for each in self.run.plan.combination.sums_in(self.round)}
+    def round(self) -> int:
+        """The number of the round, from one.
+
+        Raises SurrogateError for a number below one. The ledger's round 0 is what a site reports
+        before, and may report again: as round 0 a proposal would pay for a release in every run.
+        """
+        value = self.info.get("round", 1)
+        number = value if isinstance(value, int) else 1
+        if number < 1:
+            raise SurrogateError(f"a request for round {number}; rounds begin at 1")
+        return number
 
     @property
     def confirmed(self) -> int:
@@ -105,6 +102,24 @@ class Task:
     def state(self) -> Path:
         """The folder for files that this site needs until the run ends."""
         return self.node.state / "runs" / f"{self.lineage}-{self.site}"
+
+
+@dataclass(frozen=True)
+class Task(SiteRequest):
+    """A request, and what the site's method makes its answer of.
+
+    Attributes:
+        found: the site's features.
+        limits: that the site sets itself.
+    """
+
+    found: SiteFeatures
+    limits: SiteLimits = NO_LIMITS
+
+    @property
+    def names(self) -> set[str]:
+        """The terms of this round."""
+        return {each.name for each in self.run.plan.combination.sums_in(self.round)}
 
     @property
     def classes(self) -> tuple[str, ...]:

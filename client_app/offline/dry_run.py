@@ -8,7 +8,8 @@ from typing import Any
 from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.gate import open_gate
-from fedsurrogate.client_app.governance.release import SurrogateRequest, prepare
+from fedsurrogate.client_app.governance.release import prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.privacy.budget_remarks import budget_remarks
@@ -49,7 +50,7 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
             "shows its bytes"
         )
     gate = open_gate(node, run.settings.data, DRY)
-    request = SurrogateRequest(run, node, site_name(node, 0), DRY, info={"lineage": "dryrun"})
+    request = SiteRequest(run, node, site_name(node, 0), flower_run=DRY, info={"lineage": "dryrun"})
     prepared = prepare(request, gate, affordable=False)
     release, classes = prepared.release, prepared.found.classes
     own, records = run.settings, len(prepared.found.train.labels)
@@ -69,7 +70,7 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
         "facts": release.facts,
         "left_out": [each.why for each in prepared.found.report.left_out],
         "odd": [*prepared.found.report.odd, *budget_remarks(own.epsilon, own.delta, records)],
-        "failure": prepared.failure or None,
+        "failure": prepared.failure.text or None,
         "epsilon_before": gate.spent(),
         "epsilon_total": gate.policy.epsilon_total,
         "runs_left": gate.runs_left(run.mechanism.events)
@@ -77,10 +78,8 @@ def dry_run(run: Run, node: NodeConfig) -> DryRun:
         else None,
     }
     refusal = ""
-    if prepared.failure:
-        refusal = (
-            f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {prepared.failure}"
-        )
+    if failure := prepared.failure.text:
+        refusal = f"THE RECORDS CANNOT BE USED, and pure noise would leave instead: {failure}"
     try:
         facts["epsilon_after"] = gate.check(release)
         check_attacks(run, node, gate.policy)

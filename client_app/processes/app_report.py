@@ -222,7 +222,8 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
         By the names of `LEDGER`: only the first one, 0, for a ledger that is not usable; without the
         last one before the first release. Nothing for public data.
     """
-    from fedsurrogate.client_app.governance import budget, own_ledger
+    from fedsurrogate.client_app.governance import budget
+    from fedsurrogate.client_app.governance import ledger as own_ledger
     from fedsurrogate.client_app.governance.entries import non_private_releases
     from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.common.errors import FedSurrogateError

@@ -29,8 +29,7 @@ from pathlib import Path
 
 from fedsurrogate.client_app.datasets.partition import SELECTING
 from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.ledger import dataset_id
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import dataset_id, own_ledger
 from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig

@@ -4,18 +4,24 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.secure_sum import same_sites, store
 from fedsurrogate.common.errors import PolicyError, SurrogateError
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.member import agree, begin, reveal, share, spare_seed
+from fedsurrogate.common.secure_sum.member import (
+    SumState,
+    agree,
+    begin,
+    reveal,
+    share,
+    spare_seed,
+)
 from fedsurrogate.common.secure_sum.of_run import context_of, local_epsilon, rules_of
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.security.sealing import public_key, read_keys
@@ -30,64 +36,30 @@ from fedsurrogate.common.wire.sum_proto import (
 )
 
 
-@dataclass(frozen=True)
-class Step:
-    """A request for one step of a secure sum.
-
-    Attributes:
-        run: whose sum it is.
-        node: the site's settings.
-        site: name of the site that received it.
-        flower_run: id of the run.
-        payload: of the request.
-        info: its numbers.
-    """
-
-    run: Run
-    node: NodeConfig
-    site: str
-    flower_run: str
-    payload: bytes | None
-    info: Mapping[str, object]
-
-    @property
-    def name(self) -> str:
-        """The name of the sum."""
-        return store.name_of(self.info)
-
-    def checked(self) -> Policy:
-        """The policy, after it has allowed the run.
-
-        Raises:
-            PolicyError: for a run that it does not allow.
-            SurrogateError: for other settings.
-        """
-        if not self.run.settings.secure_sum or self.info.get("run") != self.run.digest:
-            raise SurrogateError(
-                f"a step of a secure sum for run {self.info.get('run')!r}, not {self.run.digest!r}"
-            )
-        gate = open_gate(self.node, self.run.settings.data, self.flower_run)
-        gate.check_request(self.run)
-        return gate.policy
-
-
-def sum_keys(step: Step) -> str:
+def sum_keys(step: SiteRequest, policy: Policy) -> str:
     """Make this site's keys for a new sum; returns them as hexadecimal digits, for its
     introduction.
+
+    Args:
+        step: a request of a run that the policy allows.
+        policy: of the site.
+
+    Raises:
+        PolicyError: the policy needs the keys of the other sites, and there are none.
+        SurrogateError: for other settings.
     """
-    policy = step.checked()
+    name = _name(step)
     _check_peers(policy, step.node)
-    state, member = begin(
-        step.site, private_key(step.node, step.site), context_of(step.run, step.name)
-    )
-    store.create(step.node, policy, step.name, state)
+    state, member = begin(step.site, private_key(step.node, step.site), context_of(step.run, name))
+    store.create(step.node, policy, name, state)
     return pack_member(member).hex()
 
 
-def sum_shares(step: Step) -> tuple[bytes | None, Info]:
-    """Check the key list; share this site's secrets among its members."""
-    policy = step.checked()
-    state = store.read(step.run, step.node, step.name, step.site)
+def sum_shares(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
+    """Check the key list; share this site's secrets among its members. Args and errors as
+    `sum_keys`.
+    """
+    name, state = _state(step)
     members, public = unpack_members(step.payload or b"")
     rules = rules_of(step.run.settings, len(members))
     _check_colluding(policy, rules)
@@ -97,35 +69,46 @@ def sum_shares(step: Step) -> tuple[bytes | None, Info]:
     pinned = read_keys(Path(step.node.peers).expanduser()) if step.node.peers else None
     own = public_key(private_key(step.node, step.site))
     after, dealt = share(state, members, rules, own, policy.smallest_sum, pinned, public)
-    store.write(step.node, step.name, after)
+    store.write(step.node, name, after)
     return pack_dealt(dealt), {"pinned": pinned is not None}
 
 
-def sum_list(step: Step) -> tuple[bytes | None, Info]:
-    """Sign the list of the sites in the sum."""
-    policy = step.checked()
-    state = store.read(step.run, step.node, step.name, step.site)
+def sum_list(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
+    """Sign the list of the sites in the sum. Args and errors as `sum_keys`."""
+    name, state = _state(step)
     summed, _ = unpack_list(step.payload)
     rules = rules_of(step.run.settings, len(state.members))
     after, signature = agree(state, summed, rules, private_key(step.node, step.site))
     names = None if step.run.private else after.summed
     _check_together(policy, step.run.target, names, rules)
     if same_sites.applies(step.run.plan.mechanism_name, step.node):
-        same_sites.check_summed(step.node, step.name, after.summed_keys)
-    store.write(step.node, step.name, after)
+        same_sites.check_summed(step.node, name, after.summed_keys)
+    store.write(step.node, name, after)
     return signature, {}
 
 
-def sum_open(step: Step) -> tuple[bytes | None, Info]:
-    """Reveal the shares that complete the sum."""
-    step.checked()
-    state = store.read(step.run, step.node, step.name, step.site)
+def sum_open(step: SiteRequest, policy: Policy) -> tuple[bytes | None, Info]:
+    """Reveal the shares that complete the sum. Args and errors as `sum_keys`."""
+    name, state = _state(step)
     _, signatures = unpack_list(step.payload)
     after, revealed = reveal(state, signatures, rules_of(step.run.settings, len(state.members)))
     if same_sites.applies(step.run.plan.mechanism_name, step.node):
-        same_sites.settle(step.node, step.name, after.summed_keys)
-    store.write(step.node, step.name, after)
+        same_sites.settle(step.node, name, after.summed_keys)
+    store.write(step.node, name, after)
     return pack_revealed(revealed, spare_seed(state)), {}
+
+
+def _name(step: SiteRequest) -> str:
+    step.check_run()
+    if not step.run.settings.secure_sum:
+        raise SurrogateError("a step of a secure sum, but secure-sum = false")
+    return store.name_of(step.info)
+
+
+def _state(step: SiteRequest) -> tuple[str, SumState]:
+    """The name of the sum in a request, and its state at this site."""
+    name = _name(step)
+    return name, store.read(step.run, step.node, name, step.site)
 
 
 def _check_colluding(policy: Policy, rules: SumRules) -> None:

@@ -8,30 +8,54 @@ The values and the payload are those of the same message over the network.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import canonical
-from fedsurrogate.common.security.sealing import sign, verify
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogate_pb2 import Bundle as SignedFile
-from fedsurrogate.common.wire.bundles import signed_part, signed_parts
+from fedsurrogate.common.security.documents import (
+    Day,
+    Flat,
+    SiteName,
+    document,
+    hexadecimal,
+    json_object,
+    open_file,
+    pack_file,
+)
 from fedsurrogate.common.wire.records import Info
 
 REQUEST, REPLY = b"message-request", b"message-reply"
 # In bytes. A manifest has the settings and the values next to a payload, as large as over the
 # network.
 LARGEST_FILE, LARGEST_MANIFEST = 2**30, 2**24
-ID, RUN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9]{1,20}")
 
 
-@dataclass(frozen=True)
+def _sound(value: object) -> bool:
+    """Whether a value may stand next to a payload: a text, or numbers of 64 bits, alone or as a
+    list of one type.
+    """
+    if isinstance(value, list):
+        return (
+            len(set(map(type, value))) == 1
+            and not isinstance(value[0], str | list)
+            and all(map(_sound, value))
+        )
+    return isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+
+
+def _values(info: Info) -> Info:
+    if not all(map(_sound, info.values())):
+        raise ValueError("a value that no message over the network may have")
+    return info
+
+
+Values = Annotated[dict[str, Any], AfterValidator(_values)]
+
+
+@document
 class MessageRequest:
     """One message to one site.
 
@@ -46,13 +70,13 @@ class MessageRequest:
         payload: of the message, if it has one.
     """
 
-    id: str
-    flower_run: str
-    site: str
+    id: Annotated[str, hexadecimal(64)]
+    flower_run: Annotated[str, Field(pattern="^[0-9]{1,20}$")]
+    site: SiteName
     kind: str
-    settings: Mapping[str, Scalar]
-    info: Info
-    expires: str
+    settings: Flat
+    info: Values
+    expires: Day
     payload: bytes | None = None
 
     def expired(self) -> bool:
@@ -60,7 +84,7 @@ class MessageRequest:
         return datetime.now(UTC).date() > date.fromisoformat(self.expires)
 
 
-@dataclass(frozen=True)
+@document
 class MessageReply:
     """A site's answer to a request.
 
@@ -75,7 +99,7 @@ class MessageReply:
     id: str
     request: str
     site: str
-    info: Info
+    info: Values
     payload: bytes | None = None
 
 
@@ -101,19 +125,9 @@ def unpack_request(content: bytes, public: bytes) -> MessageRequest:
         ConfigError: for a file of another kind.
     """
     try:
-        request = MessageRequest(**_unpack(content, public, REQUEST, MessageRequest))
-        date.fromisoformat(request.expires)
-        # The run becomes part of file names at the site.
-        named = (
-            ID.fullmatch(request.id)
-            and RUN.fullmatch(request.flower_run)
-            and SITE_NAME.fullmatch(request.site)
-        )
-        if not (named and isinstance(request.settings, dict)):
-            raise SurrogateError("its id, run, site or settings are not in form")
-    except (SurrogateError, TypeError, ValueError) as error:
+        return MessageRequest(**_unpack(content, public, REQUEST))
+    except (SurrogateError, ConfigError) as error:
         raise ConfigError(f"no request of `coordinator exchange` ({str(error)[:120]})") from None
-    return request
 
 
 def pack_reply(reply: MessageReply, private: bytes) -> bytes:
@@ -138,8 +152,8 @@ def unpack_reply(content: bytes, public: bytes) -> MessageReply:
         SurrogateError: for a file of another kind.
     """
     try:
-        return MessageReply(**_unpack(content, public, REPLY, MessageReply))
-    except TypeError as error:
+        return MessageReply(**_unpack(content, public, REPLY))
+    except ConfigError as error:
         raise SurrogateError(f"no reply of `site release` ({str(error)[:120]})") from None
 
 
@@ -151,48 +165,25 @@ def digest(content: bytes) -> str:
 def _pack(message: MessageRequest | MessageReply, private: bytes, purpose: bytes) -> bytes:
     content = asdict(message)
     payload = content.pop("payload")
-    manifest = json.dumps(content | {"has-payload": payload is not None}, sort_keys=True).encode()
-    signature = sign(signed_part(manifest, payload or b""), private, purpose)
-    return canonical(SignedFile(manifest=manifest, payload=payload or b"", signature=signature))
+    fields = content | {"has-payload": payload is not None}
+    return pack_file(fields, payload or b"", private, purpose)
 
 
-def _unpack(content: bytes, public: bytes, purpose: bytes, kind: type[Any]) -> dict[str, Any]:
+def _unpack(content: bytes, public: bytes, purpose: bytes) -> dict[str, Any]:
     # The digest of a request is of its bytes: others with the same signature must not be answered in
     # its place.
-    text, payload, signature = signed_parts(content, LARGEST_MANIFEST)
+    signed = open_file(content, LARGEST_MANIFEST)
     try:
-        verify(signed_part(text, payload), signature, public, purpose)
+        signed.verify(public, purpose)
     except SealError:
         raise SealError(
             "the file was changed on its way, or another key signed it: its signature does not fit"
         ) from None
     try:
-        manifest: dict[str, Any] = json.loads(text)
-        has_payload = manifest.pop("has-payload")
-        texts = [
-            each.name for each in fields(kind) if each.name not in ("settings", "info", "payload")
-        ]
-        if set(manifest) != {each.name for each in fields(kind)} - {"payload"} or not isinstance(
-            manifest["info"], dict
-        ):
-            raise ValueError("its fields are not those of a message")
-        if not all(isinstance(manifest[name], str) for name in texts):
-            raise ValueError("a field that is no text")
-        if not all(map(_sound, manifest["info"].values())):
-            raise ValueError("a value that no message over the network may have")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        fields = json_object(signed.text)
+        has_payload = fields.pop("has-payload") is True
+        if "payload" in fields:
+            raise ValueError("a payload among its values")
+    except (ValueError, LookupError) as error:
         raise SurrogateError(f"a manifest that cannot be read ({str(error)[:120]})") from None
-    return manifest | {"payload": bytes(payload) if has_payload is True else None}
-
-
-def _sound(value: object) -> bool:
-    """Whether a value may stand next to a payload: a text, or numbers of 64 bits, alone or as a
-    list of one type.
-    """
-    if isinstance(value, list):
-        return (
-            len(set(map(type, value))) == 1
-            and not isinstance(value[0], str | list)
-            and all(map(_sound, value))
-        )
-    return isinstance(value, str | float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    return fields | {"payload": bytes(signed.payload) if has_payload else None}

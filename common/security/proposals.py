@@ -10,33 +10,40 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import secrets
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import (
+    Day,
+    Flat,
+    canonical_json,
+    document,
+    hexadecimal,
+    json_object,
+    read_at_most,
+)
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, public_key, sign, verify
 from fedsurrogate.common.settings.flat import Scalar
 
 Action = Literal["run", "register", "unregister"]
 # What the signatures are for; a signature of anything else does not fit.
 FOR = b"fedsurrogate proposal 1"
-ID = re.compile(r"[0-9a-f]{32}")
-HEX = re.compile(r"(?:[0-9a-f]{2})+")
 SIGNATURE_BYTES = 64
 LONGEST_PURPOSE, MOST_VALUES, MOST_SIGNATURES = 500, 400, 50
 # It travels with a run, as one of its settings.
 LARGEST = 65_536
-FIELDS = {"id", "action", "content", "purpose", "expires"}
 
 
-@dataclass(frozen=True)
+@document
 class Proposal:
     """What is to be done, and why.
 
@@ -51,24 +58,13 @@ class Proposal:
         ConfigError: for a value that is not allowed.
     """
 
-    id: str
+    id: Annotated[str, hexadecimal(32)]
     action: Action
-    content: Mapping[str, Scalar]
+    content: Annotated[Flat, Field(min_length=1, max_length=MOST_VALUES)]
     purpose: str
-    expires: str
+    expires: Day
 
     def __post_init__(self) -> None:
-        texts = (self.id, self.action, self.purpose, self.expires)
-        if not all(isinstance(each, str) for each in texts) or not ID.fullmatch(self.id):
-            raise ConfigError("a proposal has an id of 32 hexadecimal digits")
-        if self.action not in get_args(Action):
-            raise ConfigError(f"action = {self.action[:40]!r}: must be run, register or unregister")
-        flat = isinstance(self.content, Mapping) and 0 < len(self.content) <= MOST_VALUES
-        if not flat or not all(
-            isinstance(key, str) and isinstance(value, Scalar)
-            for key, value in self.content.items()
-        ):
-            raise ConfigError(f"content: must be 1 to {MOST_VALUES} texts, numbers, true or false")
         plain = all(
             unicodedata.category(each)[0] not in "CZ" or each == " " for each in self.purpose
         )
@@ -77,13 +73,6 @@ class Proposal:
                 f"purpose: must be one line of 1 to {LONGEST_PURPOSE} characters, which says to "
                 "the people who decide what the run is for"
             )
-        try:
-            if date.fromisoformat(self.expires).isoformat() != self.expires:
-                raise ValueError
-        except ValueError:
-            raise ConfigError(
-                f"expires = {self.expires[:40]!r}: must be a date such as 2026-03-31"
-            ) from None
 
     @classmethod
     def fresh(
@@ -102,14 +91,11 @@ class Proposal:
 
     def body(self) -> bytes:
         """The signed bytes. The same proposal always gives the same bytes."""
-        return json.dumps(self._fields(), sort_keys=True, separators=(",", ":")).encode()
+        return canonical_json(asdict(self))
 
     def text_digest(self) -> str:
         """SHA-256 of all that people read, with the purpose and the last day."""
         return hashlib.sha256(self.body()).hexdigest()
-
-    def _fields(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in FIELDS} | {"content": dict(self.content)}
 
     def run(self) -> Run:
         """The run that it proposes. Raises ConfigError."""
@@ -122,7 +108,7 @@ class Proposal:
         return hashlib.sha256(json.dumps(dict(self.content), sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+@document
 class SignedProposal:
     """A proposal with the signatures that it has so far.
 
@@ -132,7 +118,13 @@ class SignedProposal:
     """
 
     proposal: Proposal
-    signatures: Mapping[str, str] = field(default_factory=dict)
+    signatures: Annotated[
+        dict[
+            Annotated[str, hexadecimal(2 * PUBLIC_BYTES)],
+            Annotated[str, hexadecimal(2 * SIGNATURE_BYTES)],
+        ],
+        Field(max_length=MOST_SIGNATURES),
+    ] = field(default_factory=dict)
 
     def sign(self, private: bytes) -> SignedProposal:
         """The same, also signed with this key."""
@@ -161,9 +153,7 @@ class SignedProposal:
 
     def text(self) -> str:
         """As a file has it."""
-        return json.dumps(
-            self.proposal._fields() | {"signatures": dict(self.signatures)}, sort_keys=True
-        )
+        return json.dumps(asdict(self.proposal) | {"signatures": self.signatures}, sort_keys=True)
 
 
 def read_signed(text: str) -> SignedProposal:
@@ -183,22 +173,11 @@ def read_signed(text: str) -> SignedProposal:
     if len(text) > LARGEST:
         raise ConfigError(f"no proposal of `coordinator propose`: over {LARGEST} characters")
     try:
-        content = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"no proposal of `coordinator propose` ({type(error).__name__})"
-        ) from None
-    if not isinstance(content, dict) or set(content) != FIELDS | {"signatures"}:
-        raise ConfigError(
-            "no proposal of `coordinator propose`: its fields must be exactly "
-            f"{', '.join(sorted(FIELDS))} and signatures"
-        )
-    signatures = content.pop("signatures")
-    if not _are_signatures(signatures):
-        raise ConfigError(
-            f"signatures: must be at most {MOST_SIGNATURES} of `coordinator approve`, by key"
-        )
-    return SignedProposal(Proposal(**content), signatures)
+        content = json_object(text)
+        signatures = content.pop("signatures")
+        return SignedProposal(Proposal(**content), signatures)
+    except (ValueError, KeyError, ConfigError) as error:
+        raise ConfigError(f"no proposal of `coordinator propose` ({str(error)[:300]})") from None
 
 
 def read_proposal(file: Path) -> SignedProposal:
@@ -207,11 +186,11 @@ def read_proposal(file: Path) -> SignedProposal:
     Raises:
         ConfigError: it cannot be read, or is no proposal.
     """
+    content = read_at_most(file, 4 * LARGEST)
     try:
-        with file.open() as stream:
-            return read_signed(stream.read(LARGEST + 1))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({type(error).__name__})") from None
+        return read_signed(content.decode())
+    except ValueError:
+        raise ConfigError(f"{file} cannot be read (it is no text)") from None
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
 
@@ -282,24 +261,3 @@ def check_signed(
             f"who may allow it, and needs {fewest}"
         )
     return names
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object whose keys differ: of equal ones people may read one, and programs another."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key that stands twice")
-    return found
-
-
-def _are_signatures(found: object) -> bool:
-    return (
-        isinstance(found, dict)
-        and len(found) <= MOST_SIGNATURES
-        and all(_is_hex(key, PUBLIC_BYTES) for key in found)
-        and all(_is_hex(each, SIGNATURE_BYTES) for each in found.values())
-    )
-
-
-def _is_hex(text: object, size: int) -> bool:
-    return isinstance(text, str) and len(text) == 2 * size and bool(HEX.fullmatch(text))

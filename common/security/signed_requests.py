@@ -14,12 +14,23 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import (
+    Day,
+    Flat,
+    document,
+    hexadecimal,
+    json_object,
+    read_at_most,
+)
 from fedsurrogate.common.security.sealing import sign, verify
 from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar
@@ -32,12 +43,10 @@ PROJECTION = "features.projection"
 # characters).
 LARGEST_REQUEST, MOST_SETTINGS = 2**23, 1000
 FIRST_LINE = f"fedsurrogate-request {VERSION} "
-ID, DATE, SIGNATURE = (
-    re.compile(form) for form in (r"[0-9a-f]{16}", r"\d{4}-\d{2}-\d{2}", r"[0-9a-f]{128}")
-)
+SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
-@dataclass(frozen=True)
+@document
 class Request:
     """A request to sites.
 
@@ -52,32 +61,11 @@ class Request:
         ConfigError: for invalid values.
     """
 
-    id: str
-    settings: Mapping[str, Scalar]
+    id: Annotated[str, hexadecimal(16)]
+    settings: Annotated[Flat, Field(max_length=MOST_SETTINGS)]
     centre: bytes | None
-    expires: str = ""
-    receipts: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.id, str) and ID.fullmatch(self.id)):
-            raise ConfigError(
-                f"id = {str(self.id)[:40]!r}: must be 16 hexadecimal digits, as `coordinator "
-                "request` makes them"
-            )
-        if not isinstance(self.expires, str) or (self.expires and _day(self.expires) is None):
-            raise ConfigError(
-                f"expires = {str(self.expires)[:40]!r}: must be a date such as 2026-03-31, or empty"
-            )
-        flat = isinstance(self.settings, Mapping) and len(self.settings) <= MOST_SETTINGS
-        if not flat or not all(isinstance(value, Scalar) for value in self.settings.values()):
-            raise ConfigError(
-                f"settings: must be at most {MOST_SETTINGS} texts, numbers, true or false"
-            )
-        shown = self.receipts
-        if not isinstance(shown, Mapping) or not all(
-            isinstance(text, str) for pair in shown.items() for text in pair
-        ):
-            raise ConfigError("receipts: must be texts by site")
+    expires: Day | Literal[""] = ""
+    receipts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def fresh(
@@ -132,14 +120,9 @@ class Request:
     def body(self) -> bytes:
         """The signed bytes. The same request always gives the same bytes."""
         centre = None if self.centre is None else base64.b64encode(self.centre).decode()
-        content = {
-            "id": self.id,
-            "expires": self.expires,
-            "settings": dict(self.settings),
-            "centre": centre,
-            "receipts": dict(self.receipts),
-        }
-        return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+        return (
+            json.dumps(asdict(self) | {"centre": centre}, indent=2, sort_keys=True) + "\n"
+        ).encode()
 
     def digest(self) -> str:
         """SHA-256 of the body, hex."""
@@ -175,21 +158,13 @@ def read_request(file: Path, public: bytes | None) -> Request:
         ConfigError: for a file that is no request or has expired.
         SealError: if the signature does not fit.
     """
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST_REQUEST + 1)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    content = read_at_most(file, LARGEST_REQUEST)
     first, _, body = content.partition(b"\n")
     signature = first.decode("ascii", "replace").removeprefix(FIRST_LINE)
-    if (
-        len(content) > LARGEST_REQUEST
-        or not first.startswith(FIRST_LINE.encode())
-        or not SIGNATURE.fullmatch(signature)
-    ):
+    if not first.startswith(FIRST_LINE.encode()) or not SIGNATURE.fullmatch(signature):
         raise ConfigError(
-            f"{file} is no request of `coordinator request`: it is larger than {LARGEST_REQUEST} "
-            f"bytes, or its first line is not {FIRST_LINE!r} followed by a signature"
+            f"{file} is no request of `coordinator request`: its first line is not {FIRST_LINE!r} "
+            "followed by a signature"
         )
     if public is not None:
         try:
@@ -201,7 +176,8 @@ def read_request(file: Path, public: bytes | None) -> Request:
                 "again, and compare the key with the output of `coordinator key` there"
             ) from None
     request = _parsed(file, body)
-    if public is not None and (last := _day(request.expires)) and datetime.now(UTC).date() > last:
+    expired = request.expires and datetime.now(UTC).date() > date.fromisoformat(request.expires)
+    if public is not None and expired:
         raise ConfigError(
             f"{file}: request {request.id} expired on {request.expires}; ask the coordinator for a "
             "new one"
@@ -211,36 +187,16 @@ def read_request(file: Path, public: bytes | None) -> Request:
 
 def _parsed(file: Path, body: bytes) -> Request:
     try:
-        content = json.loads(body)
-        if not isinstance(content, dict) or set(content) != {
-            "id",
-            "expires",
-            "settings",
-            "centre",
-            "receipts",
-        }:
-            raise ValueError(
-                "its fields are not exactly id, expires, settings, centre and receipts"
-            )
-        centre = (
-            None
-            if content["centre"] is None
-            else base64.b64decode(content["centre"], validate=True)
-        )
+        content = json_object(body)
+        if (centre := content["centre"]) is not None:
+            centre = base64.b64decode(centre, validate=True)
         request = Request(**(content | {"centre": centre}))
         # The signed bytes must be exactly the parsed content: no duplicate names, other order or
         # other number formats.
         if request.body() != body:
             raise ValueError("it is not in canonical form")
         return request
-    except (ValueError, TypeError, RecursionError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, ConfigError) as error:
         raise ConfigError(
             f"{file} is no request of `coordinator request` ({str(error)[:200]})"
         ) from None
-
-
-def _day(text: str) -> date | None:
-    try:
-        return date.fromisoformat(text) if DATE.fullmatch(text) else None
-    except ValueError:
-        return None

@@ -167,7 +167,7 @@ def signed_values(model: SignedModel) -> Info:
     return info if model.gaussians is None else info | {GAUSSIANS: pack_gaussians(model.gaussians)}
 
 
-def received_model(payload: bytes | None, info: Info) -> SignedModel | None:
+def received_model(payload: bytes | None, info: Mapping[str, object]) -> SignedModel | None:
     """The signed model in a message.
 
     Args:

@@ -20,6 +20,7 @@ from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head
 from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import canonical_json
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.wire.model_files import classifier_of, file_content
@@ -112,7 +113,7 @@ class Manifest(BaseModel):
         # The signature of a file of an earlier version covers no such field.
         if self.privacy is not None and not self.privacy.relation:
             del content["privacy"]["relation"]
-        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        return canonical_json(content)
 
     def run_config(self, more: Mapping[str, Any] | None = None) -> Run:
         """Settings under which features fit this model.

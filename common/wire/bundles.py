@@ -8,26 +8,18 @@ site signs both.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.safe_parsing import canonical, varint
-from fedsurrogate.common.security.sealing import sign, verify
+from fedsurrogate.common.security.documents import json_object, open_file, pack_file
 from fedsurrogate.common.security.signed_requests import Request
-from fedsurrogate.common.surrogate_pb2 import Bundle as BundleMessage
 
 VERSION = 2
 PURPOSE = b"bundle"
 LARGEST_BUNDLE, LARGEST_MANIFEST = 2**30, 2**20
-# Bytes of a signature at most; one that is longer fits nothing.
-MOST_SIGNED = 1024
 
 
 @dataclass(frozen=True)
@@ -73,11 +65,7 @@ def pack_bundle(
         "sha256": hashlib.sha256(payload).hexdigest(),
         "ledger": dict(ledger),
     }
-    text = json.dumps(manifest, sort_keys=True).encode()
-    message = BundleMessage(
-        manifest=text, payload=payload, signature=sign(signed_part(text, payload), private, PURPOSE)
-    )
-    return canonical(message)
+    return pack_file(manifest, payload, private, PURPOSE)
 
 
 def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -> Bundle:
@@ -93,12 +81,12 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
             that it names.
     """
     try:
-        text, payload, signature = signed_parts(content, LARGEST_MANIFEST)
-        manifest = json.loads(text)
+        signed = open_file(content, LARGEST_MANIFEST)
+        manifest = json_object(signed.text)
         site = manifest["site"]
         if manifest["version"] != VERSION:
             raise ValueError(f"its version is {str(manifest['version'])[:20]!r}, not {VERSION}")
-    except (SurrogateError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (SurrogateError, ValueError, TypeError, LookupError) as error:
         raise SurrogateError(f"no bundle of `site release` ({str(error)[:120]})") from None
     if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
         raise SurrogateError(f"a bundle of site {str(site)[:64]!r}, which is not a valid site name")
@@ -108,7 +96,7 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
             "it"
         )
     try:
-        verify(signed_part(text, payload), signature, keys[site], PURPOSE)
+        signed.verify(keys[site], PURPOSE)
     except SealError:
         raise SurrogateError(
             f"a bundle that was changed on its way, or that site {site!r} has not signed"
@@ -122,48 +110,4 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         raise SurrogateError(
             f"the site has answered request {request.id!r} with other settings than this file holds"
         )
-    return Bundle(manifest, bytes(payload))
-
-
-def signed_part(manifest: bytes, payload: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
-    """What a signature of a manifest and its payload covers, in parts."""
-    return len(manifest).to_bytes(8, "big"), manifest, payload
-
-
-def signed_parts(content: bytes, most: int) -> tuple[bytes, memoryview, bytes]:
-    """The manifest, the payload and the signature of a signed file; the payload is not copied, because
-    nobody has signed it yet.
-
-    Args:
-        content: of the file, in canonical form: another one might be signed too, and be read anew.
-        most: bytes of the manifest.
-
-    Raises:
-        SurrogateError: for other content.
-    """
-    whole, at, parts = memoryview(content), 0, dict[int, memoryview]()
-    with suppress(IndexError, DecodeError):
-        while at < len(content):
-            start = at
-            tag, at = varint(content, at)
-            length, at = varint(content, at)
-            # In order and each once, not empty, with numbers as short as they can be.
-            if tag & 7 != 2 or tag >> 3 in parts or tag >> 3 < max(parts, default=1) or not length:
-                break
-            if at - start != 1 + max(1, (length.bit_length() + 6) // 7) or at + length > len(
-                content
-            ):
-                break
-            parts[tag >> 3], at = whole[at : at + length], at + length
-        else:
-            manifest, signature = parts.get(1, whole[:0]), parts.get(3, whole[:0])
-            if (
-                parts.keys() <= {1, 2, 3}
-                and len(manifest) <= most
-                and len(signature) <= MOST_SIGNED
-            ):
-                return bytes(manifest), parts.get(2, whole[:0]), bytes(signature)
-    raise SurrogateError(
-        f"{len(content)} bytes that are no signed file in canonical form, or have a manifest of more "
-        f"than {most} bytes"
-    )
+    return Bundle(manifest, bytes(signed.payload))

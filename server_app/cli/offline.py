@@ -151,7 +151,7 @@ def exchange(
     """
     from fedsurrogate.common.settings.flat import parse_overrides
     from fedsurrogate.server_app.cli.control import show_result
-    from fedsurrogate.server_app.exchange.run import run_by_files
+    from fedsurrogate.server_app.exchange import run_by_files
     from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
 
     def show(line: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedsurrogate.common.errors import RunError, SealError
+from fedsurrogate.common.security.documents import canonical_json
 from fedsurrogate.common.security.proposals import read_approver_key
 from fedsurrogate.common.security.sealing import public_key, sign, verify
 from fedsurrogate.server_app.deployment.supernodes import table_file
@@ -81,8 +82,8 @@ def note(folder: Path | None, action: str, facts: Mapping[str, object]) -> None:
                 "signature": "",
             }
             if private:
-                entry["signature"] = sign(_canonical(entry), private, FOR).hex()
-            _append(file, _canonical(entry) + b"\n")
+                entry["signature"] = sign(canonical_json(entry), private, FOR).hex()
+            _append(file, canonical_json(entry) + b"\n")
     except (OSError, Timeout, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"{file}: the audit log cannot be written ({type(error).__name__}), so nothing is done; "
@@ -118,7 +119,7 @@ def _entry(file: Path, line: bytes, number: int, before: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
         sound = isinstance(entry, dict) and set(entry) == FIELDS
-        if not sound or _canonical(entry) + b"\n" != line:
+        if not sound or canonical_json(entry) + b"\n" != line:
             raise ValueError
     except (ValueError, RecursionError):
         raise RunError(f"{where}: this is no entry of the audit log") from None
@@ -128,15 +129,11 @@ def _entry(file: Path, line: bytes, number: int, before: str) -> dict[str, Any]:
         )
     if entry["key"]:
         try:
-            unsigned = _canonical(entry | {"signature": ""})
+            unsigned = canonical_json(entry | {"signature": ""})
             verify(unsigned, bytes.fromhex(entry["signature"]), bytes.fromhex(entry["key"]), FOR)
         except (SealError, ValueError, TypeError):
             raise RunError(f"{where}: its signature does not fit") from None
     return dict(entry)
-
-
-def _canonical(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _last_line(file: Path) -> bytes:

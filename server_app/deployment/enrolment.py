@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.security.documents import read_at_most
 from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,
@@ -36,11 +37,7 @@ def request_in(file: Path) -> tuple[Enrolment, bytes]:
     Raises:
         ConfigError: it cannot be read, or is no such request.
     """
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST_REQUEST + 1)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    content = read_at_most(file, LARGEST_REQUEST)
     try:
         return read_request(content), content
     except ConfigError as error:

@@ -40,7 +40,7 @@ from fedsurrogate.client_app.datasets.dicom import scan_images
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom, open_single
 from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, open_rgb
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.offline.replies import is_message
+from fedsurrogate.client_app.offline.answers import is_message
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
 from fedsurrogate.common.run import parse_run

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.exchange.message_files import MessageReply, pack_reply, unpack_reply
 from fedsurrogate.common.safe_parsing import canonical
+from fedsurrogate.common.security.documents import open_file
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogate_pb2 import Bundle
-from fedsurrogate.common.wire.bundles import signed_parts
 
 KEY = bytes(range(32))
 READ = """
@@ -44,10 +44,10 @@ def test_the_parts_of_a_file_are_those_that_protobuf_reads(
     manifest: bytes, payload: bytes, signature: bytes
 ) -> None:
     content = canonical(Bundle(manifest=manifest, payload=payload, signature=signature))
-    assert signed_parts(content, 200) == (manifest, payload, signature)
+    assert open_file(content, 200) == (manifest, payload, signature)
     if manifest:
         with pytest.raises(SurrogateError, match="no signed file in canonical form"):
-            signed_parts(content, len(manifest) - 1)
+            open_file(content, len(manifest) - 1)
 
 
 @given(st.data())
@@ -58,7 +58,7 @@ def test_bytes_in_another_form_than_the_canonical_one_are_refused(data: st.DataO
     cut = data.draw(st.integers(0, 3))
     changed = content[:at] + data.draw(st.binary(max_size=4)) + content[at + cut :]
     try:
-        manifest, payload, signature = signed_parts(changed, 200)
+        manifest, payload, signature = open_file(changed, 200)
     except SurrogateError:
         return
     assert (

@@ -12,10 +12,10 @@ import torch
 
 from fedsurrogate.client_app import requests
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.requests import SiteRequest
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.common.wire.records import from_record, to_record
 from tests.attacks.privacy.visits import close_logs
 
 FLOWER, SITE, CACHE, KEPT = "77", "north", 12.5, 34.5
@@ -74,6 +74,8 @@ def gate(
             exact_sums_at_models=at_models,
         ),
         check_request=calls.noting("check_request"),
+        check_receipts=calls.noting("check_receipts", 41),
+        new_receipt=calls.noting("new_receipt", {"receipt": "new"}),
         check_size=calls.noting("check_size"),
         exact_numbers_may_leave=calls.noting("exact_numbers_may_leave", exact),
         smallest_class=calls.noting("smallest_class", smallest),
@@ -96,7 +98,8 @@ def request(
     folder: Path, run: Run, data: str = "", payload: bytes | None = None, **numbers: Any
 ) -> SiteRequest:
     node = NodeConfig(site=SITE, data=data, data_dir=data and str(folder), state_dir=str(folder))
-    return SiteRequest(message(payload, **numbers), run, node, SITE, FLOWER)
+    _, info = from_record(message(payload, **numbers), LARGEST)
+    return SiteRequest(run, node, SITE, flower_run=FLOWER, payload=payload, info=info)
 
 
 def message(payload: bytes | None, **numbers: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app import requests
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.wire.records import to_record
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_baselines_are_left_out_of_a_brief_comparison(
     monkeypatch.setattr(requests, "received_classifier", lambda payload, digest: (payload, digest))
     monkeypatch.setattr(requests, "own_classifier", lambda task: ("own", task.payload, task.site))
     monkeypatch.setattr(requests, "load_site", lambda *given: None)
-    monkeypatch.setattr(requests, "policy_of", lambda given: SimpleNamespace(cache_mib=1))
-    request = requests.SiteRequest(to_record(b"model", {"bytes": 5, **info}), run, node, "s0", "1")
-    assert requests._comparison(request) == (None, {"accuracy.model": 0.5})
+    request = SiteRequest(run, node, "s0", payload=b"model", info=info)
+    gate: Any = SimpleNamespace(policy=SimpleNamespace(cache_mib=1))
+    assert requests._comparison(request, gate) == (None, {"accuracy.model": 0.5})
     # What a run that counts evaluates is the model of another run.
     model: Any = (b"model", "" if method == "counting" else run.digest)
     if method == "local":

@@ -16,14 +16,14 @@ from filelock import FileLock, Timeout
 
 from fedsurrogate.client_app import requests
 from fedsurrogate.client_app.governance import work_limits
-from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.release import SurrogateRequest, entry
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.governance.uncharged import Failure
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
 from fedsurrogate.client_app.node_config import NodeConfig, packages_of
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.client_app.requests import WORK, SiteRequest, answer
-from fedsurrogate.client_app.secure_sum.steps import Step
+from fedsurrogate.client_app.requests import WORK, answer
 from fedsurrogate.common.errors import (
     DisputeError,
     PolicyError,
@@ -64,28 +64,25 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
     work: str,
     settings: dict[str, Any],
 ) -> None:
-    node, policy = NodeConfig(site=SITE, state_dir=str(tmp_path / "new" / "state")), Policy()
+    node, own = NodeConfig(site=SITE, state_dir=str(tmp_path / "new" / "state")), gate(calls)
     run, content = parse_run(settings), to_record(None, {"receipts": "some"})
     for name, result in (
         ("close_to_others", None),
         ("_open_log", None),
-        ("parse_run", run),
+        ("kept_run", run),
         ("check_addressee", None),
-        ("policy_of", policy),
         ("note_policy", None),
         ("check_work", None),
         ("check_counting", None),
         ("from_record", (None, {"receipts": "some"})),
-        ("check_receipts", 41),
         ("check_packages", None),
         ("in_clear", {"left": 1}),
-        ("new_receipt", {"receipt": "new"}),
     ):
         calls.instead(name, result)
     monkeypatch.setattr(work_limits, "check_work", calls.noting("work"))
     monkeypatch.setattr(work_limits, "admit", calls.noting("admit"))
 
-    def done(asked: SiteRequest) -> tuple[bytes, dict[str, Any]]:
+    def done(asked: SiteRequest, _: Gate) -> tuple[bytes, dict[str, Any]]:
         calls.made.append(("done", asked))
         if run.settings.secure_sum:
             with pytest.raises(Timeout), FileLock(node.state / "sums" / f"{SITE}.lock", 0):
@@ -97,23 +94,26 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
     with_model = ("surrogate", "evaluation", "comparison", "sum-shares", "sum-list", "sum-open")
     planned = run.plan.work(3 if settings else 0, 0)
     packages = [("check_packages", packages_of(run, node))] if work != "name" else []
+    # A surrogate's is checked where it is made, and a comparison is of a simulation.
+    checked = [("check_request", run)] * (work not in ("name", "surrogate", "comparison"))
     assert calls.made == [
         ("close_to_others", node),
         ("_open_log", node),
-        ("parse_run", settings),
+        ("kept_run", settings),
         ("check_addressee", content, SITE),
-        ("policy_of", node),
-        ("note_policy", node, policy),
-        ("check_work", policy, run.settings.fedpft.seal, node.peers, work),
+        ("open_gate", node, run.settings.data, FLOWER),
+        ("note_policy", node, own.policy),
+        ("check_work", own.policy, run.settings.fedpft.seal, node.peers, work),
         ("check_counting", run.settings.counting, run.settings.secure_sum, work),
         ("from_record", content, LARGEST if work in with_model else 0),
-        ("work", planned, policy, run.settings),
-        ("admit", run.settings, node, policy, FLOWER),
-        ("check_receipts", node, "some"),
+        ("work", planned, own.policy, run.settings),
+        ("admit", run.settings, node, own.policy, FLOWER),
+        ("check_receipts", "some"),
         *packages,
-        ("done", SiteRequest(content, run, node, SITE, FLOWER)),
-        ("in_clear", policy, work, {"found": 1}),
-        ("new_receipt", node, 41),
+        *checked,
+        ("done", SiteRequest(run, node, SITE, flower_run=FLOWER, info={"receipts": "some"})),
+        ("in_clear", own.policy, work, {"found": 1}),
+        ("new_receipt", 41),
     ]
     assert (node.state / "sums").is_dir() == run.settings.secure_sum
     assert from_record(reply, LARGEST) == (
@@ -132,7 +132,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
 def test_a_dispute_is_answered_by_its_places_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def disputes(asked: SiteRequest) -> Any:
+    def disputes(asked: SiteRequest, _: Gate) -> Any:
         raise DisputeError("secret words", [2, 5])
 
     monkeypatch.setitem(WORK, "sum-open", disputes)
@@ -166,10 +166,12 @@ def test_a_release_is_attacked_and_held_before_it_is_charged(
 ) -> None:
     run = parse_run(settings)
     own, found = gate(calls), features(simulated)
+    made = MethodOutput(
+        b"out", answer={"answer": 3}, keep={tmp_path / "kept": b"k"}, must_keep=True
+    )
     prepared = SimpleNamespace(
-        found=found, answer={"answer": 3}, fit_seconds=1.5, explained=explained, failure="why",
-        keep={tmp_path / "kept": b"k"}, must_keep=True, release="entry", guard=nullcontext, payload=b"out",
-    )  # fmt: skip
+        made=made, found=found, fit_seconds=1.5, failure=Failure("why", explained), release="entry"
+    )
     for name, result in (
         ("prepare", prepared),
         ("check_attacks", None),
@@ -180,15 +182,13 @@ def test_a_release_is_attacked_and_held_before_it_is_charged(
     ):
         calls.instead(name, result)
     asked = request(tmp_path, run, payload=b"question", run_=run.digest, round=2)
-    payload, reported = WORK["surrogate"](asked)
+    payload, reported = WORK["surrogate"](asked, own)
     node = asked.node
-    info = {"run": run.digest, "round": 2, "bytes": 8}
     assert calls.made == [
-        ("open_gate", node, run.settings.data, FLOWER),
-        ("prepare", SurrogateRequest(run, node, SITE, FLOWER, b"question", info), own),
+        ("prepare", asked, own),
         ("check_attacks", run, node, own.policy),
         *([] if explained else [("hold", node, "why")]),
-        ("_staged", prepared.keep, True),
+        ("_staged", made.keep, True),
         ("charge_and_release", own, "entry", "staged", nullcontext),
         ("remove_oldest", node, KEPT),
     ]
@@ -202,11 +202,10 @@ def test_a_release_is_attacked_and_held_before_it_is_charged(
 def test_a_request_for_another_run_is_refused_before_the_ledger_is_opened(
     calls: Calls, tmp_path: Path
 ) -> None:
-    gate(calls)
-    run = parse_run({})
+    own, run = gate(calls), parse_run({})
     for numbers in ({"run_": "other"}, {}):
         with pytest.raises(SurrogateError, match=f"these settings are run '{run.digest}'"):
-            WORK["surrogate"](request(tmp_path, run, **numbers))
+            WORK["surrogate"](request(tmp_path, run, **numbers), own)
     assert calls.made == []
 
 
@@ -223,8 +222,7 @@ def test_an_introduction_is_checked_and_what_it_says_of_records_is_charged(
 def introduce(
     calls: Calls, tmp_path: Path, settings: dict[str, Any], simulated: bool, exact: bool
 ) -> None:
-    run, found = parse_run(settings), features(simulated)
-    gate(calls, exact)
+    run, found, own = parse_run(settings), features(simulated), gate(calls, exact)
     for name, result in (
         ("load_site", found),
         ("without_records", found),
@@ -232,18 +230,13 @@ def introduce(
     ):
         calls.instead(name, result)
     asked = request(tmp_path, run, "" if simulated else "imagefolder", sum="x")
-    payload, reported = WORK["introduction"](asked)
+    payload, reported = WORK["introduction"](asked, own)
     assert payload is None
     node = asked.node
     hidden = run.hides_sites and not simulated
     load: Note = ("without_records", run, node) if hidden else ("load_site", run, node, CACHE)
     named = len(run.settings.classes)
-    assert calls.made[:4] == [
-        ("open_gate", node, run.settings.data, FLOWER),
-        ("check_request", run),
-        load,
-        ("check_size", run.plan.work, 5, named),
-    ]
+    assert calls.made[:2] == [load, ("check_size", run.plan.work, 5, named)]
     facts: dict[str, Any] = {}
     if simulated or exact:
         task = Task(run, node, SITE, found, SiteLimits(smallest_class=2))
@@ -263,7 +256,7 @@ def introduce(
         key = {"key": public_key(private_key(node, SITE)).hex()}
     if settings == SUMMED:
         key = {"key": "key of the sum"}
-        assert calls.of("sum_keys") == (Step(run, node, SITE, FLOWER, None, {"sum": "x"}),)
+        assert calls.of("sum_keys") == (asked, own.policy)
     public = {"fingerprint": "print", "dimension": 5, "simulated": simulated}
     assert reported == public | facts | key
 
@@ -272,9 +265,8 @@ def test_a_site_without_a_frame_to_make_says_so_in_its_first_round(
     calls: Calls, tmp_path: Path
 ) -> None:
     run, found = parse_run({"method": "fedavg", "classes": "x,y"}), features(False)
-    gate(calls)
     calls.instead("load_site", found)
-    _, reported = WORK["introduction"](request(tmp_path, run))
+    _, reported = WORK["introduction"](request(tmp_path, run), gate(calls))
     assert set(reported) == {"fingerprint", "dimension", "simulated"}
     assert "let_out" not in calls.names()
 
@@ -291,31 +283,26 @@ def test_a_head_of_own_records_is_charged_and_leaves_no_run_that_hides(
     words: str,
 ) -> None:
     run = parse_run(settings or {"fedpft.topology": "chain"})
-    gate(calls)
-    calls.instead("load_site", features(False))
+    own = gate(calls)
     calls.instead("kept_head", "head")
     calls.instead("pack_classifier", b"packed")
     asked = request(tmp_path, run, lineage="abc")
     if words:
         with pytest.raises(PolicyError, match=words):
-            WORK["head"](asked)
-        assert calls.names() == ["open_gate", "check_request"]
+            WORK["head"](asked, own)
+        assert calls.names() == []
         return
     made = MethodOutput(b"packed")
-    assert WORK["head"](asked) == (b"packed", {})
+    assert WORK["head"](asked, own) == (b"packed", {})
     assert calls.made == [
-        ("open_gate", asked.node, run.settings.data, FLOWER),
-        ("check_request", run),
-        ("load_site", run, asked.node, CACHE),
         ("kept_head", asked.node.state / "runs" / f"abc-{SITE}"),
         ("pack_classifier", "head"),
         # A chain has one round of training; what it asks for afterwards has the next number.
         ("let_out", entry(run, FLOWER, made, requests.after(run.rounds))),
     ]
-    gate(calls, limits_attacks=True)
     with pytest.raises(PolicyError, match="cannot be attacked before it leaves"):
-        WORK["head"](asked)
-    assert calls.names()[6:] == ["open_gate", "check_request"]
+        WORK["head"](asked, gate(calls, limits_attacks=True))
+    assert len(calls.made) == 3
 
 
 @pytest.mark.parametrize("kind", ["sum-shares", "sum-list", "sum-open"])
@@ -323,19 +310,6 @@ def test_a_step_of_a_sum_gets_the_whole_request(calls: Calls, tmp_path: Path, ki
     run = parse_run(SUMMED)
     calls.instead(kind.replace("-", "_"), (b"reply", {}))
     asked = request(tmp_path, run, payload=b"members", sum="name")
-    assert WORK[kind](asked) == (b"reply", {})
-    step = Step(run, asked.node, SITE, FLOWER, b"members", {"sum": "name", "bytes": 7})
-    assert calls.made == [(kind.replace("-", "_"), step)]
-
-
-@pytest.mark.parametrize(("kind", "settings"), [("introduction", SUMMED), ("head", {})])
-def test_a_request_without_a_model_has_no_payload(
-    calls: Calls, tmp_path: Path, kind: str, settings: dict[str, Any]
-) -> None:
-    gate(calls)
-    for name in ("load_site", "kept_head", "pack_classifier", "sum_keys", "entry"):
-        calls.instead(name, {"load_site": features(True), "pack_classifier": b""}.get(name))
-    run = parse_run(settings)
-    with pytest.raises(SurrogateError, match="of 1 bytes; at most 0 are allowed"):
-        WORK[kind](request(tmp_path, run, payload=b"x"))
-    WORK[kind](request(tmp_path, run, payload=b"", lineage="abc"))
+    own = gate(calls)
+    assert WORK[kind](asked, own) == (b"reply", {})
+    assert calls.made == [(kind.replace("-", "_"), asked, own.policy)]

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app import requests
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.requests import WORK
 from fedsurrogate.common.errors import (
@@ -28,7 +31,6 @@ from tests.client_app.requested import (
     FLOWER,
     KEPT,
     PRIVATE,
-    SITE,
     SUMMED,
     Calls,
     Note,
@@ -68,27 +70,24 @@ def evaluate(
     calls.instead("_keep")
     calls.instead("load_site", found)
     calls.instead("without_records", found)
-    calls.instead("evaluate", {"correct": 3, "tested": 4})
+    calls.instead("load", calls.noting("evaluate", {"correct": 3, "tested": 4}))
     asked = request(tmp_path, run, data, payload=b"model")
-    node, task = asked.node, Task(run, asked.node, SITE, found, payload=b"model")
+    node, task = asked.node, asked.task(found)
     silent = bool(data) and (limits or not exact or not at_models)
-    result = WORK["evaluation"](asked)
+    result = WORK["evaluation"](asked, own)
     loaded: Note = ("load_site", run, node, CACHE)
-    wanted: list[Note] = [
-        ("open_gate", node, run.settings.data, FLOWER),
-        ("check_request", run),
-        ("_keep", asked, own),
-    ]
+    wanted: list[Note] = [("_keep", asked, own)]
+    evaluated: list[Note] = [("load", run.plan.combination.evaluate), ("evaluate", task, own)]
     if silent:
         generates = settings.get("method") == "dpcvae"
         private = "epsilon" in settings
         if private and data == "digits":
-            wanted += [loaded, ("evaluate", task, own, FLOWER)]
+            wanted += [loaded, *evaluated]
         elif private or generates:
-            wanted += [("without_records", run, node), ("evaluate", task, own, FLOWER)]
+            wanted += [("without_records", run, node), *evaluated]
         assert result == (None, {})
     else:
-        wanted += [loaded, ("evaluate", task, own, FLOWER)]
+        wanted += [loaded, *evaluated]
         if not simulated:
             made = MethodOutput(b'{"correct": 3, "tested": 4}')
             wanted.append(("let_out", entry(run, FLOWER, made, requests.after(run.rounds))))
@@ -99,13 +98,12 @@ def evaluate(
 def test_a_target_has_no_share_of_right_answers_to_log(
     calls: Calls, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate(calls)
-    number = {"target": "number", "target-range": "0,1", "value-columns": "size"}
+    own, number = gate(calls), {"target": "number", "target-range": "0,1", "value-columns": "size"}
     for settings, results in ((number, {"errors": 1.0}), ({}, {"correct": 3, "tested": 4})):
         calls.instead("load_site", features(False))
-        calls.instead("evaluate", results)
+        calls.instead("load", calls.noting("evaluate", results))
         with caplog.at_level(logging.INFO, "fedsurrogate.site"):
-            WORK["evaluation"](request(tmp_path, parse_run(settings)))
+            WORK["evaluation"](request(tmp_path, parse_run(settings)), own)
         found = [each.getMessage() for each in caplog.records]
         assert (found == []) == (settings == number)
     assert found == [
@@ -148,10 +146,9 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
 ) -> None:
     counting = {"counting.kind": "survey", "classes": "a,b", "sites": 9}
     run = parse_run(counting if method == "survey" else {"method": method})
-    found = features(True)
+    found, own = features(True), gate(calls)
     for name, result in (
         ("check_comparable", None),
-        ("policy_of", SimpleNamespace(cache_mib=CACHE)),
         ("load_site", found),
         ("own_classifier", "own"),
         ("received_classifier", "received"),
@@ -162,13 +159,12 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
         calls.made.clear()
         asked = request(tmp_path, run, payload=b"model", **brief)
         node = asked.node
-        assert WORK["comparison"](asked) == (None, {"accuracy": 1.0})
+        assert WORK["comparison"](asked, own) == (None, {"accuracy": 1.0})
         personal = run.plan.combination.personal
         assert bool(personal) == (method == "local")
         models: list[Note] = [
-            ("policy_of", node),
             ("load_site", run, node, CACHE),
-            ("own_classifier", Task(run, node, SITE, found, payload=b"model")),
+            ("own_classifier", asked.task(found)),
         ]
         if not personal:
             digest = "" if method == "survey" else run.digest
@@ -182,9 +178,9 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
 
 
 def test_a_comparison_at_a_hospital_is_refused_whatever_came_with_it(tmp_path: Path) -> None:
-    asked = request(tmp_path, parse_run({}), "imagefolder", payload=b"model", bytes=3)
+    asked = request(tmp_path, parse_run({}), "imagefolder", payload=b"model")
     with pytest.raises(DataError, match="needs the data of all sites"):
-        WORK["comparison"](asked)
+        WORK["comparison"](asked, Gate(Policy(), Ledger(tmp_path, "data")))
 
 
 def test_the_log_is_opened_once_for_each_state_folder_and_says_when_and_how_bad(

@@ -21,16 +21,16 @@ from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.features.cache import read_entry
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.approvals import Decision, decide, decisions
-from fedsurrogate.client_app.governance.held import check_room, hold, why_held
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
+from fedsurrogate.client_app.governance.uncharged import check_room, hold, why_held
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.heads.distillation import _classes
 from fedsurrogate.client_app.model_use import store as models
 from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline import replies
+from fedsurrogate.client_app.offline import answers as replies
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
 from fedsurrogate.client_app.secure_sum import same_sites, store
 from fedsurrogate.common.data_report import DataReport

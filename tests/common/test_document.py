@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate
-from fedsurrogate.client_app.governance.release import SurrogateRequest, prepare
+from fedsurrogate.client_app.governance.release import prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
@@ -274,8 +275,8 @@ def test_a_site_answers_alike_whatever_a_setting_says_that_nobody_signs(
     base: Flat = {"method": method, "classes": CLASSES, "head.min-steps": 5}
 
     def answered(flat: Flat) -> tuple[bytes, object]:
-        made = prepare(SurrogateRequest(parse_run(flat), node, "north", "7"), gate)
-        return made.payload, made.release
+        made = prepare(SiteRequest(parse_run(flat), node, "north", flower_run="7"), gate)
+        return made.made.payload, made.release
 
     before = answered(base)
     # An approval is not signed, and looked at by itself.

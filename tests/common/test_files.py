@@ -150,7 +150,7 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         "client_app/secure_sum/store.py": {"fsync"},
         # What is moved aside, and a file that is locked while it is open.
         "client_app/secure_sum/same_sites.py": {"replace"},
-        "server_app/exchange/file_grid.py": {"replace"},
+        "server_app/exchange.py": {"replace"},
         "server_app/runs/writer_lock.py": {"replace"},
     }
     wrong = {}

@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedsurrogate.client_app.governance.ledger import dataset_id
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import Run, parse_run
@@ -244,7 +244,7 @@ def a_result_that_cannot_be_sent(h: Hospital) -> None:
     import fedsurrogate.client_app.requests as answers
 
     h.undo.enter_context(
-        patch.dict(answers.WORK, {"surrogate": lambda asked: (None, {"note": Path(BOOM)})})
+        patch.dict(answers.WORK, {"surrogate": lambda asked, gate: (None, {"note": Path(BOOM)})})
     )
 
 
@@ -410,11 +410,11 @@ FAILURES: dict[str, tuple[Break, str]] = {
     ),
     "a result that cannot be sent": (a_result_that_cannot_be_sent, "internal"),
     "settings that cannot be read": (
-        raising("fedsurrogate.client_app.requests.parse_run", KeyError(BOOM)),
+        raising("fedsurrogate.client_app.requests.kept_run", KeyError(BOOM)),
         "internal",
     ),
     "another run's digest": (
-        lambda h: h.replaced("fedsurrogate.client_app.requests.parse_run", of_another_digest),
+        lambda h: h.replaced("fedsurrogate.client_app.requests.kept_run", of_another_digest),
         "surrogate",
     ),
     **{

@@ -11,7 +11,8 @@ from typing import Any, cast
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.release import SurrogateRequest, planned
+from fedsurrogate.client_app.governance.release import planned
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.methods import METHODS
@@ -223,7 +224,7 @@ def _ledger(config: Run) -> Facts:
 
 
 def _entry(config: Run, number: int) -> Facts:
-    request = SurrogateRequest(config, NodeConfig(), "north", "77", info={"round": number})
+    request = SiteRequest(config, NodeConfig(), "north", flower_run="77", info={"round": number})
     entry = asdict(planned(request))
     found = {name: entry[name] for name in ("method", "round", "mechanism", "unit")}
     claim = config.mechanism

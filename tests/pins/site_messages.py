@@ -158,4 +158,6 @@ def _task(run: Run, payload: bytes | None, values: Tensor | None = None, round: 
     names = CLASSES if run.target is None else run.target.rows
     site = SiteFeatures(part, part, names, "f" * 16, 0.0, simulated=False)
     limits = SiteLimits(smallest_class=2, smallest_cell=2)
-    return Task(run, NodeConfig(site="a"), "a", site, limits, payload, {"round": round})
+    return Task(
+        run, NodeConfig(site="a"), "a", site, limits, payload=payload, info={"round": round}
+    )

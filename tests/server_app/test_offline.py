@@ -16,7 +16,7 @@ import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import (
     BudgetError,

@@ -35,7 +35,7 @@ def generators(node: NodeConfig) -> Path:
     return node.state / "generators"
 
 
-def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
+def use_generator(task: Task, gate: Gate) -> Info:
     """Keep the received generator and evaluate it on this site's records.
 
     The caller decides which results may leave.
@@ -43,21 +43,20 @@ def use_generator(task: Task, gate: Gate, flower_run: str) -> Info:
     Args:
         task: the request, with the generator.
         gate: of the site; its ledger names the runs in which the site took part.
-        flower_run: id of the run.
 
     Raises:
         SurrogateError: for a generator of another run, or of a run in which the site took no part.
         DataError: where it cannot be evaluated.
     """
-    if not any(entry.get("flower_run") == flower_run for entry in gate.ledger.entries()):
+    if not any(entry.get("flower_run") == task.flower_run for entry in gate.ledger.entries()):
         raise SurrogateError(
-            f"a generator of run {flower_run}, in which this site has taken no part"
+            f"a generator of run {task.flower_run}, in which this site has taken no part"
         )
     received = task.received_model()
     generator = Generator(received.header, task.run, received.tensors).checked()
     content = pack_generator(generator)
     if has_room(task.node, gate.policy.kept_mib, len(content)):
-        replace_file(generators(task.node) / f"{flower_run}-{task.site}.safetensors", content)
+        replace_file(generators(task.node) / f"{task.flower_run}-{task.site}.safetensors", content)
     return _judged(task, generator)
 
 

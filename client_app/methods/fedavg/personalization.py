@@ -26,13 +26,12 @@ Scores = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor, Tensor, int], Scores]
 
 
-def with_head(task: Task, gate: Gate, flower_run: str) -> Info:
+def with_head(task: Task, gate: Gate) -> Info:
     """Evaluate the received head mixed with a head of the site's own (FedLambda).
 
     Args:
         task: the request, with the received head.
         gate: of the site.
-        flower_run: id of the run.
 
     Raises:
         SurrogateError: for a head that is not this run's.
@@ -42,13 +41,12 @@ def with_head(task: Task, gate: Gate, flower_run: str) -> Info:
     return counted(personal_accuracy(task, checked_classifier(task), fit))
 
 
-def with_neighbours(task: Task, gate: Gate, flower_run: str) -> Info:
+def with_neighbours(task: Task, gate: Gate) -> Info:
     """Evaluate the received head mixed with the site's nearest records (kNN-Per).
 
     Args:
         task: as in `with_head`.
         gate: as in `with_head`.
-        flower_run: as in `with_head`.
 
     Raises:
         SurrogateError: for a head that is not this run's.

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.methods import METHODS as ALL

@@ -18,7 +18,7 @@ from flwr.app import Message
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon

@@ -100,7 +100,7 @@ def held_out(weight: torch.Tensor) -> torch.Tensor:
     records = LabelledFeatures(features, labels)
     found = SiteFeatures(records, records, ("benign", "malign"), "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_cell=12)
-    task = Task(parse_run(settings), NodeConfig(), "north", found, limits, model)
+    task = Task(parse_run(settings), NodeConfig(), "north", found, limits, payload=model)
     return summed_counts(task).values["decisions"]
 
 

@@ -15,10 +15,9 @@ import pytest
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.governance.gate import open_ledger
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, own_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
 from fedsurrogate.common.security.receipts import MOST_RECEIPTS

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Message
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.run import Run, parse_run

@@ -158,7 +158,7 @@ def _introduced_by_records(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_failure_that_shows(patch: pytest.MonkeyPatch) -> None:
-    def plain(run: Any, node: Any, work: Any) -> Any:
+    def plain(run: Any, node: Any, _: float, work: Any) -> Any:
         found = load_site(run, node, 1024.0)
         return work(found, node), found, Failure()
 

@@ -86,7 +86,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
         if pooled and (unit == "record" or case.kind == "folder"):
             own["unit"] = "bag"
         try:
-            used, _, failure = with_records(run, parse_node_config(node | own), _used)
+            used, _, failure = with_records(run, parse_node_config(node | own), 1.0, _used)
         finally:
             for path in home.rglob("*"):
                 if not path.is_symlink():

@@ -157,8 +157,8 @@ def _in_the_introduction(change: Callable[[Any, Info], Info]) -> Leak:
     def plant(patch: pytest.MonkeyPatch) -> None:
         honest = answers.WORK["introduction"]
 
-        def leaking(asked: Any) -> Any:
-            payload, reported = honest(asked)
+        def leaking(asked: Any, gate: Any) -> Any:
+            payload, reported = honest(asked, gate)
             return payload, change(asked, reported)
 
         patch.setitem(answers.WORK, "introduction", leaking)
@@ -169,10 +169,10 @@ def _in_the_introduction(change: Callable[[Any, Info], Info]) -> Leak:
 def _a_code(patch: pytest.MonkeyPatch) -> None:
     honest = answers.WORK["evaluation"]
 
-    def leaking(asked: Any) -> Any:
+    def leaking(asked: Any, gate: Any) -> Any:
         if _records(asked) < 2:
             raise DataError("too few records")
-        return honest(asked)
+        return honest(asked, gate)
 
     patch.setitem(answers.WORK, "evaluation", leaking)
 
@@ -222,7 +222,11 @@ LEAKS: dict[str, Leak] = {
     "a failure that shows": lambda patch: patch.setattr(
         release,
         "with_records",
-        lambda run, node, work: (work(found := load_site(run, node, 1024.0), node), found, ""),
+        lambda run, node, cache, work: (
+            work(found := load_site(run, node, cache), node),
+            found,
+            release.Failure(),
+        ),
     ),
 }
 

@@ -26,11 +26,11 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(["loaded"] * len(within))
         return load_site(*given)
 
-    def evaluation(asked: Any) -> Any:
+    def evaluation(asked: Any, gate: Any) -> Any:
         found.append("evaluation")
         within.append(True)
         try:
-            return honest(asked)
+            return honest(asked, gate)
         finally:
             within.pop()
 

@@ -11,7 +11,8 @@ from fedsurrogate.client_app.audit import disclosure
 from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
-from fedsurrogate.client_app.governance.release import SurrogateRequest, disclosure_of, prepare
+from fedsurrogate.client_app.governance.release import disclosure_of, prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.run import parse_run
 from tests import commands
@@ -28,21 +29,21 @@ def test_the_sheet_has_the_hash_of_what_leaves_and_the_ledger_has_the_sheets_add
     open_ledger(node)
     for number in range(earlier):
         before = open_gate(node, run.settings.data, f"before {number}")
-        other = SurrogateRequest(run, node, site_name(node, 0), f"before {number}")
+        other = SiteRequest(run, node, site_name(node, 0), flower_run=f"before {number}")
         before.let_out(prepare(other, before).release)
     content, facts, page = disclose(run, node)
     gate = open_gate(node, run.settings.data, "1")
     prepared = prepare(
-        SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"}), gate
+        SiteRequest(run, node, site_name(node, 0), flower_run="1", info={"lineage": "one"}), gate
     )
     gate.let_out(prepared.release)
     entry = gate.ledger.entries()[-1]
     assert (
         content["outputs"]["sha256 of the payload"]
         == entry["sha256"]
-        == hashlib.sha256(prepared.payload).hexdigest()
+        == hashlib.sha256(prepared.made.payload).hexdigest()
     )
-    assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.payload)
+    assert content["outputs"]["bytes"] == entry["bytes"] == len(prepared.made.payload)
     assert (node.state / f"{entry['disclosure']}.json").read_bytes() == facts.read_bytes()
     assert content["schema"] == 1
     assert facts.stem == f"{run.digest}-{hashlib.sha256(facts.read_bytes()).hexdigest()[:16]}"
@@ -81,7 +82,7 @@ def test_a_release_without_a_sheet_has_no_address(tmp_path: Path) -> None:
     node, run = hospital(tmp_path, [30, 30]), parse_run(RUN)
     open_ledger(node)
     disclose(parse_run(RUN | {"seed": 5}), node)
-    request = SurrogateRequest(run, node, site_name(node, 0), "1", info={"lineage": "one"})
+    request = SiteRequest(run, node, site_name(node, 0), flower_run="1", info={"lineage": "one"})
     prepared = prepare(request, open_gate(node, run.settings.data, "1"))
     assert prepared.release.disclosure == ""
 

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.governance import uncharged
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records, without_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.bundle_writer import release_to
+from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
@@ -221,7 +221,7 @@ def test_a_failure_that_a_site_without_records_has_as_well_is_reported(tmp_path:
         raise ConfigError(f"{len(found.train.labels)} records")
 
     with pytest.raises(ConfigError, match="0 records"):
-        with_records(RUN, node, work)
+        with_records(RUN, node, 1.0, work)
 
 
 def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
@@ -244,10 +244,10 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
 
     monkeypatch.setattr(uncharged, "load_site", ending("flwr.supercore.exit.exit"))
     with pytest.raises(SystemExit):
-        with_records(RUN, node, work)
+        with_records(RUN, node, 1.0, work)
     assert made == []
     monkeypatch.setattr(uncharged, "load_site", ending("a_decoder"))
-    assert with_records(RUN, node, work)[2] == ("SystemExit: 0", False)
+    assert with_records(RUN, node, 1.0, work)[2] == ("SystemExit: 0", False)
     assert made == [0]
 
 

@@ -97,7 +97,7 @@ def test_what_a_step_raises_for_a_record_leaves_out_no_other(
     others = (Record("b", "4", grey=30), Record("a", "5", grey=30)) if where is duplicates else ()
     node = write(kind, tmp_path / "data", RECORDS + others)
     own = {"state-dir": str(tmp_path / "s"), "cache-dir": str(tmp_path / "c"), "unit": "record"}
-    used, _, failure = with_records(RUN, parse_node_config(node | own), _levels)
+    used, _, failure = with_records(RUN, parse_node_config(node | own), 1.0, _levels)
     assert failure.text == ""
     assert [level for level in used if level != ODD] == ([10] if others else [10, 30])
     # A record whose copies cannot be found is a record.

@@ -27,8 +27,8 @@ from fedsurrogate.client_app.governance.approvals import (
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.release import SurrogateRequest, entry, planned, prepare
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.governance.release import entry, planned, prepare
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
@@ -174,7 +174,7 @@ def test_no_request_for_a_release_is_for_the_round_that_may_be_reported_again(
     """Round 0 is no round of a proposal, so it would pay for a release in every run."""
     node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
     run = with_text(signed(settings_), settings_)
-    request = SurrogateRequest(run, node, "north", "7", info={"round": number})
+    request = SiteRequest(run, node, "north", flower_run="7", info={"round": number})
     with pytest.raises(SurrogateError, match="rounds begin at 1"):
         planned(request)
     with pytest.raises(SurrogateError, match="rounds begin at 1"):

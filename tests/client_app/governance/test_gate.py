@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsurrogate.client_app.governance.gate import Gate, check_receipts, new_receipt, open_gate
+from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, Policy
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -141,9 +141,3 @@ def test_one_pattern_of_many_allows_a_run(tmp_path: Path) -> None:
     gate(tmp_path, methods=("dpcvae", "fed*")).check_request(parse_run(PRIVATE))
     with pytest.raises(PolicyError, match="methods"):
         gate(tmp_path, methods=("dpcvae", "fedlap")).check_request(parse_run(PRIVATE))
-
-
-def test_public_data_has_no_receipt(tmp_path: Path) -> None:
-    public = NodeConfig(data="digits", state_dir=str(tmp_path))
-    assert check_receipts(public, "") == 0
-    assert new_receipt(public, 0) == {}

@@ -16,8 +16,7 @@ from fedsurrogate.client_app.datasets.whole_site import CAUSES, SYSTEM, Accelera
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance import uncharged
-from fedsurrogate.client_app.governance.held import why_held
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records
+from fedsurrogate.client_app.governance.uncharged import FALLBACK, why_held, with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.errors import DataError, LedgerError
@@ -177,9 +176,9 @@ def test_work_that_fails_with_records_is_done_without(
 
     if everywhere:
         with pytest.raises(type(error)):
-            with_records(RUN, node, work)
+            with_records(RUN, node, 1.0, work)
     else:
-        made, site, failure = with_records(RUN, node, work)
+        made, site, failure = with_records(RUN, node, 1.0, work)
         assert (made, len(site.train.labels)) == (0, 0)
         assert failure.text.startswith(type(error).__name__)
         assert failure.explained == (error not in UNLISTED)

@@ -25,7 +25,7 @@ from fedsurrogate.client_app.governance.approvals import (
     decisions,
 )
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
-from fedsurrogate.client_app.governance.gate import check_receipts, new_receipt, open_ledger
+from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import DISCLOSURES, disclosure_of
@@ -285,24 +285,25 @@ def test_a_reply_has_a_receipt_if_and_only_if_the_ledger_has_grown(tmp_path: Pat
         state_dir=str(tmp_path / "state"),
         witness_dir=str(tmp_path / "witness"),
     )
-    ledger = open_ledger(node)
+    ledger, gate = open_ledger(node), open_gate(node, "digits", "7")
     assert ledger.witness is not None
     for number in range(2):
         # The header is an entry of its own.
-        before = check_receipts(node, "")
+        before = gate.check_receipts("")
         assert before == 1 + number
-        assert new_receipt(node, before) == {}
+        assert gate.new_receipt(before) == {}
         ledger.charge(release(number=number + 1), TOTAL)
         seen = ledger.witness.read()
         assert seen is not None
-        receipt = new_receipt(node, before)
+        receipt = gate.new_receipt(before)
         assert receipt == {"receipt": str(seen.receipt(before + 1, seen.last))}
-        assert check_receipts(node, receipt["receipt"]) == before + 1
+        assert gate.check_receipts(receipt["receipt"]) == before + 1
     older = seen.receipt(9, seen.last)
     with pytest.raises(LedgerError, match="has seen 9 entries of the ledger, which has 3"):
-        check_receipts(node, str(older))
+        gate.check_receipts(str(older))
     public = NodeConfig(site="north", state_dir=str(tmp_path / "public"))
-    assert (check_receipts(public, str(older)), new_receipt(public, 0)) == (0, {})
+    gate = open_gate(public, "digits", "7")
+    assert (gate.check_receipts(str(older)), gate.new_receipt(0)) == (0, {})
     with pytest.raises(ConfigError, match="is public; every run begins its own ledger"):
         open_ledger(public)
 

@@ -19,12 +19,11 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import (
-    SurrogateRequest,
     charge_and_release,
     entry,
     planned,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BudgetError, FedSurrogateError
 from fedsurrogate.common.run import parse_run
@@ -44,7 +43,7 @@ def test_a_release_is_planned_for_the_unit_that_the_site_protects(
     data: str, column: str, unit: str
 ) -> None:
     node = NodeConfig(data=data, patient_column=column, unit=unit)  # type: ignore[arg-type]
-    plan = planned(SurrogateRequest(PRIVATE, node, "north", "1"))
+    plan = planned(SiteRequest(PRIVATE, node, "north", flower_run="1"))
     protected = unit == "patient" and (column or data == "dicom")
     assert plan.unit == ("patient" if protected else "record")
 
@@ -57,8 +56,8 @@ def test_where_records_were_released_a_site_of_patients_refuses_before_the_work(
     gate.let_out(release(100.0))
     node = NodeConfig(data="parquet", patient_column="who")
     with pytest.raises(BudgetError, match="no total can be guaranteed to patients"):
-        gate.check_planned(planned(SurrogateRequest(PRIVATE, node, "north", "2")))
-    gate.check_planned(planned(SurrogateRequest(PRIVATE, NodeConfig(), "north", "2")))
+        gate.check_planned(planned(SiteRequest(PRIVATE, node, "north", flower_run="2")))
+    gate.check_planned(planned(SiteRequest(PRIVATE, NodeConfig(), "north", flower_run="2")))
 
 
 @given(st.binary(max_size=9), st.none() | st.integers(1, 4), st.booleans(), st.booleans())

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import PUBLIC_DATA
-from fedsurrogate.client_app.governance.release import SurrogateRequest, prepare
+from fedsurrogate.client_app.governance.release import prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.run import parse_run
@@ -31,7 +32,7 @@ def test_the_larger_number_of_classes_is_limited(tmp_path: Path, named: int, own
     run = parse_run({"classes": ",".join(names[:named]), "fedpft.covariance": "spherical"})
     places: dict[str, Any] = {"data": "safetensors", "data_dir": str(tmp_path)}
     node = NodeConfig(site="s", state_dir=str(tmp_path / "s"), cache_dir=str(tmp_path), **places)
-    request = SurrogateRequest(run, node, "s", "1")
+    request = SiteRequest(run, node, "s", flower_run="1")
     # Where a run names classes, those are the site's.
     most = max(named, named or own)
     for limit in (most, most - 1):

@@ -73,7 +73,7 @@ def task(
     train = LabelledFeatures(x[:0], labels[:0])
     site = SiteFeatures(train, test, OWN, "f", 0.0, **{"simulated": False} | more)
     limits = SiteLimits(smallest_class=9, smallest_cell=least, show_evaluation=False)
-    return Task(run, NodeConfig(site="north"), "north", site, limits, payload)
+    return Task(run, NodeConfig(site="north"), "north", site, limits, payload=payload)
 
 
 ROWS = st.lists(

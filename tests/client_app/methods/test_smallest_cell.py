@@ -42,7 +42,7 @@ def test_a_model_whose_classes_are_in_another_order_is_refused(order: list[str])
     model = pack_classifier(Head(header, torch.eye(3), torch.zeros(3)))
     own = LabelledFeatures(torch.eye(3), torch.arange(3))
     site = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
-    task = Task(evaluation_of(model), NodeConfig(), "north", site, SiteLimits(), model)
+    task = Task(evaluation_of(model), NodeConfig(), "north", site, SiteLimits(), payload=model)
     if tuple(order) == CLASSES:
         shown = unpack_counts(counts(task).payload).tables["decisions"]
         assert torch.equal(shown, torch.eye(3, dtype=torch.int64))
@@ -68,7 +68,12 @@ def test_a_class_is_shown_if_so_many_of_its_usable_records_are_counted(
     own = LabelledFeatures(features, labels)
     site = SiteFeatures(own, own, (*CLASSES, "d"), "f", 0.0, simulated=False)
     task = Task(
-        evaluation_of(model), NodeConfig(), "north", site, SiteLimits(smallest_cell=least), model
+        evaluation_of(model),
+        NodeConfig(),
+        "north",
+        site,
+        SiteLimits(smallest_cell=least),
+        payload=model,
     )
     usable = [sum(each == (label, False) for each in records) for label in range(3)]
     expected = [count if count >= least else 0 for count in usable]

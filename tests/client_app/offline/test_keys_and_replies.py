@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline import replies
+from fedsurrogate.client_app.offline import answers as replies
+from fedsurrogate.client_app.offline.answers import is_message, reply_to
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
-from fedsurrogate.client_app.offline.replies import is_message, reply_to
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.exchange.message_files import (
     MessageRequest,

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.release import SurrogateRequest
+from fedsurrogate.client_app.governance.uncharged import Failure
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline import bundle_writer, dry_run
+from fedsurrogate.client_app.offline import answers as bundle_writer
+from fedsurrogate.client_app.offline import dry_run
 from fedsurrogate.common.errors import (
     BudgetError,
     ConfigError,
@@ -64,10 +66,9 @@ class Site:
         self.entries: list[dict[str, str]] = []
         self.release = release()
         self.prepared = SimpleNamespace(
-            payload=b"payload",
+            made=SimpleNamespace(payload=b"payload", guard=GUARD),
             release=self.release,
-            guard=GUARD,
-            failure="",
+            failure=Failure(),
         )
         ledger = SimpleNamespace(
             answered=lambda: {each["flower_run"] for each in self.entries} - {"older"},
@@ -76,12 +77,13 @@ class Site:
         self.gate = SimpleNamespace(
             ledger=ledger,
             policy=object(),
+            check_receipts=lambda shown: self.step("receipts", shown, answer=4),
+            new_receipt=lambda before: self.step("receipt", before, answer=self.receipt),
         )
         answers: dict[str, Callable[..., Any]] = {
             "coordinator_key": lambda node: PUBLIC,
             "private_key": lambda node, name: self.step("key", name, answer=KEY + name.encode()),
             "read_request": lambda file, key: self.step("read", file, key, answer=ASKED),
-            "check_receipts": lambda node, shown: self.step("receipts", shown, answer=4),
             "open_gate": lambda node, data, name: self.step("gate", data, name, answer=self.gate),
             "prepare": lambda asked, gate, **more: self.step(
                 "prepare", asked, gate is self.gate, more, answer=self.prepared
@@ -94,7 +96,6 @@ class Site:
             "charge_and_release": lambda gate, sent, files, guard: self.step(
                 "charge", gate is self.gate, sent, files, guard
             ),
-            "new_receipt": lambda node, before: self.step("receipt", before, answer=self.receipt),
             "replace_file": lambda file, content: self.step("replace", file, content),
         }
         for name, answer in answers.items():
@@ -145,9 +146,14 @@ def test_a_bundle_is_staged_before_its_charge_and_signed_again_with_its_receipt(
     content = (ASKED, "north", b"payload", facts, KEY + b"north")
     wanted: list[Any] = [
         ("read", asked, PUBLIC),
-        ("receipts", "shown"),
         ("gate", run.settings.data, RUN_NAME),
-        ("prepare", SurrogateRequest(run, NORTH, "north", RUN_NAME, b"centre"), True, {}),
+        ("receipts", "shown"),
+        (
+            "prepare",
+            SiteRequest(run, NORTH, "north", flower_run=RUN_NAME, payload=b"centre"),
+            True,
+            {},
+        ),
         ("attacks", run.digest, NORTH, True),
         ("key", "north"),
         ("stage", out, content),
@@ -196,10 +202,10 @@ def test_records_that_cannot_be_used_are_neither_attacked_nor_charged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     site = Site(monkeypatch, bundle_writer)
-    site.prepared.failure = "one class only"
+    site.prepared.failure = Failure("one class only")
     with pytest.raises(DataError, match=r"used \(one class only\); nothing was charged"):
         bundle_writer.release_to(tmp_path / "out", tmp_path / "asked", NORTH)
-    assert site.names == ["read", "receipts", "gate", "prepare"]
+    assert site.names == ["read", "gate", "receipts", "prepare"]
 
 
 def test_an_answered_request_is_refused_with_its_first_day_before_any_work(
@@ -216,7 +222,7 @@ def test_an_answered_request_is_refused_with_its_first_day_before_any_work(
         site.gate.ledger.answered = lambda: {RUN_NAME}
         with pytest.raises(PolicyError, match=f"0123456789abcdef was {days}"):
             bundle_writer.release_to(tmp_path / "out", tmp_path / "asked", NORTH)
-        assert site.names == ["read", "receipts", "gate"]
+        assert site.names == ["read", "gate", "receipts"]
 
 
 def test_a_bundle_needs_a_name_of_the_site_and_a_new_file(

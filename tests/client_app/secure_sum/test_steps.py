@@ -16,13 +16,17 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.client_app.secure_sum.steps import (
-    Step,
     _check_colluding,
     _check_local,
     _check_peers,
+    sum_keys,
+    sum_list,
+    sum_open,
+    sum_shares,
 )
 from fedsurrogate.common.errors import PolicyError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
@@ -97,13 +101,13 @@ def test_a_step_is_of_the_run_that_it_names(
     run = parse_run(flat)
     node = parse_node_config({"site": "north", "state-dir": str(tmp_path), "data": "digits"})
     info: dict[str, object] = {} if named is None else {"run": named or run.digest}
-    step = Step(run, node, "north", "1", None, info | {"sum": "0" * 32})
-    assert step.name == "0" * 32
+    step = SiteRequest(run, node, "north", info=info | {"sum": "0" * 32})
     if right:
-        assert isinstance(step.checked(), Policy)
-    else:
-        with pytest.raises(SurrogateError, match="a step of a secure sum for run"):
-            step.checked()
+        assert len(sum_keys(step, Policy())) > 100
+        return
+    for work in (sum_keys, sum_shares, sum_list, sum_open):
+        with pytest.raises(SurrogateError, match=r"a request for run|secure-sum"):
+            work(step, Policy())
 
 
 # Sums without noise, and the kinds of digests that each has.

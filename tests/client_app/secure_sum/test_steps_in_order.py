@@ -17,11 +17,11 @@ import torch
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import SiteStatistic, Task
+from fedsurrogate.client_app.methods.task import SiteRequest, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum import masked, steps
 from fedsurrogate.client_app.secure_sum.masked import masked_sum
-from fedsurrogate.client_app.secure_sum.steps import Step, sum_keys, sum_list, sum_open, sum_shares
+from fedsurrogate.client_app.secure_sum.steps import sum_keys, sum_list, sum_open, sum_shares
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
@@ -57,19 +57,12 @@ def instead(calls: Calls, module: Any, **results: Any) -> None:
 
 def step(
     calls: Calls, run: Run, folder: Path, payload: bytes | None, **node: Any
-) -> tuple[Step, Policy]:
+) -> tuple[SiteRequest, Policy]:
     own = NodeConfig(site=SITE, state_dir=str(folder), **node)
     policy = Policy(smallest_sum=2)
-    gate = SimpleNamespace(policy=policy, check_request=calls.noting("check_request"))
-    instead(calls, steps, open_gate=gate, private_key=b"secret", public_key=b"public")
-    return Step(run, own, SITE, FLOWER, payload, {"run": run.digest, "sum": NAME}), policy
-
-
-def checked(asked: Step) -> list[Note]:
-    return [
-        ("open_gate", asked.node, asked.run.settings.data, FLOWER),
-        ("check_request", asked.run),
-    ]
+    instead(calls, steps, private_key=b"secret", public_key=b"public")
+    info = {"run": run.digest, "sum": NAME}
+    return SiteRequest(run, own, SITE, payload=payload, info=info), policy
 
 
 def test_keys_are_made_after_the_policy_has_allowed_the_run_and_stored_before_they_leave(
@@ -85,9 +78,8 @@ def test_keys_are_made_after_the_policy_has_allowed_the_run_and_stored_before_th
         pack_member=b"\x01\xfe",
     )
     instead(calls, steps.store, create=None)
-    assert sum_keys(asked) == "01fe"
+    assert sum_keys(asked, policy) == "01fe"
     assert calls.made == [
-        *checked(asked),
         ("_check_peers", policy, asked.node),
         ("private_key", asked.node, SITE),
         ("context_of", EXACT, NAME),
@@ -107,12 +99,11 @@ def test_shares_are_dealt_after_every_check_of_the_key_list(
     instead(calls, steps, unpack_members=(MEMBERS, b"map"), read_keys={"south": b"s"}, share=("after", "dealt"),
                   pack_dealt=b"out", _check_colluding=None, _check_local=None, _check_together=None)  # fmt: skip
     instead(calls, steps.store, read="state", write=None)
-    assert sum_shares(asked) == (b"out", {"pinned": pinned})
+    assert sum_shares(asked, policy) == (b"out", {"pinned": pinned})
     rules = rules_of(run.settings, 4)
     names = None if run is PRIVATE else ["north", "south", "west", "east"]
     keys = [("read_keys", Path("~/peers.toml").expanduser())] if pinned else []
     assert calls.made == [
-        *checked(asked),
         ("read", run, asked.node, NAME, SITE),
         ("unpack_members", payload or b""),
         ("_check_colluding", policy, rules),
@@ -150,12 +141,11 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
     instead(calls, steps.same_sites, applies=applies, check_summed=None, settle=None)
     rules = rules_of(run.settings, 4)
     begun: list[Note] = [
-        *checked(asked),
         ("read", run, asked.node, NAME, SITE),
         ("unpack_list", b"list"),
     ]
     rule: Note = ("applies", run.plan.mechanism_name, asked.node)
-    assert sum_list(asked) == (b"signature", {})
+    assert sum_list(asked, policy) == (b"signature", {})
     names = None if run is PRIVATE else ("north", "south")
     assert calls.made == [
         *begun,
@@ -167,7 +157,7 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
         ("write", asked.node, NAME, after),
     ]
     calls.made.clear()
-    assert sum_open(asked) == (b"out", {})
+    assert sum_open(asked, policy) == (b"out", {})
     assert calls.made == [
         *begun,
         ("reveal", state, "signatures", rules),
@@ -200,7 +190,9 @@ def masked_by(
         site=SITE, data="imagefolder", data_dir=str(folder), state_dir=str(folder), peers=peers
     )
     info = {"sum": NAME, "round": 1}
-    asked = Task(run, node, SITE, site, SiteLimits(smallest_class=2), b"delivery", info)
+    asked = Task(
+        run, node, SITE, site, SiteLimits(smallest_class=2), payload=b"delivery", info=info
+    )
     values = {
         name: torch.arange(float(np.prod(shape))).reshape(shape).double()
         for name, shape in SHAPES.items()

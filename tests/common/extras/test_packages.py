@@ -13,7 +13,7 @@ import pytest
 
 from fedsurrogate.client_app.diagnostics.first_look import check_files
 from fedsurrogate.client_app.governance.gate import open_ledger
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
 from fedsurrogate.client_app.offline.dry_run import dry_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES

@@ -190,7 +190,7 @@ def test_a_text_has_65536_characters_and_50_signatures_at_most() -> None:
         {"0f" * 64: "0f" * 63}, {"0f" * 64: "0f" * 65}, {"0f" * 64: 3}, {"0f" * 64: "0F" * 64}, [], None,
     ):  # fmt: skip
         content = json.loads(text) | {"signatures": signatures}
-        with pytest.raises(ConfigError, match="signatures: must be at most 50"):
+        with pytest.raises(ConfigError, match="signatures = "):
             read_signed(json.dumps(content))
     twice = text.replace('"id"', '"id": "0", "id"')
     for other in (twice, "[" * 60_000, "{", "3", "[]", json.dumps(json.loads(text) | {"more": 1})):

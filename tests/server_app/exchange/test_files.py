@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
+from fedsurrogate.client_app.offline.answers import is_message, reply_to
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.client_app.offline.replies import is_message, reply_to
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,
@@ -31,12 +31,14 @@ from fedsurrogate.common.errors import (
     SealError,
 )
 from fedsurrogate.common.exchange.message_files import (
+    REQUEST,
     pack_reply,
     pack_request,
     unpack_reply,
     unpack_request,
 )
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import pack_file
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.wire.sum_proto import pack_dealt, unpack_dealt
@@ -45,7 +47,7 @@ from fedsurrogate.server_app.deployment.request_key import (
     make_request_key,
     read_request_key,
 )
-from fedsurrogate.server_app.exchange.run import run_by_files
+from fedsurrogate.server_app.exchange import run_by_files
 from fedsurrogate.server_app.offline import make_request
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.commands import coordinator, site
@@ -256,7 +258,7 @@ def test_approved_settings_that_lack_the_number_of_sites_are_refused_where_it_co
         asked.append(config.full_digest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsurrogate.server_app.exchange.run.federate", asks)
+        patch.setattr("fedsurrogate.server_app.exchange.federate", asks)
         message = "propose the run again with sites = 2" if depends else "left no folder"
         with pytest.raises(ConfigError if depends else RunError, match=message):
             run_by_files(approved, *keys, post.out, 30, lines)
@@ -406,7 +408,9 @@ def test_a_request_that_is_not_the_coordinators_own_for_this_site_is_refused_bef
     before = post.spent("site-0")
 
     def as_other(**changes: Any) -> bytes:
-        return pack_request(replace(request, **changes), post.coordinator)
+        values = asdict(request) | {"has-payload": request.payload is not None} | changes
+        payload = values.pop("payload") or b""
+        return pack_file(values, payload, post.coordinator, REQUEST)
 
     signature, canonical = "signature does not fit", "no signed file in canonical form"
     wrong: list[tuple[bytes, type[FedSurrogateError], str]] = [

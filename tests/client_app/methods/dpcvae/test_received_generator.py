@@ -81,7 +81,9 @@ def received(folder: Path, tested: int, entries: list[Any], room: bool = True) -
 
     site = SiteFeatures(part(40), part(tested), ("a", "b"), "f", 0.0, simulated=False)
     payload = pack_parameters(Parameters(header, 9, tensors))
-    task = Task(run, NodeConfig(state_dir=str(folder)), "north", site, payload=payload)
+    task = Task(
+        run, NodeConfig(state_dir=str(folder)), "north", site, flower_run="77", payload=payload
+    )
     policy = SimpleNamespace(kept_mib=100.0 if room else 0.0)
     return task, SimpleNamespace(ledger=SimpleNamespace(entries=lambda: entries), policy=policy)
 
@@ -95,7 +97,7 @@ def test_a_received_generator_is_kept_and_judged_on_the_sites_test_records(
 
     monkeypatch.setattr(received_generator, "fidelity", far)
     task, gate = received(tmp_path, tested, [{}, {"flower_run": "77"}])
-    found = use_generator(task, gate, "77")
+    found = use_generator(task, gate)
     model = task.received_model()
     generator = Generator(model.header, task.run, model.tensors).checked()
     (file,) = (tmp_path / "generators").iterdir()
@@ -130,9 +132,9 @@ def test_a_generator_of_a_run_without_this_site_is_refused_and_one_without_room_
     for entries in ([], [{}], [{"flower_run": "78"}]):
         task, gate = received(tmp_path, 0, entries)
         with pytest.raises(SurrogateError, match="run 77, in which this site has taken no part"):
-            use_generator(task, gate, "77")
+            use_generator(task, gate)
     task, gate = received(tmp_path, 0, [{"flower_run": "78"}, {"flower_run": "77"}], room=False)
-    assert use_generator(task, gate, "77") == {"correct": 0, "tested": 0}
+    assert use_generator(task, gate) == {"correct": 0, "tested": 0}
     assert not (tmp_path / "generators").exists()
     assert received_generator.generators(task.node) == tmp_path / "generators"
 

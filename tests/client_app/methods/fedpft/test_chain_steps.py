@@ -45,7 +45,7 @@ def task(
     own = LabelledFeatures(0.1 * noise + 5 * torch.eye(3, d)[labels] + 1, labels)
     found = SiteFeatures(own, own, NAMES, "f", 0.0, simulated=True)
     limits = SiteLimits(smallest_class=0)
-    return Task(run, NodeConfig(), site, found, limits, payload)
+    return Task(run, NodeConfig(), site, found, limits, payload=payload)
 
 
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, int]]:

@@ -130,7 +130,15 @@ def task(run: Run, labels: list[int], payload: bytes | None, least: int = 1, **m
     part = LabelledFeatures(x, y, more.pop("units", None))
     site = SiteFeatures(part, part, NAMES, "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_class=least)
-    return Task(run, NodeConfig(site="north"), "north", site, limits, payload, {"round": 1} | more)
+    return Task(
+        run,
+        NodeConfig(site="north"),
+        "north",
+        site,
+        limits,
+        payload=payload,
+        info={"round": 1} | more,
+    )
 
 
 def test_features_are_in_a_frame_that_classes_which_do_not_leave_have_no_part_in() -> None:

@@ -1,21 +1,29 @@
-"""Answer one message of a run from a file, for a site without a network connection to the
-coordinator.
+"""Answers of a site without a network connection to the coordinator, as signed files: the bundle for a
+request to all sites, and the reply to one message of a run.
 
-The reply is what the site would send over the network, after the same checks and charges. It is
+A reply is what the site would send over the network, after the same checks and charges. It is
 kept in the state folder: a person who asks again gets the same file, and nothing is charged again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.governance.own_ledger import own_ledger
+from fedsurrogate.client_app.audit.output import check_attacks
+from fedsurrogate.client_app.governance.entries import Release
+from fedsurrogate.client_app.governance.gate import open_gate
+from fedsurrogate.client_app.governance.ledger import Ledger, own_ledger
+from fedsurrogate.client_app.governance.release import charge_and_release, prepare
+from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
 from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer
-from fedsurrogate.common.errors import ConfigError, StateError
+from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError, StateError
 from fedsurrogate.common.exchange.message_files import (
     LARGEST_FILE,
     MessageReply,
@@ -25,9 +33,95 @@ from fedsurrogate.common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
-from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.files import replace_file, stage_file
+from fedsurrogate.common.security.documents import read_at_most
 from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.security.signed_requests import Request, read_request
+from fedsurrogate.common.wire.bundles import pack_bundle
 from fedsurrogate.common.wire.records import from_record, to_record
+
+
+def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:
+    """Make the requested surrogate, charge it to the ledger, and write it as a signed bundle.
+
+    Checked before any work: the request is signed with the coordinator's key in the node-config,
+    has not expired, and was not answered yet. The surrogate is the same as over the network. It is
+    written in full before the charge and renamed after it, so no charged surrogate is lost.
+
+    Args:
+        file: the bundle to write.
+        request_file: of the coordinator.
+        node: the site's settings.
+
+    Returns:
+        The entry in the ledger.
+
+    Raises:
+        FedSurrogateError: and then nothing has left.
+    """
+    site = key_name(node)
+    if file.exists():
+        raise ConfigError(
+            f"{str(file)!r} exists; a bundle is never replaced, because its release is in the "
+            "ledger"
+        )
+    request = read_request(request_file, coordinator_key(node))
+    run = request.run()
+    flower_run = f"bundle-{request.id}"
+    gate = open_gate(node, run.settings.data, flower_run)
+    before = gate.check_receipts(request.receipts.get(site, ""))
+    _check_first_answer(gate.ledger, request, flower_run)
+    asked = SiteRequest(run, node, site, flower_run=flower_run, payload=request.centre)
+    prepared = prepare(asked, gate)
+    if failure := prepared.failure.text:
+        # Over the network the site would reply with noise; here a person reads this error and can
+        # correct the records.
+        raise DataError(f"the records cannot be used ({failure}); nothing was charged")
+    check_attacks(run, node, gate.policy)
+    facts, key = _facts(prepared.release), private_key(node, site)
+    try:
+        staged = stage_file(file, pack_bundle(request, site, prepared.made.payload, facts, key))
+    except OSError as error:
+        raise LedgerError(
+            f"{str(file)!r} cannot be written ({error.strerror}); nothing was charged"
+        ) from None
+    charge_and_release(gate, prepared.release, {file: staged}, prepared.made.guard)
+    if receipt := gate.new_receipt(before):
+        # The receipt exists only after the charge. If it cannot be written, the bundle is valid
+        # without it.
+        with suppress(OSError):
+            again = pack_bundle(request, site, prepared.made.payload, facts | receipt, key)
+            replace_file(file, again)
+    return prepared.release
+
+
+def _check_first_answer(ledger: Ledger, request: Request, flower_run: str) -> None:
+    """Raise PolicyError for an answered request: a second answer has new noise and would be charged
+    again.
+    """
+    if flower_run in ledger.answered():
+        when = [
+            f" on {entry['time'][:10]}"
+            for entry in ledger.entries()
+            if entry["flower_run"] == flower_run
+        ]
+        raise PolicyError(
+            f"request {request.id} was answered{''.join(when[:1])}; a second answer would spend "
+            "the budget again. Send the bundle that was written then; if it is lost, ask the "
+            "coordinator for a new request"
+        )
+
+
+def _facts(release: Release) -> dict[str, Any]:
+    """The ledger's entry without `facts`, whose clip fractions and similar numbers are exact, and
+    without `selection`, which has the site's own names.
+    """
+    return {
+        key: value
+        for key, value in asdict(release).items()
+        if key not in ("facts", "flower_run", "rounds", "selection")
+    }
+
 
 # Every file of another kind begins otherwise: the first field of a message file is its manifest.
 MAGIC = b"\x0a"
@@ -38,14 +132,7 @@ def is_message(file: Path) -> bool:
     """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`.
     Raises ConfigError.
     """
-    if file.exists() and not file.is_file():
-        # A pipe or a device, also behind a link: reading it may have no end.
-        raise ConfigError(f"{file} is no request of a coordinator: it is no file")
-    try:
-        with file.open("rb") as stream:
-            return stream.read(1) == MAGIC
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
+    return read_at_most(file, LARGEST_FILE).startswith(MAGIC)
 
 
 def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
@@ -71,7 +158,7 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
             f"{str(file)!r} exists, and a reply is never replaced; choose another file"
         )
     public = coordinator_key(node)
-    content = _read(request_file)
+    content = read_at_most(request_file, LARGEST_FILE)
     request = unpack_request(content, public)
     if request.site != site:
         raise ConfigError(f"{request_file} is for site {request.site!r}, and this is {site!r}")
@@ -141,14 +228,6 @@ def _answered(request: MessageRequest, asked: str, node: NodeConfig, site: str) 
     answered = answer(work, record, request.settings, request.flower_run, node, site)
     payload, info = from_record(answered, LARGEST_MODEL)
     return MessageReply(request.id, asked, site, info, payload)
-
-
-def _read(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        content = stream.read(LARGEST_FILE + 1)
-    if len(content) > LARGEST_FILE:
-        raise ConfigError(f"{file} is larger than the limit of {LARGEST_FILE} bytes")
-    return content
 
 
 def _put(file: Path, content: bytes) -> None:

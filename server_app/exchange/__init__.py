@@ -1,1 +1,0 @@
-"""Runs whose messages are carried as files, for sites without a network connection."""
