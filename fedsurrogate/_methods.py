@@ -29,7 +29,7 @@ class MethodTable:
     Example:
         >>> table = methods()
         >>> len(table), sorted(table.rows[0])
-        (24, ['method', 'paper', 'privacy', 'sends', 'title'])
+        (25, ['method', 'paper', 'privacy', 'sends', 'title'])
     """
 
     rows: tuple[dict[str, Any], ...]
