@@ -50,7 +50,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hospitals after both runs; what they predicted and judged: KIND-NAME.csv, KIND-NAME."""
     home = tmp_path_factory.mktemp("targets")
-    write_xrays(home / "xrays", 3, 800, 0, 32)
+    write_xrays(home / "xrays", 3, 400, 0, 32)
     for name in HOSPITALS:
         file = home / "xrays" / "hospitals" / name / "table.csv"
         table = rows(file)

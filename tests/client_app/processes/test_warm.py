@@ -317,8 +317,14 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert made.result()[2] == os.getpid()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", ["imports", "waits", "works"])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        *((phase, signal.SIGKILL) for phase in ("imports", "waits", "works")),
+        ("waits", signal.SIGTERM),
+        ("works", signal.SIGINT),
+    ],
+)
 def test_nothing_is_left_when_its_parent_ends(
     tmp_path: Path, phase: str, number: signal.Signals
 ) -> None:

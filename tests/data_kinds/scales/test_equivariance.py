@@ -134,7 +134,7 @@ def agreement(first: list[str], second: list[str]) -> float:
 
 
 @pytest.mark.parametrize("name", ONCE)
-@settings(max_examples=8, **QUICKLY)
+@settings(max_examples=4, **QUICKLY)
 @given(given=other_units())
 def test_methods_that_send_once_answer_alike_in_all_units(name: str, given: OtherUnits) -> None:
     own = ONCE[name]

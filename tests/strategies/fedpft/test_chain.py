@@ -33,11 +33,6 @@ CHAIN: dict[str, Any] = {
 ORDER = {"fedpft.order": "0,1,2"}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def hops(folder: Path) -> list[Json]:
     return list(metrics_of(folder)["hops"])
 
