@@ -19,7 +19,6 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO, Info
 from fedsurrogate.strategies.base import rounds
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
-from fedsurrogate.strategies.base.reported import downstream_in
 from fedsurrogate.strategies.base.training import Training, read_kept
 from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
 from fedsurrogate.strategies.fedavg import strategy as fedavg
@@ -300,18 +299,3 @@ def test_units_are_those_of_all_claims_that_count() -> None:
         3: Site("c", "used", ""),
     }
     assert outcome.units == {"record", "patient"}
-
-
-@pytest.mark.parametrize(
-    ("name", "most"), [("share", 1.0), ("sliced", 4.0), ("sinkhorn", 4.0), ("balanced-mixed", 1.0)]
-)
-def test_scores_of_a_generator_have_their_limits(name: str, most: float) -> None:
-    for value, kept in (
-        (most, True),
-        (most + 1e-9, False),
-        (0.0, True),
-        (-1e-9, False),
-        (1, False),
-    ):
-        found = downstream_in({f"downstream.{name}": value, "downstream.other": 0.5})
-        assert found == ({name: value} if kept else {})

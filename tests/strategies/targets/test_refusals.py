@@ -14,7 +14,6 @@ import torch
 import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError, DataError, RunError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, SQUARES, SUMS
 from fedsurrogate.strategies import stored_strategy
 from tests.attacks.sites.test_hostile_coded_sums import honest, lied, set_to, times
@@ -177,15 +176,6 @@ def test_what_no_one_takes_is_refused_with_its_reason(name: str) -> None:
     make, kind, match = REFUSED[name]
     with pytest.raises(kind, match=match):
         make()
-
-
-def test_a_label_of_few_records_is_left_out_and_named() -> None:
-    target = Labels(("edema", "mass"))
-    values = torch.from_numpy(put(found, (slice(5, None), 1), 0.0))
-    code, why = target.large_enough(target.code(values), 10, summed=False)
-    assert why == "left out of what this site sends, with fewer than 10 records: 'mass'"
-    assert not code[:, 2:].any()
-    assert code[:, :2].any()
 
 
 @pytest.mark.parametrize(

@@ -192,13 +192,6 @@ def test_the_mean_time_of_a_curve_that_ends_early_is_the_area_up_to_its_end(
     assert mean_time(curve, edges) == pytest.approx(area)
 
 
-def test_edges_widen_by_a_constant_ratio() -> None:
-    edges = torch.tensor(widening_edges(12.0, 6, ratio=32.0), dtype=torch.float64)
-    widths = edges.diff()
-    assert float(edges[-1]) == pytest.approx(12.0)
-    assert torch.allclose(widths[1:] / widths[:-1], torch.full((5,), 2.0).double(), rtol=0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 8.0])
 @pytest.mark.parametrize("records", [500, 10_000])

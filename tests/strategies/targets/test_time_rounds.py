@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
 from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.targets.time_rounds import merged_places
 from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded
@@ -190,21 +188,6 @@ def test_a_secure_sum_does_not_go_on_without_a_round_that_was_charged(
 
 
 # Calibration without sums by cell.
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 20))
-def test_merged_places_have_none_or_enough_and_keep_the_order(
-    counts: list[int], least: int
-) -> None:
-    places = merged_places(counts, least)
-    total: dict[int, int] = {}
-    for place, count in zip(places, counts, strict=True):
-        total[place] = total.get(place, 0) + count
-    assert all(not count or count >= least for place, count in total.items() if place >= 0)
-    assert (-1 in places) == (0 < sum(counts) < least)
-    assert all(one <= other for one, other in pairwise(places))
-    if least == 1:
-        assert all(place == at for at, place in enumerate(places) if counts[at])
 
 
 def test_a_second_round_without_values_is_refused() -> None:
