@@ -133,7 +133,9 @@ def pytest_configure(config: pytest.Config) -> None:
         _own_home(config)
     mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
     spent = _found_once(accounting.pld_epsilon, Path.home() / "spent")
-    accounting.pld_epsilon = lambda events, *more: spent(tuple(events), *more)
+    accounting.pld_epsilon = lambda events, delta, replace_one=False: spent(
+        tuple(events), delta, replace_one
+    )
 
 
 def _found_once(find: Callable[..., float], folder: Path) -> Callable[..., float]:
