@@ -35,7 +35,7 @@ import torch
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.privacy import accounting, mechanism, secret_numbers
+from fedsurrogate.common.privacy import mechanism, privacy_filter, secret_numbers
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -132,10 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _own_home(config)
     mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
-    spent = _found_once(accounting.pld_epsilon, Path.home() / "spent")
-    accounting.pld_epsilon = lambda events, delta, replace_one=False: spent(
-        tuple(events), delta, replace_one
-    )
+    for module, name in ((mechanism, "_spent"), (privacy_filter, "composed")):
+        setattr(module, name, _found_once(getattr(module, name), Path.home() / "spent"))
 
 
 def _found_once(find: Callable[..., float], folder: Path) -> Callable[..., float]:
