@@ -105,7 +105,11 @@ def test_no_site_can_end_a_run_by_breaking_the_model(
     method: str, lie: Fault, count: int, tmp_path: Path
 ) -> None:
     settings = {"method": method, "fedavg.rounds": 4} | ALIKE
-    settings |= PRIVATE | {"fedavg.local-epochs": 1, "fedavg.sample-rate": 1.0} if method == "dp-fedavg" else {}
+    settings |= (
+        PRIVATE | {"fedavg.local-epochs": 1, "fedavg.sample-rate": 1.0}
+        if method == "dp-fedavg"
+        else {}
+    )
     folder = run_federation(tmp_path, InProcessGrid(sites(count), {1: lie}), **settings)
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"
