@@ -14,7 +14,8 @@ the same examples each time.
 In the process of the tests nothing waits for the disk, because no test cuts the power; a descriptor
 that cannot be flushed still raises.
 
-The noise of training, which takes seconds to find, is found once for all processes of a run.
+The noise of training and its epsilon, which take seconds to find, are found once for all processes
+of a run.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ import torch
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.privacy import mechanism, secret_numbers
+from fedsurrogate.common.privacy import mechanism, privacy_filter, secret_numbers
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -131,6 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         _own_home(config)
     mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
+    for module, name in ((mechanism, "_spent"), (privacy_filter, "composed")):
+        setattr(module, name, _found_once(getattr(module, name), Path.home() / "spent"))
 
 
 def _found_once(find: Callable[..., float], folder: Path) -> Callable[..., float]:

@@ -16,11 +16,6 @@ from tests.grid import metrics_of, run_federation, sites
 FLOOR = 0.6
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_a_method_learns_with_its_defaults(tmp_path: Path, spec: Method) -> None:
     budget: dict[str, Scalar] = {

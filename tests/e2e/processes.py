@@ -2,7 +2,9 @@
 process id.
 """
 
+import atexit
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -12,8 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -34,6 +38,9 @@ Environment = Mapping[str, str]
 # Seconds after which a test gives up. It passes in a fraction; on a machine that ten others share
 # it may take this long.
 PATIENCE = 600.0
+# It has imported what a command needs, which takes a new process four seconds.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.e2e.imported"])
 # Flower's own command; that of newer versions reaches no Unix socket by itself.
 FLWR = (
     sys.executable,
@@ -75,26 +82,46 @@ def environment(home: Path) -> dict[str, str]:
 
 def coordinator(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the coordinator command as a user would, from `cwd`."""
-    command = [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *arguments]
-    settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return _typed("coordinator", "fedsurrogate.server_app.cli.main", arguments, cwd)
 
 
 def site_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the site command as a hospital would."""
-    command = [sys.executable, "-m", "fedsurrogate.client_app.cli.main", *arguments]
-    settings = os.environ | {"PYTHONPATH": str(APP_FOLDER)}
-    return subprocess.run(
-        command, env=settings, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    return _typed("site", "fedsurrogate.client_app.cli.main", arguments, Path.cwd())
+
+
+def _typed(
+    name: str, module: str, words: Sequence[str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, forked from one that has imported what it needs."""
+    with TemporaryDirectory() as printed:
+        process = FORKS.Process(
+            target=_become, args=(module, [name, *words], cwd, dict(os.environ), printed)
+        )
+        process.start()
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired([name, *words], PATIENCE)
+        out, errors = (Path(printed, name).read_text() for name in "12")
+    return subprocess.CompletedProcess([name, *words], process.exitcode or 0, out, errors)
+
+
+def _become(
+    module: str, words: Sequence[str], cwd: Path, settings: Environment, printed: str
+) -> None:
+    """In the new process: be the command, and print to the files 1 and 2."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(settings, PYTHONPATH=str(APP_FOLDER))
+    for number in (1, 2):
+        os.dup2(os.open(f"{printed}/{number}", os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = list(words)
+    heed_signals()
+    try:
+        import_module(module).main()
+    finally:
+        atexit._run_exitfuncs()
 
 
 class Federation:

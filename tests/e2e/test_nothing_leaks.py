@@ -87,7 +87,6 @@ class Hospital:
 
 @pytest.fixture
 def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospital]:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     monkeypatch.setenv("HOSPITAL_TOKEN", f"{MARK}-environment")
     monkeypatch.setattr(socket, "gethostname", lambda: f"{MARK}-host")
     monkeypatch.setattr(platform, "node", lambda: f"{MARK}-host")

@@ -33,14 +33,14 @@ def stranger(folder: Path) -> Path:
     return file
 
 
-def check_all(programs: Path, folder: Path) -> None:
-    """Import, commands, and both engines of simulations, in a folder with files of our rooms' names."""
+def check_all(programs: Path, folder: Path, *engines: str) -> None:
+    """Import, commands, and engines of simulations, in a folder with files of our rooms' names."""
     for room in ROOMS:
         (folder / f"{room}.py").write_text(RAISES)
     (folder / "policy.toml").write_text("epsilon-per-run = 1.0\n")
     run(programs / "python", "-c", "import fedsurrogate as fs; fs.simulate", folder=folder)
     assert "is fine" in run(programs / "site", "policy", "check", "policy.toml", folder=folder)
-    for engine in ("local", "flower"):
+    for engine in engines:
         words = ("simulate", "--engine", engine, "--sites", 2, "-c", SETTINGS, "--json")
         found = json.loads(run(programs / "coordinator", *words, folder=folder))
         assert found["accuracy"]["model"] > 0.5
@@ -59,7 +59,7 @@ def test_another_package_with_our_rooms_names_and_ours_leave_each_other_whole(
         (programs / command.name).write_text(f"#!{programs / 'python'}\n{rest}")
         (programs / command.name).chmod(0o755)
     (tmp_path / "user").mkdir()
-    check_all(programs, tmp_path / "user")
+    check_all(programs, tmp_path / "user", *(("local",) if order == "before" else ("flower",)))
     (packages,) = place.glob("lib/python*/site-packages")
     pip = (sys.executable, "-m", "pip", "--python", programs / "python", "uninstall", "-y")
     gone = ("stranger", "fedsurrogate") if order == "before" else ("fedsurrogate", "stranger")

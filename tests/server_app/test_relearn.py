@@ -64,10 +64,7 @@ def test_a_head_without_a_site_is_learned_from_the_others_alone(run: Path) -> No
     }
 
 
-def test_a_head_without_a_site_is_the_one_of_a_run_without_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
+def test_a_head_without_a_site_is_the_one_of_a_run_without_it(run: Path, tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
     assert same(
         relearn(run, without=["1"])[1], run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
@@ -83,9 +80,8 @@ STATISTICS = {
 
 @pytest.mark.parametrize("settings", STATISTICS.values(), ids=STATISTICS)
 def test_leaving_a_sum_of_statistics_is_exact_to_the_bit(
-    settings: dict[str, str | int | float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, str | int | float], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
     whole = run_federation(tmp_path / "all", sites(3), partition="iid", **settings)
     grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
     without = run_federation(tmp_path / "two", grid, deadline=0.2, partition="iid", **settings)
@@ -102,20 +98,14 @@ def test_a_removed_surrogate_file_is_the_same_as_without(run: Path) -> None:
     assert same(relearn(run)[1], without)
 
 
-def test_a_late_site_can_be_learned_from_later(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
+def test_a_late_site_can_be_learned_from_later(tmp_path: Path, run: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
     late = run_federation(tmp_path, grid, deadline=0.2, **SETTINGS)
     assert not same(late, run)
     assert same(relearn(late)[1], run)
 
 
-def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
+def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(tmp_path: Path) -> None:
     settings = {"partition": "iid", "fedpft.covariance": "gram"}
     whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
@@ -124,10 +114,7 @@ def test_a_site_that_joins_later_gives_a_sum_of_statistics_to_the_bit(
     assert same(relearn(late)[1], whole)
 
 
-def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
+def test_a_late_site_with_fewer_bits_gives_the_head_of_a_run_in_time(tmp_path: Path) -> None:
     settings = {"partition": "iid", "fedpft.bits": 8}
     whole = run_federation(tmp_path / "whole", sites(3), report=False, **settings)
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})

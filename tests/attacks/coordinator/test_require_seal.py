@@ -92,8 +92,7 @@ class Hospitals:
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospitals:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
+def hospitals(tmp_path: Path) -> Hospitals:
     nodes: list[NodeConfig] = []
     for number, name in enumerate(NAMES):
         folder = tmp_path / name

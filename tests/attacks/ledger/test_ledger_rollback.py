@@ -54,11 +54,6 @@ ROUNDS: dict[str, Any] = {
 ANSWERED, LEDGER, BUDGET = "", PUBLIC_SENTENCES["ledger"], PUBLIC_SENTENCES["budget"]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 class Hospital:
     """One site with its own data, and a coordinator whose folder is `home`/runs."""
 

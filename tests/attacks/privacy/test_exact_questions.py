@@ -85,8 +85,7 @@ def test_runs_without_noise_select_what_the_first_one_did_until_a_person_decides
 NUMBER: dict[str, Scalar] = {"target": "number", "value-columns": "time", "target-range": "0,3"}
 
 
-@pytest.mark.parametrize("sites", [1, 3])
-@pytest.mark.parametrize("base", [MEANS, MEANS | NUMBER])
+@pytest.mark.parametrize(("base", "sites"), [(MEANS, 3), (MEANS | NUMBER, 1)])
 def test_every_setting_that_changes_which_records_train_changes_what_is_selected(
     tmp_path: Path, base: dict[str, Scalar], sites: int
 ) -> None:

@@ -169,15 +169,12 @@ def check(one: Used, other: Used) -> None:
     assert other.explained, "a failure for which no cause is listed"
 
 
-@pytest.mark.parametrize(
-    "examples", [12, pytest.param(150, marks=pytest.mark.slow)], ids=["some", "many"]
-)
 @pytest.mark.parametrize("unit", ["record", "patient"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_odd_record_changes_what_is_used_by_itself_alone(
-    kind: str, unit: str, examples: int, reads: Reads
+    kind: str, unit: str, reads: Reads
 ) -> None:
-    @tried(examples)
+    @tried(60)
     @given(cases(kind))
     def alone(case: Case) -> None:
         one, other = reads(case, unit)
@@ -188,15 +185,10 @@ def test_one_odd_record_changes_what_is_used_by_itself_alone(
     alone()
 
 
-@pytest.mark.parametrize(
-    "examples", [6, pytest.param(40, marks=pytest.mark.slow)], ids=["some", "many"]
-)
 @pytest.mark.parametrize("unit", ["record", "patient"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_odd_image_changes_its_own_bag_alone(
-    kind: str, unit: str, examples: int, reads: Reads
-) -> None:
-    @tried(examples)
+def test_one_odd_image_changes_its_own_bag_alone(kind: str, unit: str, reads: Reads) -> None:
+    @tried(20)
     @given(cases(kind))
     def alone(case: Case) -> None:
         check(*reads(case, unit, pooled=True))

@@ -53,7 +53,6 @@ def noise_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: dict[int
     """The variance that is left of the noise for lost sites in the class sums, as a multiple of one
     site's.
     """
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     totals: list[Total] = []
     added: list[np.ndarray] = []
     exact: list[np.ndarray] = []

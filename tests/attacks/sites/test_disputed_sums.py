@@ -45,11 +45,6 @@ del JOINT["fedpft.covariance"]
 SHARES = "query.sum_shares"
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 def spoiled(readers: Collection[str]) -> Callable[[bytes], bytes]:
     """Change the reply of a site so that these readers cannot open its shares."""
 

@@ -37,11 +37,6 @@ FALSE = "some site has added false numbers"
 Lie = Callable[[np.ndarray], None]
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 def run_with_a_liar(folder: Path, lie: Lie, settings: dict[str, Any]) -> Path:
     """A run of five sites, one of which changes its whole numbers before it masks them."""
     real = masked.mask

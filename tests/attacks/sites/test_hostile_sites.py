@@ -32,11 +32,6 @@ SWAP = {"3": "8", "8": "3"}
 Change = Callable[[bytes], bytes]
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.001)
-
-
 def federate(folder: Path, count: int, hostile: dict[int, Change], **settings: Any) -> Path:
     grid = InProcessGrid(
         sites(count), {node: Fault(payload=change) for node, change in hostile.items()}

@@ -42,11 +42,6 @@ METHODS = {
 NAMES = ("north", "south", "west")
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def named(*names: str, **config: Any) -> list[NodeConfig]:
     """Node-configs of sites with these claimed names."""
     return [

@@ -36,10 +36,10 @@ def site(
     )
 
 
-@pytest.mark.parametrize("count", [8, 15, 30, 60])
+@pytest.mark.parametrize("count", [8, 30])
 @pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2], [3, 4, 5, 6]])
 def test_a_site_of_another_style_keeps_its_weight(classes: list[int], count: int) -> None:
-    for seed in range(5):
+    for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         common, photo, sketch = (
             0.5 * torch.randn(len(CLASSES), D, generator=generator) for _ in range(3)

@@ -21,15 +21,13 @@ from fedsurrogate.client_app.audit import disclosure, output, release_audit
 from fedsurrogate.client_app.audit.claim_check import largest_excess, proven_epsilon
 from fedsurrogate.client_app.audit.membership import Trials, distinct, lira, success
 from fedsurrogate.client_app.audit.nearest import summary, usual_distance
-from fedsurrogate.client_app.audit.output import check_attacks, write_audit
+from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.audit.release_audit import audit_release
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.dry_run import DryRun
 from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
 from fedsurrogate.common.run import parse_run
-from tests.client_app.audit.test_refusals import audit
 
 COUNT = 30
 NODE = NodeConfig(site="north")
@@ -270,21 +268,6 @@ def test_a_secret_of_another_size_is_damaged(
         site.check()
 
 
-def test_an_audit_is_written_as_values_and_as_a_page(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(output, "page_of", lambda *given: f"{given[1:]}")
-    monkeypatch.setattr(output, "claim_broken", lambda audit: "broken")
-    result = release_audit.AttackResult(0.5, 0.4, 0.6, 0.0, 0.0, ((0.0, 0.0),))
-    found = audit([result], [None])
-    facts, page = write_audit(found, tmp_path / "new" / "out", [b"png"])
-    assert write_audit(found, tmp_path / "new" / "out", [b"png"]) == (facts, page)
-    assert (facts.name, page.name) == ("audit.json", "audit.html")
-    assert facts.read_text() == json.dumps(found.facts(), indent=2) + "\n"
-    assert page.read_text() == str(("broken", [b"png"]))
-    assert facts.stat().st_mode & 0o777 == page.stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.parametrize("side", [None, 4])
 def test_pictures_of_records_are_small_and_only_of_images(
     monkeypatch: pytest.MonkeyPatch, side: int | None
@@ -306,77 +289,3 @@ def test_pictures_of_records_are_small_and_only_of_images(
             assert shown.getpixel((0, 0)) == (row, 0, 0)
     data.opener = None  # type: ignore[assignment]
     assert output.pictures_of(parse_run({}), NODE, [7]) == []
-
-
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("entries", [0, 2])
-def test_a_sheet_states_the_run_the_site_and_its_ledger(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private: bool, entries: int
-) -> None:
-    ledger = SimpleNamespace(entries=lambda: [{"hash": f"h{at}"} for at in range(entries)])
-    monkeypatch.setattr(disclosure, "own_ledger", lambda node: ledger if entries else None)
-    monkeypatch.setattr(disclosure, "policy_of", lambda node: Policy(smallest_class=7))
-    more: dict[str, Any] = {"seed": 4, "head.epochs": 3, "output-dir": "/secret"}
-    more |= {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {}
-    own: dict[str, Any] = {"data": "parquet", "data_dir": "x"} if entries else {}
-    run, node = parse_run(more), NodeConfig(site="north", coordinator_key="ab", **own)
-    facts: dict[str, Any] = {
-        "records": 5,
-        "classes": ["a", "b"],
-        "left_out": ["blank"],
-        "odd": ["odd"],
-        "unit": "patient" if private else None,
-        "mechanism": "sums",
-        "epsilon": 1.0 if private else None,
-        "delta": 1e-5 if private else None,
-        "sigmas": {"sums": 2.0},
-        "sensitivities": {},
-        "bytes": 77,
-        "sha256": None if private else "hash",
-        "epsilon_before": 0.25,
-        "epsilon_after": 1.25,
-        "epsilon_total": 8.0,
-    }
-    result = release_audit.AttackResult(0.5, 0.4, 0.6, 0.01, 0.001, ((0.0, 0.0),))
-    made, found = DryRun(facts, "" if private else "refused"), audit([result], [None])
-    sheet = disclosure.sheet(run, node, made, found)
-    assert (sheet["schema"], sheet["run"], sheet["site"]) == (1, run.digest, "north")
-    changed = {"seed": 4, "head": {"epochs": 3}}
-    changed |= {"epsilon": 1.0, "delta": 1e-5, "classes": ["a", "b"]} if private else {}
-    shown = sheet["projects"]["settings that differ from the defaults"]
-    assert {key: shown[key] for key in changed} == changed
-    assert "/secret" not in json.dumps(sheet)
-    assert sheet["people"]["key of the coordinator"] == "ab"
-    data = sheet["data"]
-    assert (data["kind"], data["records used"], data["classes"]) == (
-        "parquet" if entries else "digits",
-        5,
-        ["a", "b"],
-    )
-    assert (data["left out"], data["odd"]) == (["blank"], ["odd"])
-    assert data["unit that the claim protects"] == ("patient" if private else "none")
-    assert sheet["settings"]["the coordinator sees"] == "this site's release by itself"
-    assert sheet["settings"]["policy: smallest-class"] == 7
-    outputs = sheet["outputs"]
-    claim = {
-        "mechanism": "sums",
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "unit": "patient",
-        "sigmas": {"sums": 2.0},
-    }
-    assert outputs["claim"] == (claim if private else "no privacy is claimed")
-    assert outputs["bytes"] == 77
-    assert (outputs["sha256 of the payload"] == "hash") is not private
-    assert disclosure.REFUSALS in outputs["not covered"]
-    assert (len(outputs["not covered"]) > 1) is private
-    rates = {"rate_at_one_percent": 0.01, "rate_at_one_in_thousand": 0.001}
-    assert outputs["attacks"] == {"first": {"auc": 0.5, "low": 0.4, "high": 0.6} | rates}
-    attacked = {"records": 40, "of": 50, "releases": 8, "largest AUC allowed": 1.0}
-    assert (outputs["attacked"], outputs["records that stand out"]) == (attacked, 0)
-    assert outputs["nearest records"] is None
-    last = "h1" if entries else ""
-    before = {"entries": entries, "last hash": last, "epsilon spent": 0.25}
-    after = {"entries": entries + 1, "epsilon spent": 1.25, "epsilon total": 8.0}
-    assert (outputs["ledger before"], outputs["ledger after"]) == (before, after)
-    assert outputs["the gate"] == ("would let it out" if private else "refused")

@@ -96,16 +96,6 @@ def test_a_release_without_its_noise_is_named_an_error_of_the_software(
     assert "error of the software" in limit_broken(found, Policy())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_more_noise_hides_more(kind: str, tmp_path: Path) -> None:
-    node = hospital(tmp_path, 60)
-    areas = [
-        attacked(node, kind, 32, epsilon=epsilon, delta=1e-5).attack.auc for epsilon in (1.0, 200.0)
-    ]
-    assert areas[0] < areas[1]
-
-
 @pytest.mark.parametrize("kind", ["labels", "number"])
 def test_a_policy_that_limits_attacks_decides_about_targets_too(kind: str, tmp_path: Path) -> None:
     limits = OPEN + "largest-attack-auc = {}\n"

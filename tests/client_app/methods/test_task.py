@@ -13,13 +13,6 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.evaluation import checked_classifier
-from fedsurrogate.client_app.methods.heads.distillation import distil
-from fedsurrogate.client_app.methods.heads.local_head import (
-    _votes,
-    local_head,
-    own_head,
-    student_head,
-)
 from fedsurrogate.client_app.methods.message import message
 from fedsurrogate.client_app.methods.sums import class_moments
 from fedsurrogate.client_app.methods.task import Task
@@ -27,7 +20,6 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
 from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
@@ -40,7 +32,6 @@ CLASSES = ("a", "b", "c")
 PLAIN: dict[str, Any] = {"method": "fedavg"}
 PRIVATE: dict[str, Any] = {"method": "dp-fedavg", "epsilon": 8.0, "delta": 1e-5}
 SUMMED: dict[str, Any] = {"method": "fedavg", "secure-sum": True, "classes": "a,b"}
-QUICK: dict[str, Any] = {"head.epochs": 2, "head.batch-size": 8, "head.min-steps": 60}
 
 
 def records(counts: list[int], d: int = 4, seed: int = 0) -> LabelledFeatures:
@@ -177,100 +168,6 @@ def test_a_lineage_is_a_short_name_of_ascii_letters_and_digits(name: str) -> Non
 def test_a_round_is_a_whole_number_and_the_first_where_none_is_named(info: dict[str, Any]) -> None:
     asked = task(parse_run(PLAIN), [2, 2, 2], info=info)
     assert (asked.round, asked.confirmed) == ((4, 3) if info.get("round") == 4 else (1, 0))
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
-    teachers=st.integers(1, 5),
-    seed=st.integers(0, 99),
-)
-def test_each_record_gets_the_label_that_most_teachers_see(
-    counts: list[int], teachers: int, seed: int
-) -> None:
-    run = parse_run({"method": "fedkt", "baseline.teachers": teachers, "seed": seed} | QUICK)
-    asked = task(run, counts)
-    features, labels = asked.training_data(CLASSES)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    seen = []
-    for part in order.tensor_split(teachers):
-        if len(part):
-            own = features[part], labels[part], 3, run.settings.head, seed
-            weight, bias = train_on_features(*own)
-            seen.append((features @ weight.T + bias).argmax(1))
-    counted = torch.nn.functional.one_hot(torch.stack(seen), 3).sum(0)
-    assert torch.equal(_votes(asked, features, labels, 3), counted.argmax(1))
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
-    teachers=st.integers(1, 5),
-    seed=st.integers(0, 99),
-)
-def test_a_student_learns_from_the_votes_and_not_from_the_labels(
-    counts: list[int], teachers: int, seed: int
-) -> None:
-    run = parse_run({"method": "fedkt", "baseline.teachers": teachers, "seed": seed} | QUICK)
-    asked = task(run, counts)
-    sent = unpack_parameters(student_head(asked).payload)
-    features, labels, frame = asked.own_data(CLASSES)
-    votes = _votes(asked, features, labels, 3)
-    assert sent.header == asked.header(CLASSES, frame)
-    assert sent.records == sum(counts)
-    student = train_on_features(features, votes, 3, run.settings.head, seed)
-    for name, wanted in zip(("weight", "bias"), student, strict=True):
-        torch.testing.assert_close(sent.tensors[name], wanted, rtol=2e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("method", ["ensemble", "fedbe"])
-def test_a_head_is_sent_with_the_moments_that_the_method_needs(method: str) -> None:
-    run = parse_run({"method": method} | QUICK)
-    asked = task(run, [9, 12, 7], limits=SiteLimits(smallest_class=8))
-    sent = unpack_parameters(own_head(asked).payload)
-    features, labels = asked.training_data(("a", "b"))
-    assert sent.header == asked.header(("a", "b"))
-    assert sent.records == 21
-    head = local_head(replace(asked, found=replace(asked.found, classes=CLASSES)))
-    assert head.header.classes == CLASSES
-    weight, bias = train_on_features(features, labels, 2, run.settings.head, run.settings.seed)
-    torch.testing.assert_close(sent.tensors["weight"], weight, rtol=2e-3, atol=1e-3)
-    torch.testing.assert_close(sent.tensors["bias"], bias, rtol=2e-3, atol=1e-3)
-    if method == "fedbe":
-        torch.testing.assert_close(sent.tensors["mean"], features.mean(0), rtol=2e-3, atol=1e-3)
-        spread = ((features - features.mean(0)) ** 2).mean(0).sqrt()
-        torch.testing.assert_close(sent.tensors["deviation"], spread, rtol=2e-3, atol=1e-3)
-    else:
-        assert sent.tensors.keys() == {"weight", "bias"}
-
-
-@pytest.mark.parametrize(("share", "temperature"), [(0.0, 2.0), (1.0, 2.0), (0.5, 4.0)])
-def test_a_head_learns_from_its_records_and_from_the_head_before_it(
-    share: float, temperature: float
-) -> None:
-    flat = {"method": "kd", "baseline.received": share, "baseline.temperature": temperature}
-    run = parse_run(flat | QUICK)
-    asked = task(run, [40, 40, 40], info={"classes": '["a", "b", "c"]'})
-    features, labels = asked.training_data(CLASSES)
-    teacher = 0.5 * torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    header = asked.header(CLASSES)
-    payload = pack_parameters(Parameters(header, 1, {"weight": teacher, "bias": torch.zeros(3)}, 9))
-    _, head = distil(replace(asked, payload=payload))
-    lessons = features @ unpack_parameters(payload).tensors["weight"].T
-
-    def loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        own = torch.nn.functional.cross_entropy(logits, wanted[:, 0].long())
-        taught = (wanted[:, 1:] / temperature).softmax(1)
-        apart = taught * (taught.log() - (logits / temperature).log_softmax(1))
-        return (1 - share) * own + share * temperature**2 * apart.sum(1).mean()
-
-    both = torch.cat([labels[:, None].float(), lessons], 1)
-    own = run.settings.head, run.settings.seed
-    weight, bias = train_on_features(features, both, 3, *own, loss)
-    torch.testing.assert_close(head.weight, weight, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(head.bias, bias, rtol=1e-4, atol=1e-5)
-    alone, _ = train_on_features(features, labels, 3, *own)
-    assert torch.allclose(alone, head.weight, atol=1e-3) == (share == 0)
 
 
 @settings(max_examples=25, deadline=None)

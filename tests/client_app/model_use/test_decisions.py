@@ -18,21 +18,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.adapted import Adapted, adapted_classifier, store_adapted
 from fedsurrogate.client_app.model_use.calibration import (
-    ABSTAIN,
-    SCORES,
     Calibration,
     abstain_limit,
     own_gaussians,
     read_calibration,
     store_calibration,
 )
-from fedsurrogate.client_app.model_use.evaluation import evaluate
-from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.prediction import Predictor
-from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.models.classifiers import Head
@@ -85,16 +78,6 @@ def test_the_positive_class_wins_from_its_threshold_on_and_never_below(
             assert others[int(found)] == max(others.values())
 
 
-@given(chances(), st.data())
-def test_without_a_threshold_the_most_probable_class_decides(
-    probabilities: np.ndarray, data: DataObject
-) -> None:
-    names = NAMES[: probabilities.shape[1]]
-    positive = data.draw(st.sampled_from(["", *names]))
-    found = Calibration(positive=positive).checked(names).decisions(probabilities, names)
-    assert all(row[k] == max(row) for row, k in zip(probabilities.tolist(), found, strict=True))
-
-
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=120, unique=True),
     st.integers(1, 199),
@@ -125,53 +108,6 @@ def head(seed: int, dimension: int = 6) -> Head:
     weight = torch.randn(3, dimension, generator=torch.Generator().manual_seed(seed))
     header = Header("fedpft", "run", "coordinator", "f" * 64, ("a", "b", "c"))
     return Head(header, weight, torch.zeros(3), None)
-
-
-@given(st.integers(0, 10_000), st.sampled_from(SCORES), st.floats(0.1, 0.9))
-@settings(max_examples=40)
-def test_the_model_abstains_by_the_score_that_is_configured(
-    seed: int, score: str, share: float
-) -> None:
-    x, labels = records(seed)
-    gaussians = fit_gaussians(x, labels)
-    both = dict(zip(SCORES, gaussians.scores(x), strict=True))
-    limit = float(both[score].sort().values[int(share * len(x))])
-    beyond = {name: (values > limit).tolist() for name, values in both.items()}
-    assume(beyond["relative"] != beyond["mahalanobis"])
-    calibration = Calibration(score=score, abstain_above=limit)  # type: ignore[arg-type]
-    rows = Predictor(head(seed), calibration, gaussians).results(x)
-    assert [row[3] == ABSTAIN for row in rows] == beyond[score]
-    # The default is the relative one, which is nearer to what a class is (Ren et al. 2021).
-    usual = Predictor(head(seed), Calibration(abstain_above=limit), gaussians).results(x)
-    assert [row[3] == ABSTAIN for row in usual] == (both["relative"] > limit).tolist()
-    plain = Predictor(head(seed), Calibration(), gaussians).results(x)
-    assert [row[:3] + row[4:] for row in rows] == [row[:3] + row[4:] for row in plain]
-
-
-@given(st.integers(0, 10_000), st.sampled_from([None, *SCORES]), st.sampled_from(SCORES))
-@settings(max_examples=12)
-def test_an_evaluation_limits_and_counts_by_the_score_that_is_configured(
-    seed: int, wished: str | None, stored: str
-) -> None:
-    x, labels = records(seed, 120)
-    gaussians = fit_gaussians(*records(seed, 300))
-    model = make_signed_model(head(seed), parse_run({}), None, "1", 2, KEY)
-    model = replace(model, gaussians=gaussians)
-    found = evaluate(
-        model,
-        HeldOut(x, labels, None, {}, ""),
-        Calibration(score=stored),  # type: ignore[arg-type]
-        Wish(abstain=0.2, score=wished, draws=2, seed=seed),  # type: ignore[arg-type]
-    )
-    score = wished or stored
-    values = dict(zip(SCORES, gaussians.scores(x), strict=True))
-    limit = found.calibration.abstain_above
-    assert found.calibration.score == score
-    assert limit in values[score].tolist()
-    assert limit not in values[next(name for name in SCORES if name != score)].tolist()
-    judged = ~stratified_split(labels, 0.5, seed, None)
-    beyond = float((values[score][judged] > limit).double().mean())
-    assert found.content["out_of_distribution"]["abstained"] == beyond
 
 
 def renamed(model: SignedModel, name: str) -> SignedModel:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,13 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, recall_score
 
-from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import (
     abstain_limit,
 )
-from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
-from fedsurrogate.client_app.model_use.held_out import Source, held_out
-from fedsurrogate.client_app.model_use.store import open_model, read_index
-from fedsurrogate.client_app.model_use.thresholds import Wish
+from fedsurrogate.client_app.model_use.store import read_index
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.flat import parse_overrides
-from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.hospitals import (
     federation,
     rows_of_classes,
@@ -94,19 +88,6 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
         averages["accuracy"]["low"] < averages["accuracy"]["value"] < averages["accuracy"]["high"]
     )
     assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
-
-
-@pytest.mark.slow
-def test_groups_are_judged_alone_and_small_ones_are_marked(home: Path) -> None:
-    found, out = evaluate(home, "--by", "scanner,age")
-    groups = found["groups"]
-    assert groups["scanner"]["A"] == 7
-    assert groups["scanner"]["C"]["records"] == 280 - 7 - 7
-    assert len(groups["age"]) == 4, "many numbers become quarters"
-    assert sum(each["records"] for each in groups["age"].values()) == 280
-    page = (out / "evaluation.html").read_text()
-    assert "By scanner" in page
-    assert "fewer than ten records" in page
 
 
 def test_an_evaluation_without_matplotlib_has_its_tables_and_says_why_it_has_no_curves(
@@ -201,36 +182,6 @@ def test_one_more_record_exceeds_the_limit_with_at_most_the_stated_probability()
     for share, what in ((0.0, "must be above 0"), (1.0, "below 1"), (0.01, "needs 99 records")):
         with pytest.raises(ConfigError, match=what):
             abstain_limit(torch.randn(60, generator=generator), share)
-
-
-def test_a_limit_is_chosen_on_records_that_the_sites_own_gaussians_have_not_seen(
-    home: Path,
-) -> None:
-    """Gaussians fitted on the records that choose the limit would give these small distances, and
-    so too small a limit.
-    """
-    node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
-    signed = replace(open_model("in-use", node), gaussians=None)
-    held = held_out(
-        signed, node, Source(str(home / "labelled"), "imagefolder", patient_column="patient")
-    )
-    found = judge(signed, held, wish=Wish(abstain=0.1, score="mahalanobis", draws=2))
-    assert found.gaussians is not None
-    limit, prepared = found.calibration.abstain_above, signed.classifier.prepare(held.features)
-    chose = ~stratified_split(held.labels, 0.5, 0, held.patients)
-    expected = fit_gaussians(prepared[chose].float(), held.labels[chose])
-    assert torch.equal(found.gaussians.means, expected.means)
-    assert limit == abstain_limit(expected.scores(prepared[~chose])[0], 0.1)
-    # Stored with them, it stays with them when something else is calibrated.
-    again = judge(
-        signed,
-        held,
-        found.calibration,
-        Wish(temperature=True, draws=2),
-        gaussians=found.gaussians,
-    )
-    assert again.gaussians is found.gaussians
-    assert again.calibration.abstain_above == limit
 
 
 def test_a_private_run_without_a_test_split_has_no_held_out_records(home: Path) -> None:

@@ -58,19 +58,6 @@ def shifted(seed: int, count: int, own: float) -> tuple[Tensor, Tensor]:
     return 1.5 * x - 1.5**2 / 2 + prior, positive.double()
 
 
-@settings(max_examples=50, deadline=None)
-@given(odds=st.floats(-9, 9), own=share)
-def test_another_prevalence_is_bayes_rule(odds: float, own: float) -> None:
-    scores = torch.tensor([[odds, odds]], dtype=torch.float64)
-    chosen = Calibration(prevalence={"edema": own}).checked(NAMES)
-    answers = decided_answers(FACTS, NAMES, scores, chosen)
-    likelihood = np.exp(odds) / (0.3 / 0.7)
-    posterior = likelihood * own / (likelihood * own + 1 - own)
-    assert float(answers["edema"]) == pytest.approx(posterior, rel=1e-9)
-    # A label of which nothing is said stays as it is.
-    assert float(answers["mass"]) == pytest.approx(1 / (1 + np.exp(-odds)), rel=1e-12)
-
-
 def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
     scores, labels = shifted(0, 4000, own=0.03)
     labels[::5, 1] = torch.nan
@@ -338,14 +325,3 @@ def test_a_hospital_stores_thresholds_and_prevalence_and_predicts_with_them(tmp_
     for wrong in (("--temperature",), ("--prevalence", "heart=0.5")):
         refused = site("evaluate", "--data-dir", labelled, "--out", tmp_path / "no", *wrong, *own)
         assert refused.code != 0
-
-
-@pytest.mark.parametrize("key", ["thresholds", "prevalence"])
-@pytest.mark.parametrize("wrong", [("other", 0.5), ("b", 0.0), ("b", 1.0), ("c", -0.1)])
-def test_every_value_of_a_calibration_is_examined_not_the_first_alone(
-    key: str, wrong: tuple[str, float]
-) -> None:
-    name, value = wrong
-    made = Calibration(**{key: {"a": 0.5, name: value}})
-    with pytest.raises(ConfigError, match=f"{key}: '{name}' = {value:g}"):
-        made.checked(("a", "b", "c"))

@@ -18,9 +18,8 @@ from fedsurrogate.client_app.model_use.target_metrics import label_measures
 from fedsurrogate.client_app.model_use.thresholds import (
     Wish,
     calibrated_labels,
-    shares_in,
 )
-from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_measures import calibration_error
 from tests.client_app.model_use.test_label_decisions import NAMES, held, model, shifted
 
@@ -96,26 +95,6 @@ def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
     assert calibrated_labels(other, own, given, Wish(sensitivity=0.5)) == (given, own)
     with pytest.raises(DataError, match="have no values of the model's target"):
         calibrated_labels(model(), replace(own, values=None), given, Wish(sensitivity=0.5))
-
-
-@pytest.mark.parametrize("name", ["sensitivity", "specificity"])
-def test_a_wish_is_a_share_of_at_most_one(name: str) -> None:
-    for value in (0.0, 1e-9, 1.0):
-        wish: dict[str, Any] = {name: value}
-        assert getattr(Wish(**wish), name) == value
-    for value in (-1e-9, 1.001):
-        wish = {name: value}
-        with pytest.raises(ConfigError, match=f"--{name} {value:g}: must be above 0, at most 1"):
-            Wish(**wish)
-
-
-@pytest.mark.parametrize("text", ["edema=0", "edema=1", "edema=x", "=0.5x", "0.5", "edema"])
-def test_a_share_that_cannot_be_read_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--prevalence '{text}': write label=share"):
-        shares_in(f"mass=0.5, {text}", NAMES)
-    assert shares_in(" mass = 0.5 ,, edema=1e-9,", NAMES) == {"mass": 0.5, "edema": 1e-9}
-    with pytest.raises(ConfigError, match="the model has no label 'a=b'; it has edema, mass"):
-        shares_in("a=b=0.5", NAMES)
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -5,11 +5,7 @@ the images, and which model a person has named.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from fedsurrogate.client_app.features.parts import Part
-from fedsurrogate.client_app.model_use import opened as opening
-from fedsurrogate.client_app.model_use import prediction
 from fedsurrogate.client_app.model_use.calibration import ABSTAIN, Calibration, decided_answers
-from fedsurrogate.client_app.model_use.inputs import Inputs
-from fedsurrogate.client_app.model_use.opened import OpenedModel, opened
-from fedsurrogate.client_app.model_use.prediction import Predictor, check_backbone
+from fedsurrogate.client_app.model_use.opened import OpenedModel
+from fedsurrogate.client_app.model_use.prediction import Predictor
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import BackboneError, ConfigError
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import (
     Classifier,
     Ensemble,
@@ -134,100 +126,6 @@ def test_a_limit_needs_gaussians_and_a_calibration_its_classes() -> None:
         Predictor(head(1), Calibration(abstain_above=1.0))
     with pytest.raises(ConfigError, match="positive = 'd': the model's classes are a, b, c"):
         Predictor(head(1), Calibration(positive="d"))
-
-
-def test_a_model_is_for_backbones_of_its_fingerprint_and_power() -> None:
-    model = make_signed_model(head(1), parse_run({"seed": 4}), None, "1", 2, KEY)
-    asked: list[int] = []
-
-    def backbone(own: str) -> Any:
-        return SimpleNamespace(
-            name="pixels", fingerprint_at=lambda dimension: (asked.append(dimension), own)[1]
-        )
-
-    check_backbone(model, backbone("f" * 64))
-    assert asked == [6]
-    with pytest.raises(
-        BackboneError, match=r"fingerprint f{16}, but 'pixels' here has e{16}; .*seed = 4"
-    ):
-        check_backbone(model, backbone("e" * 64))
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_images_are_answered_some_at_a_time_and_what_is_computed_is_never_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
-) -> None:
-    sizes, asked, steps = [(2, 1), (1, 0), (0, 3), (1, 0), (3, 1), (1, 0)], list[Any](), list[int]()
-
-    def parts(opener: Any, shards: Any, backbone: Any, size: int) -> Iterator[Part]:
-        asked.append(([list(each) for each in shards], size))
-        at = 0
-        for good, bad in sizes:
-            rows = list(range(at, at + good))
-            broken = [(row, "OSError: x") for row in range(at + good, at + good + bad)]
-            yield Part(rows, None, broken, torch.ones(good, 2) if good else None)
-            at += good + bad
-        if stopped:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def progress(what: str, count: int) -> Iterator[Any]:
-        asked.append((what, count))
-        yield steps.append
-
-    monkeypatch.setattr(prediction, "in_parts", parts)
-    monkeypatch.setattr(prediction, "progress", progress)
-    monkeypatch.setattr(prediction, "TOGETHER", 4)
-    inputs = Inputs(tmp_path, False, [str(at) for at in range(20)], {})
-    found: list[list[int]] = []
-    rows = list(range(3, 16))
-    backbone: Any = None
-    try:
-        for batch in prediction._batches(inputs, rows, backbone):
-            found.append(sorted([*batch.rows, *(row for row, _ in batch.broken)]))
-    except KeyboardInterrupt:
-        assert stopped
-    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
-    assert steps == [3, 1, 3, 1, 4, 1]
-    assert asked == [("predict", 13), ([list(range(13))], 64)]
-    assert list(prediction._batches(inputs, [], backbone)) == []
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("node", [None, NodeConfig(site="north"), NodeConfig(data="digits")])
-def test_a_run_folder_is_opened_with_its_own_settings_and_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, simulated: bool, node: NodeConfig | None
-) -> None:
-    model, run = make_signed_model(head(1), parse_run({}), None, "1", 2, KEY), parse_run({})
-    for name, answer in {
-        "is_simulated": lambda folder: simulated,
-        "settings_of_run": lambda folder: run,
-        "own_model": lambda folder: model,
-        "open_model": lambda name, node: (name, node),
-    }.items():
-        monkeypatch.setattr(opening, name, answer)
-    with pytest.raises(ConfigError, match=r"is a folder without manifest\.json, so it is no run"):
-        opened(str(tmp_path), node)
-    (tmp_path / "manifest.json").write_text("{}")
-    found = opened(str(tmp_path), node)
-    assert (found.model, found.run) == (model, tmp_path)
-    assert found.node == (node or NodeConfig(state_dir=str(tmp_path / "site")))
-    has_data = node is not None and bool(node.data)
-    assert found.simulated is (run if simulated and not has_data else None)
-    assert found.note == f"model of {tmp_path}, your own folder: used as it is, without a " + (
-        "coordinator's key"
-    )
-    found.check_records("folder")
-    if simulated or has_data:
-        found.check_records("")
-    else:
-        with pytest.raises(ConfigError, match="is a run between hospitals, so its records are not"):
-            found.check_records("")
-    monkeypatch.chdir(tmp_path.parent)
-    for name in ("in-use", str(tmp_path / "manifest.json"), "unknown"):
-        other = opened(name, node)
-        assert (other.model, other.node, other.run, other.note) == ((name, node), node, None, "")
-        other.check_records("")
 
 
 def test_what_needs_settings_of_a_site_asks_for_them() -> None:

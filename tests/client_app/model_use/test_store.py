@@ -18,16 +18,13 @@ from fedsurrogate.client_app.model_use.store import (
     go_back,
     keep_model,
     keep_received,
-    models_folder,
-    only_kept,
     open_model,
     read_index,
     read_kept,
     use_model,
 )
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.common.errors import SealError, StateError
-from fedsurrogate.common.security.sealing import new_key, public_key
+from fedsurrogate.common.errors import StateError
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
 from tests.client_app.model_use.hospitals import CLASSES, federation
@@ -70,52 +67,6 @@ def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]
     assert kept.gaussians is not None
     key = (folder.parent / "signing" / "coordinator.pub").read_text().strip()
     assert kept.key.hex() == key
-
-
-def test_the_file_at_the_coordinator_is_the_one_that_people_may_carry(
-    ran: tuple[NodeConfig, Path], tmp_path: Path
-) -> None:
-    node, folder = ran
-    model = read_signed_model(folder / "model.fedsurrogate")
-    elsewhere = node.model_copy(
-        update={"state_dir": str(tmp_path), "coordinator_key": model.key.hex()}
-    )
-    name = keep_model(elsewhere, model, "file")
-    assert read_kept(elsewhere, name).manifest == model.manifest
-    assert read_index(elsewhere).models[name].source == "file"
-
-
-def test_a_changed_file_is_refused(node: NodeConfig) -> None:
-    use_model(node, only_kept(node))
-    (file,) = models_folder(node).glob("*.fedsurrogate")
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(SealError, match="was changed"):
-        open_model("in-use", node)
-    with pytest.raises(SealError, match="was changed"):
-        open_model(str(file), node)
-
-
-def test_a_file_signed_by_a_stranger_is_refused(node: NodeConfig, tmp_path: Path) -> None:
-    from fedsurrogate.common.signed_models.signed_model import save_signed_model
-
-    file = tmp_path / "stranger.fedsurrogate"
-    file.write_bytes(save_signed_model(other(1, new_key())))
-    with pytest.raises(SealError, match="not a coordinator's key"):
-        open_model(str(file), node)
-    pinned = node.model_copy(update={"coordinator_key": public_key(new_key()).hex()})
-    with pytest.raises(SealError, match="not by the coordinator-key"):
-        keep_model(pinned, other(1), "run")
-
-
-def test_the_first_model_of_a_run_is_not_in_use_and_the_message_names_the_command(
-    ran: tuple[NodeConfig, Path],
-) -> None:
-    (name,) = read_index(ran[0]).models
-    assert read_index(ran[0]).in_use == ""
-    with pytest.raises(StateError, match=rf"a person decides it.*`site models use {name}`"):
-        open_model("in-use", ran[0])
 
 
 class ModelsOfASite(RuleBasedStateMachine):

@@ -113,27 +113,6 @@ def test_only_a_model_of_the_coordinators_key_is_kept(
     assert trusted_keys(stranger) == {bytes.fromhex(stranger.coordinator_key)}
 
 
-def test_models_come_back_in_the_order_of_their_use(
-    node: NodeConfig, models: tuple[SignedModel, ...]
-) -> None:
-    for model in models:
-        keep_model(node, model, "run")
-    with pytest.raises(StateError, match="no model was in use before this one"):
-        go_back(node)
-    a, b, c = NAMES
-    steps = [(a, "", ()), (a, a, ()), (b, a, (a,)), (c, b, (a, b)), (a, c, (a, b, c))]
-    for name, before, earlier in steps:
-        assert use_model(node, name) == before
-        assert (read_index(node).in_use, read_index(node).before) == (name, earlier)
-    assert list(read_index(node).models) == list(NAMES)
-    for name, earlier in ((c, (a, b)), (b, (a,)), (a, ())):
-        assert go_back(node) == name
-        assert (read_index(node).in_use, read_index(node).before) == (name, earlier)
-    with pytest.raises(StateError, match="no model was in use before this one"):
-        go_back(node)
-    assert len(read_index(node).models) == 3
-
-
 def test_a_hundred_models_in_use_before_are_remembered(
     node: NodeConfig, models: tuple[SignedModel, ...]
 ) -> None:

@@ -107,29 +107,35 @@ class Tasks:
         return found
 
 
+def started(folder: Path, **variables: str) -> Iterator[Tasks]:
+    """Tasks of a warm process that ends with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Another program may install something during a test.
+        patch.setattr(warm, "installed", lambda: (0,))
+        patch.setenv("PYTHONPATH", str(APP_FOLDER))
+        # As many threads as a library wants.
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        made = Tasks(folder, **variables)
+        with made.starter:
+            yield made
+
+
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
-    """With few imports."""
-    monkeypatch.setenv("LIGHT", "1")
-    # Another program may install something during a test.
-    monkeypatch.setattr(warm, "installed", lambda: (0,))
-    monkeypatch.setenv("PYTHONPATH", str(APP_FOLDER))
-    made = Tasks(tmp_path)
-    with made.starter:
-        yield made
+def tasks(tmp_path: Path) -> Iterator[Tasks]:
+    """With few imports, for a test that ends the process."""
+    yield from started(tmp_path, LIGHT="1")
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tasks]:
+    """The same for all tests that leave the process as it is."""
+    yield from started(tmp_path_factory.mktemp("light"), LIGHT="1")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tasks]:
     """With all imports of a site."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "installed", lambda: (0,))
-        patch.setenv("PYTHONPATH", str(APP_FOLDER))
-        # As many threads as a library wants.
-        patch.delenv("OMP_NUM_THREADS", raising=False)
-        made = Tasks(tmp_path_factory.mktemp("whole"))
-        with made.starter:
-            yield made
+    yield from started(tmp_path_factory.mktemp("whole"))
 
 
 def test_no_generator_draws_the_same_in_two_children(whole: Tasks) -> None:
@@ -184,7 +190,7 @@ def test_a_site_at_rest_needs_less_than_a_gigabyte_and_children_share_it(whole: 
     assert int(score) == 1000 > int(Path(f"/proc/{parent.pid}/oom_score_adj").read_text())
 
 
-def test_a_child_starts_as_a_new_process_would(tasks: Tasks) -> None:
+def test_a_child_starts_as_a_new_process_would(light: Tasks) -> None:
     code = """
 import os, signal, sys, threading
 mask = os.umask(0)
@@ -194,7 +200,7 @@ kinds = [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self
 result = [mask, threading.active_count(), [str(signal.getsignal(each)) for each in names],
           [each for each in kinds if "socket" in each or "pidfd" in each]]
 """
-    found, own, parent = tasks.result(code)
+    found, own, parent = light.result(code)
     assert parent != os.getpid() != own
     assert found[:2] == [0o077, 1]
     assert found[2][::2] == ["0", "0"]
@@ -203,7 +209,7 @@ result = [mask, threading.active_count(), [str(signal.getsignal(each)) for each 
 
 
 def test_the_end_of_a_child_clears_what_it_made_and_nothing_of_its_parent(
-    tasks: Tasks, tmp_path: Path
+    light: Tasks, tmp_path: Path
 ) -> None:
     """torch alone leaves thousands of objects to clear, whose memory each child would copy."""
     marker = tmp_path / "cleared"
@@ -215,7 +221,7 @@ class Own: pass
 sys.own = Own()
 weakref.finalize(sys.own, pathlib.Path({str(marker)!r}).touch)
 """
-    number, cleared = tasks.result(code)[0]
+    number, cleared = light.result(code)[0]
     assert number > 0
     assert cleared == 0
     until(marker.exists)
@@ -233,13 +239,13 @@ weakref.finalize(sys.own, pathlib.Path({str(marker)!r}).touch)
         "raise KeyboardInterrupt",
     ],
 )
-def test_what_ends_a_child_ends_no_other(tasks: Tasks, end: str) -> None:
-    _, _, before = tasks.result()
+def test_what_ends_a_child_ends_no_other(light: Tasks, end: str) -> None:
+    _, _, before = light.result()
     signals = "import signal; signal.pthread_sigmask(signal.SIG_UNBLOCK, [2, 3, 15])\n"
-    tasks.start(signals + end)
+    light.start(signals + end)
     parent = psutil.Process(before)
     until(lambda: not parent.children())
-    assert tasks.result()[2] == before
+    assert light.result()[2] == before
     assert parent.is_running()
 
 
@@ -317,8 +323,14 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert made.result()[2] == os.getpid()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", ["imports", "waits", "works"])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        *((phase, signal.SIGKILL) for phase in ("imports", "waits", "works")),
+        ("waits", signal.SIGTERM),
+        ("works", signal.SIGINT),
+    ],
+)
 def test_nothing_is_left_when_its_parent_ends(
     tmp_path: Path, phase: str, number: signal.Signals
 ) -> None:

@@ -66,24 +66,6 @@ def test_measures_are_those_of_scikit_learn(classes: int, count: int, seed: int)
     assert packed_quality(again) == packed_quality(found)
 
 
-def test_patients_are_resampled_whole() -> None:
-    scores, labels = drawn(2, 200, 1)
-    alone = quality_of(scores, labels, ("a", "b"), None)
-    one = quality_of(
-        scores.repeat(4, 1), labels.repeat(4), ("a", "b"), [str(n) for n in range(200)] * 4
-    )
-    assert alone is not None
-    assert one is not None
-    assert one.units == len({n for n in range(200) if labels[n] >= 0})
-
-    def width(found: object) -> float:
-        measure = found.averages["accuracy"]  # type: ignore[attr-defined]
-        return float(measure.high - measure.low)
-
-    # Four copies of each record of a patient say no more than one.
-    assert width(one) == pytest.approx(width(alone), rel=0.2)
-
-
 def test_many_classes_have_averages_only_and_curves_have_few_points() -> None:
     scores, labels = drawn(MOST_CLASSES + 1, 2500, 0)
     found = quality_of(scores, labels, tuple(map(str, range(MOST_CLASSES + 1))), None)

@@ -109,35 +109,6 @@ def test_faults_of_values_are_found_record_by_record() -> None:
     assert wrong(TIME, rows) == [[True, False, True, False], [False, True, False, False]]
 
 
-def test_an_event_at_an_edge_belongs_before_it_and_a_record_is_last_seen_about_the_nearest() -> (
-    None
-):
-    _, target = resolved(TIME)
-    rows = [[3.01, 1.0], [3.0, 1.0], [2.9, 0.0], [0.5, 1.0], [0.7, 0.0], [0.1, 0.0], [0.0, 1.0]]
-    shown = [target.rows[i] for i in target.code(torch.tensor(rows)).argmax(1).tolist()]
-    assert shown == [
-        "outlived 3",
-        "event 2.5 to 3",
-        "outlived 3",
-        "event 0 to 0.5",
-        "last seen about 0.5",
-        "last seen about 0",
-        "event 0 to 0.5",
-    ]
-
-
-def test_a_wrong_unit_and_clipped_numbers_are_remarked() -> None:
-    _, time = resolved(TIME)
-    assert "beyond the horizon" in time.remarks(torch.tensor([[400.0, 1.0]] * 9))[0]
-    assert "first bin" in time.remarks(torch.tensor([[0.1, 1.0]] * 9))[0]
-    assert not time.remarks(torch.tensor([[0.1, 1.0], [2.0, 1.0]]))
-    _, number = resolved(NUMBER)
-    beyond = torch.tensor([[6.0, 0.5], [0.0, 0.5]])
-    (remark,) = number.remarks(beyond)
-    assert "'age'" in remark
-    assert "50.0%" in remark
-
-
 @pytest.mark.parametrize(
     ("flat", "said"),
     [

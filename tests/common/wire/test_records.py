@@ -122,64 +122,6 @@ def test_round_trip_keeps_everything_within_half_precision(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_received_weights_sum_to_one(family: str) -> None:
-    mixtures = unpack_surrogate(pack_surrogate(surrogate(family))).mixtures
-    totals = torch.zeros(3).index_add_(0, mixtures.labels, mixtures.weights)
-    torch.testing.assert_close(totals, torch.ones(3), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_covariances_over_twelve_orders_of_magnitude_survive(family: str) -> None:
-    sent = surrogate(family).mixtures
-    deviations = torch.logspace(-3, 3, DIMENSION, dtype=torch.float64)
-    covariance = {
-        "full": lambda: Full(
-            deviations[:, None]
-            * torch.linalg.cholesky(0.5 * torch.eye(8) + 0.5).double().expand(9, -1, -1)
-        ),
-        "diag": lambda: Diagonal(deviations.square().expand(9, -1)),
-        "spherical": lambda: Spherical(torch.logspace(-6, 6, 9)),
-        "lowrank": lambda: LowRank(
-            deviations[:, None] * torch.tensor([[3.0, 0.1]]), 0.01 * deviations.square()
-        ),
-    }[family]()
-    wide = replace(sent, covariance=covariance)
-    got = receive(pack_surrogate(Surrogate(HEADER, wide)), expectation(family)).mixtures
-    wanted = covariances(wide).double()
-    assert worst_entry(covariances(got), wanted) < 0.01
-
-
-def test_a_dimension_without_noise_of_its_own_survives() -> None:
-    factor = torch.randn(DIMENSION, RANK, generator=torch.Generator().manual_seed(0)) * 1e3
-    sent = replace(
-        surrogate("lowrank").mixtures, covariance=LowRank(factor, torch.full((DIMENSION,), 1e-9))
-    )
-    got = receive(pack_surrogate(Surrogate(HEADER, sent)), expectation("lowrank")).mixtures
-    assert worst_entry(covariances(got), covariances(sent)) < 2e-3
-
-
-@pytest.mark.parametrize("factor", [1e-4, 1e4])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_scale_of_features_costs_no_likelihood(family: str, factor: float) -> None:
-    x, y = records(factor)
-    sent = surrogate(family, factor)
-    got = unpack_surrogate(pack_surrogate(sent))
-    assert log_likelihood(got.mixtures, x, y) == pytest.approx(
-        log_likelihood(sent.mixtures, x, y), abs=2e-3
-    )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_dimension_and_one_component_make_the_trip(family: str) -> None:
-    x, y = records()
-    mixtures = fit(x[:, :1], y, 3, MixtureSettings(family), torch.Generator())
-    got = receive(pack_surrogate(Surrogate(HEADER, mixtures)), expectation(family))
-    torch.testing.assert_close(
-        covariances(got.mixtures), covariances(mixtures).double(), rtol=5e-3, atol=0
-    )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_surrogate_gives_the_same_bytes(family: str) -> None:
     x, y = records()
     chosen = MixtureSettings(family, COMPONENTS, RANK)
@@ -322,21 +264,6 @@ def classes_of(message: pb.Surrogate, wanted: tuple[str, ...]) -> None:
 
 
 REFUSALS: dict[str, tuple[str, Edit, str]] = {
-    "NaN among means": (
-        "diag",
-        lambda m: numbers(m.mixtures.means, np.nan),
-        "means hold a number that is not finite",
-    ),
-    "NaN among weights": (
-        "diag",
-        lambda m: numbers(m.mixtures.weights, np.nan),
-        "weights hold a number that is not finite",
-    ),
-    "infinite mean": (
-        "diag",
-        lambda m: numbers(m.mixtures.means, np.inf),
-        "means hold a number that is not finite",
-    ),
     "infinite variance": (
         "diag",
         lambda m: numbers(m.mixtures.spread[0], 6e4),
@@ -401,25 +328,8 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
         "a class of 18446744073709551615 records",
     ),
     "zero count": ("diag", lambda m: m.mixtures.counts.__setitem__(1, 0), "a class of 0 records"),
-    "huge count": (
-        "diag",
-        lambda m: m.mixtures.counts.__setitem__(2, 10**8 + 1),
-        "a class of 100000001 records",
-    ),
     "missing count": ("diag", lambda m: m.mixtures.counts.pop(), "3 classes with 2 counts"),
     "class without component": ("diag", lambda m: components_of(m, [0, 3, 6]), "for 9 components"),
-    "weights not summing to one": (
-        "diag",
-        lambda m: setattr(m.mixtures.weights, "scale", 0.1),
-        "sum to .*, not to one",
-    ),
-    "negative weight": ("diag", lambda m: numbers(m.mixtures.weights, -1.0), "not to one|negative"),
-    "unknown class": (
-        "diag",
-        lambda m: classes_of(m, ("cat", "dog", "yeti")),
-        "unknown class 'yeti'; this run has cat, dog",
-    ),
-    "no class": ("diag", lambda m: classes_of(m, ()), "0 classes"),
     "nameless class": ("diag", lambda m: classes_of(m, ("cat", "", "dog")), "without a name"),
     "class named twice": ("diag", lambda m: classes_of(m, ("cat", "dog", "cat")), "named twice"),
     "another schema": (
@@ -427,38 +337,11 @@ REFUSALS: dict[str, tuple[str, Edit, str]] = {
         lambda m: setattr(m.header, "schema", 2),
         "schema version 2; this program reads version 1",
     ),
-    "another run": (
-        "diag",
-        lambda m: setattr(m.header, "run", "0000"),
-        "run '0000' is not this run's",
-    ),
-    "another method": (
-        "diag",
-        lambda m: setattr(m.header, "method", "fedavg"),
-        "method 'fedavg' is not this run's 'fedpft'",
-    ),
-    "another backbone": (
-        "diag",
-        lambda m: setattr(m.header, "fingerprint", "e" * 16),
-        "backbone fingerprint 'eeee",
-    ),
     "unknown family": (
         "diag",
         lambda m: setattr(m.mixtures, "covariance", "tied"),
         "unknown covariance 'tied'",
     ),
-    "no site": ("diag", lambda m: setattr(m.header, "site", ""), "site name ''"),
-    "site name that is a path": (
-        "diag",
-        lambda m: setattr(m.header, "site", "../x"),
-        r"site name '\.\./x'",
-    ),
-    "site name of two lines": (
-        "diag",
-        lambda m: setattr(m.header, "site", "a\n"),
-        r"site name 'a\\n'",
-    ),
-    "site name too long": ("diag", lambda m: setattr(m.header, "site", "a" * 65), "site name 'aaa"),
 }
 
 
@@ -474,26 +357,6 @@ def test_a_surrogate_without_mixtures_is_refused() -> None:
     for header in (pb.Header(schema=1), pb.Header(schema=1, classes=CLASSES)):
         with pytest.raises(SurrogateError, match="classes with 0 counts"):
             unpack_surrogate(pb.Surrogate(header=header).SerializeToString())
-
-
-@pytest.mark.parametrize(
-    ("family", "expected", "reason"),
-    [
-        ("diag", expectation("full"), "covariance 'diag', expected 'full'"),
-        (
-            "diag",
-            expectation("diag", components=2),
-            "3 components in a class; at most 2 are allowed",
-        ),
-        ("lowrank", expectation("lowrank", rank=1), "rank 2; at most 1 is allowed"),
-        ("diag", expectation("diag", dimension=512), "dimension 8, the other sites have 512"),
-    ],
-)
-def test_another_shape_than_asked_for_is_refused(
-    family: str, expected: Expectation, reason: str
-) -> None:
-    with pytest.raises(SurrogateError, match=reason):
-        receive(pack_surrogate(surrogate(family)), expected)
 
 
 def test_a_small_payload_cannot_ask_for_much_memory() -> None:
@@ -557,19 +420,6 @@ def head(factor: float = 1.0) -> Head:
     return Head(
         HEADER, torch.randn(3, DIMENSION, generator=rng) * factor, torch.randn(3, generator=rng)
     )
-
-
-@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e6])
-def test_head_makes_the_round_trip(factor: float) -> None:
-    sent = head(factor)
-    got = unpack_classifier(pack_classifier(sent))
-    assert isinstance(got, Head)
-    assert got.header == HEADER
-    assert pack_classifier(got) == pack_classifier(sent)
-    assert (got.weight - sent.weight).abs().max() < 1e-3 * sent.weight.abs().max()
-    assert (got.bias - sent.bias).abs().max() < 1e-3 * sent.bias.abs().max()
-    x = torch.randn(500, DIMENSION, generator=torch.Generator().manual_seed(1)) / factor
-    assert (got.predict(x) == sent.predict(x)).float().mean() > 0.99
 
 
 HEAD_REFUSALS: dict[str, tuple[Callable[[pb.Head], object], str]] = {

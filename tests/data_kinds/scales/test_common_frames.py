@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.features.columns import frame_of
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
@@ -26,7 +25,7 @@ from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classif
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.received import of_mixtures
 from fedsurrogate.strategies.pooling.columns import moved_surrogate
-from tests.data_kinds.scales.affine import RECORDS, Affine, affine, oracle, records
+from tests.data_kinds.scales.affine import RECORDS, records
 
 HEADER = Header("fedpft", "0" * 16, "north", "features-3", ("a", "b"))
 ODD = Frame(torch.tensor([1e4, 0.0, -3.0]).double(), torch.tensor([1e-3, 1e6, 0.0]).double())
@@ -136,28 +135,6 @@ def test_a_model_applies_its_frame_everywhere(kind: str) -> None:
     torch.testing.assert_close(classifier_of(named, tensors).scores(raw.float()), wanted)
     # Without one, files and messages are as they were.
     assert set(file_content(plain)[1]) == set(plain.arrays())
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold"])
-@settings(max_examples=1, deadline=None)
-@given(change=affine())
-@pytest.mark.slow
-def test_rounds_train_in_the_common_frame(method: str, change: Affine) -> None:
-    clean, labels = records()
-    changed = change(clean)
-    changed[:, 0] += 0 if frame_of(changed) else 1e4
-    third = RECORDS // 3
-    parts = [
-        (changed[start : start + third], labels[start : start + third])
-        for start in range(0, RECORDS, third)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        done = fs.simulate(
-            parts, test=(changed[RECORDS:], labels[RECORDS:]), method=method, output_dir=folder
-        )
-        assert done.metrics["sites"]["used"] == 3
-    found = done.metrics["accuracy"]["model"]
-    assert found >= oracle(changed, labels) - 0.03
 
 
 @pytest.mark.parametrize("method", ["fedpft", "average"])

@@ -21,7 +21,7 @@ from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders
 
 # Enough that a busy machine sees the second round long before the last.
-ROUNDS = 240
+ROUNDS = 100
 SETTINGS = f'method="fedavg" fedavg.rounds={ROUNDS} fedavg.local-epochs=1'
 
 

@@ -27,11 +27,6 @@ from tests.grid import (
 SHORT = {"deadline": 0.15}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def used(name: str, records: int = 0) -> Site:
     return Site(name, "used", "", records=records)
 

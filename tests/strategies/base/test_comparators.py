@@ -31,11 +31,6 @@ PRIVATE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def used(folder: Path) -> Json:
     metrics = metrics_of(folder)
     assert metrics["status"] == "ok"

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import pace
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -243,44 +243,3 @@ def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
     assert len(kept.of("rejected")) == len(sends) - sends.count("silent")
     fates = [site.fate for site in strategy.outcome.sites.values()]
     assert fates.count("rejected") == len(kept.of("rejected"))
-
-
-@settings(max_examples=15)
-@given(
-    stored=st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from(["well", "well", "broken", "other sender", "refused"])),
-        min_size=1,
-        max_size=6,
-    )
-)  # fmt: skip
-def test_the_first_valid_surrogate_of_each_stored_site_counts(
-    stored: list[tuple[int, str]],
-) -> None:
-    run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
-    strategy = FedPFT(run, kept)  # type: ignore[arg-type]
-    contents: list[Any] = []
-    for number, how in stored:
-        sent = b"no surrogate" if how == "broken" else payload(run.digest, number, how)
-        refused = SurrogateError("not signed") if how == "refused" else (f"s{number}", sent)
-        contents.append((f"file {len(contents)}", refused))
-    first: dict[int, int] = {}
-    for at, (number, how) in enumerate(stored):
-        if how == "well":
-            first.setdefault(number, at)
-    if not first:
-        with pytest.raises(RunError, match="quorum missed"):
-            strategy.learn_from(contents)
-    else:
-        strategy.learn_from(contents)
-    used = [at - 1 for at, site in strategy.outcome.sites.items() if site.fate == "used"]
-    assert used == sorted(first.values())
-    assert [event["sites"] for event in kept.events if event["event"] == "invited"] == [len(stored)]
-    for at, (number, how) in enumerate(stored):
-        site = strategy.outcome.sites[at + 1]
-        if at in used:
-            assert (site.name, site.bytes_up) == (f"s{number}", len(contents[at][1][1]))
-        else:
-            assert site.fate == "rejected"
-            wanted = {"well": "a second surrogate", "refused": "not signed"}.get(how, "")
-            second = number in first and first[number] < at and how != "refused"
-            assert ("a second surrogate" if second else wanted) in site.reason

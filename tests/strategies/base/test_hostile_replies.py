@@ -139,11 +139,6 @@ WRITES = Writes()
 matplotlib.get_configdir(), matplotlib.get_cachedir()
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.001)
-
-
 @pytest.fixture(scope="module")
 def honest() -> Honest:
     """A run of each method by the honest sites alone."""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.measures import MEASURES
@@ -19,7 +19,7 @@ from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base import federation
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site
-from fedsurrogate.strategies.base.reported import RefusedError, measures_in
+from fedsurrogate.strategies.base.reported import measures_in
 from fedsurrogate.strategies.fedavg.strategy import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
@@ -156,38 +156,6 @@ def test_sites_judge_before_the_simulation_compares(monkeypatch: pytest.MonkeyPa
     assert 0 <= strategy.outcome.seconds["evaluate"] < 5
 
 
-@pytest.mark.parametrize("simulated", [[True, True], [True, False], [False, False], []])
-def test_a_run_is_a_simulation_where_all_used_sites_say_so(
-    monkeypatch: pytest.MonkeyPatch, simulated: list[bool]
-) -> None:
-    strategy = begun(monkeypatch, 3)
-    strategy.outcome.sites[2].simulated = True
-    strategy.outcome.sites[2].fate = "rejected"
-    for at in (0, 1):
-        site = strategy.outcome.sites[at]
-        if at < len(simulated):
-            site.simulated = simulated[at]
-        else:
-            site.fate = "dropped"
-    wanted = simulated == [True, True]
-    assert strategy._simulated() == wanted
-    asked: list[Any] = []
-
-    def judged(grid: Any, deadline: float, values: Any) -> Any:
-        asked.append((deadline, values))
-        return {"accuracy.model": 0.75}
-
-    monkeypatch.setattr(strategy, "_judged", judged)
-    strategy.deadline = 9.0
-    grid: Any = object()
-    assert strategy._accuracy(grid) == (0.75 if wanted else None)
-    strategy._compare(grid, 5.0)
-    assert asked == ([(9.0, {"brief": True}), (5.0, {})] if wanted else [])
-    own = begun(monkeypatch, 1, **NUMBER)
-    own.outcome.sites[0].simulated = True
-    assert own._accuracy(grid) is None
-
-
 @pytest.mark.parametrize("replies", [[], [("r", {"accuracy.model": 0.5})]])
 def test_the_first_used_site_judges_for_the_simulation(
     monkeypatch: pytest.MonkeyPatch, replies: list[Any]
@@ -301,66 +269,3 @@ def test_measures_that_cannot_be_read_are_none(text: str) -> None:
         "number.0.age.absolute": 2.0,
     }
     assert measures_in({MEASURES: text}) == measures_in({}) == {}
-
-
-def test_the_form_of_a_reply_is_checked_before_anything_of_it_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    strategy = Updates({"method": "fedavg", "max-payload-mib": 3}, Kept())
-    calls: list[Any] = []
-
-    def form(content: Any) -> None:
-        calls.append("form")
-        if content == "wrong":
-            raise SurrogateError("another form")
-
-    def parts(content: Any, most: int) -> Any:
-        calls.append(("record", most))
-        return b"payload", {"status": "ok", "site": "s1"}
-
-    monkeypatch.setattr(federation, "check_form", form)
-    monkeypatch.setattr(federation, "record_bytes", lambda content: 40)
-    monkeypatch.setattr(federation, "from_record", parts)
-    site = Site("s1", "used", "", registered=True)
-    strategy.outcome.sites = {1: site}
-    wrong: Any = SimpleNamespace(content="wrong", has_error=lambda: False)
-    with pytest.raises(SurrogateError, match="another form"):
-        strategy._read(wrong, site)
-    assert (site.bytes_up, calls, site.heard) == (0, ["form"], False)
-    fine: Any = SimpleNamespace(content="fine", has_error=lambda: False)
-    payload, info = strategy._read(fine, site)
-    assert (payload, info["site"]) == (b"payload", "s1")
-    assert (site.bytes_up, site.heard) == (40, True)
-    assert calls[1:] == ["form", ("record", 3 * 2**20)]
-    error = SimpleNamespace(code=4, reason="path")
-    failed: Any = SimpleNamespace(has_error=lambda: True, error=error)
-    for simulated, text in ((False, "no longer exists"), (True, "path")):
-        strategy.simulated = simulated
-        with pytest.raises(SurrogateError, match=text):
-            strategy._read(failed, site)
-    assert (site.bytes_up, len(calls)) == (40, 3)
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("status", ["budget", "data", "no such status", 7, None])
-def test_a_refusal_has_a_public_sentence_and_its_reason_in_a_simulation_only(
-    monkeypatch: pytest.MonkeyPatch, simulated: bool, status: Any
-) -> None:
-    strategy = Updates({"method": "fedavg"}, Kept())
-    strategy.simulated = simulated
-    site = Site("s1", "used", "", registered=True)
-    info: Any = {"site": "s1", "status": status, "reason": "/a/path", "version": "1.2.3"}
-    monkeypatch.setattr(federation, "check_form", lambda content: None)
-    monkeypatch.setattr(federation, "record_bytes", lambda content: 1)
-    monkeypatch.setattr(federation, "from_record", lambda content, most: (None, info))
-    reply: Any = SimpleNamespace(content=None, has_error=lambda: False)
-    sentence = PUBLIC_SENTENCES.get(str(status), PUBLIC_SENTENCES["internal"])
-    with pytest.raises(RefusedError) as refusal:
-        strategy._read(reply, site)
-    assert str(refusal.value) == (f"{sentence}: /a/path" if simulated else sentence)
-    assert refusal.value.info is info
-    info["reason"] = ""
-    with pytest.raises(RefusedError) as refusal:
-        strategy._read(reply, site)
-    assert str(refusal.value) == sentence
-    assert site.version == "1.2.3"

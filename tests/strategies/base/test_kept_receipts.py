@@ -149,7 +149,3 @@ def test_what_is_not_kept_is_an_event_and_the_run_goes_on(
     event |= {"site": "c", "reason": "the limit of 2 sites is reached"}
     assert kept.events[1:] == [event]
     assert (found.of("c"), list(stored_receipts(str(tmp_path)))) == ("", ["b"])
-
-
-def test_receipts_of_ten_thousand_sites_are_kept() -> None:
-    assert (module.MOST_SITES, module.FOLDER) == (10_000, "receipts")

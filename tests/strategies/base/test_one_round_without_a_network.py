@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.records import INFO, pack_question
+from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
 from fedsurrogate.strategies.base.defended import Defended, Suspect
 from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -196,51 +195,6 @@ def test_of_stored_surrogates_the_first_valid_one_of_each_site_counts(
     ]
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("late", ["", "s0"])
-def test_a_reply_is_used_in_time_and_kept_for_later_after_the_deadline(late: str) -> None:
-    strategy, recorder = toy()
-    site = strategy.outcome.sites[4] = Site("s0", "dropped", "too slow", bytes_up=40)
-    strategy.outcome.seconds = {"fit": 3.0}
-    info: Any = {"simulated": True, "fit-seconds": 2.0, "extract-seconds": 5.0}
-    strategy._take(4, b"s0", info, late)
-    facts = {"site": "s0", "bytes": 40, "fact": 1, "seconds": 2.0, "payload": 2}
-    assert (site.records, site.late) == (7, bool(late))
-    assert recorder.surrogates == {"s0": b"s0"}
-    if late:
-        reason = "replied after the deadline; its surrogate is kept for relearn"
-        assert recorder.events == [{"event": "late", "before": "s0", "reason": reason, **facts}]
-        assert (site.fate, site.reason, strategy._received) == ("dropped", reason, {})
-        assert strategy.outcome.seconds == {"fit": 3.0}
-        return
-    assert recorder.events == [{"event": "replied", **facts}]
-    assert (site.fate, site.reason, site.simulated) == ("used", "", True)
-    assert list(strategy._received) == [4]
-    assert strategy.outcome.seconds == {"fit": 3.0, "extract": 5.0}
-    strategy._take(4, b"s1", info)
-    assert recorder.events[-1]["reason"] == "the surrogate names another site as its sender: 's1'"
-    assert (strategy._received, recorder.surrogates) == ({}, {})
-
-
-@pytest.mark.parametrize("unanswered", [[], ["a"]])
-@pytest.mark.parametrize("replies", [[], [3, 4]])
-@pytest.mark.parametrize("grace", [0.0, 2.5])
-def test_late_replies_are_waited_for_where_some_are_missing(
-    monkeypatch: pytest.MonkeyPatch, unanswered: list[str], replies: list[int], grace: float
-) -> None:
-    strategy, recorder = toy()
-    assert strategy.receive_late(grace) is False
-    seen: list[Any] = []
-    strategy._asked = SimpleNamespace(  # type: ignore[assignment]
-        unanswered=unanswered, prolonged=lambda given: seen.append(given) or replies
-    )
-    monkeypatch.setattr(strategy, "_receive", lambda reply, late: seen.append((reply, late)))
-    assert strategy.receive_late(grace) == bool(unanswered and replies)
-    assert seen == ([grace, *((each, True) for each in replies)] if unanswered else [])
-    event = {"event": "waiting", "reason": "for sites that missed the deadline", "seconds": grace}
-    assert recorder.events == ([event] if unanswered and grace else [])
-
-
 class Held(list[int]):
     """Receipts of a site whose last node was the second."""
 
@@ -254,53 +208,6 @@ class Held(list[int]):
         """Nothing is added."""
 
 
-@pytest.mark.parametrize("deadline", [50.0, 500.0])
-@pytest.mark.parametrize("receipts", [False, True])
-def test_where_receipts_are_kept_a_site_is_asked_for_its_name_first(
-    monkeypatch: pytest.MonkeyPatch, deadline: float, receipts: bool
-) -> None:
-    strategy, recorder = toy()
-    strategy.deadline = deadline
-    strategy.outcome.sites = {at: Site(f"node {at}", "dropped", "") for at in range(1, 6)}
-    strategy.outcome.sites[1].registered = True
-    strategy.receipts = Held() if receipts else Held([])  # type: ignore[assignment]
-    asked: list[Any] = []
-
-    def collection(grid: Any, messages: Any, seconds: float) -> Any:
-        asked.append((sorted(each.metadata.dst_node_id for each in messages), seconds))
-        assert {each.metadata.message_type for each in messages} == {"query.name"}
-        return [4, 5]
-
-    def read(reply: int, site: Site) -> Any:
-        if reply == 5:
-            raise SurrogateError("no name")
-        site.name = "named"
-        return None, {}
-
-    monkeypatch.setattr(one_shot, "Collection", collection)
-    monkeypatch.setattr(strategy, "_node", lambda reply: reply)
-    monkeypatch.setattr(strategy, "_read", read)
-    monkeypatch.setattr(strategy, "invite", lambda grid, seconds: [1, 2, 3, 4, 5])
-    grid: Any = object()
-    messages = list(strategy.configure_train(1, strategy.initial, ConfigRecord(), grid))
-    nodes = [each.metadata.dst_node_id for each in messages]
-    assert nodes == ([1, 2, 4, 5] if receipts else [1, 2, 3, 4, 5])
-    assert asked == ([([3, 4, 5], min(120.0, deadline))] if receipts else [])
-    reason = "did not report its name within 120 seconds" if receipts else ""
-    assert [each.reason for each in strategy.outcome.sites.values()] == ["", "", reason, "", ""]
-    question = pack_question(CENTRE)
-    assert question is not None
-    for each in messages:
-        info = dict(each.content.config_records[INFO])
-        assert (info["run"], info["bytes"]) == (strategy.config.digest, len(question))
-    assert recorder.surrogates == {"file centre.pb": question}
-    with pytest.raises(ConfigError, match="train_config has lr"):
-        strategy.configure_train(1, strategy.initial, ConfigRecord({"lr": 1}), grid)
-    strategy._done = True
-    assert strategy.configure_train(1, strategy.initial, ConfigRecord(), grid) == []
-    assert strategy.aggregate_train(1, []) == (None, None)
-
-
 def test_too_few_surrogates_of_one_scale_end_the_run() -> None:
     strategy, _ = toy(quorum=0.6)
     for at, x in enumerate((1.0, torch.inf, 2.0)):
@@ -311,11 +218,3 @@ def test_too_few_surrogates_of_one_scale_end_the_run() -> None:
     strategy._received[0] = sent("s0", x=torch.nan)
     with pytest.raises(RunError, match="columns of scales that the other sites' are far from"):
         strategy._usable()
-
-
-def test_of_a_site_and_a_run_nothing_is_known_at_first() -> None:
-    site = Site("s0", "dropped", "")
-    assert site.kept_share == 1
-    numbers = {name: each for name, each in vars(site).items() if isinstance(each, int | float)}
-    assert {name for name, each in numbers.items() if each} == {"kept_share"}
-    assert not any(vars(Outcome()).values())

@@ -13,13 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
+from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.records import INFO, Info
+from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base import rounds
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
-from fedsurrogate.strategies.base.reported import downstream_in
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training, read_kept
 from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
 from fedsurrogate.strategies.fedavg import strategy as fedavg
@@ -42,41 +40,6 @@ def begun(monkeypatch: pytest.MonkeyPatch, sites: int = 3, **more: Any) -> tuple
 def events(strategy: Updates) -> list[dict[str, Any]]:
     assert isinstance(strategy.recorder, Kept)
     return strategy.recorder.events
-
-
-def introduction(site: str, **changed: Any) -> Info:
-    own = {"site": site, "fingerprint": "f" * 20, "dimension": 4, "classes": '["a"]', "key": ""}
-    return own | changed
-
-
-@pytest.mark.parametrize(
-    ("info", "heard", "reason", "barred"),
-    [
-        (introduction("s1", simulated=True), True, "", False), (introduction("s1"), True, "", False),
-        (introduction("s2"), False, "the site reports the name 's2', which is another site's", False),
-        (introduction("s1", fingerprint="e" * 20), True, "backbone eeeeeeeeeeeeeeee of dimension 4, not the run's", True),
-        (introduction("s1", dimension=5), True, "backbone ffffffffffffffff of dimension 5, not the run's", True),
-        (introduction("s1", key="x"), True, "the introduction has classes or a key that cannot be read", False),
-    ],
-)  # fmt: skip
-def test_a_site_that_joins_during_a_run_has_its_backbone(
-    monkeypatch: pytest.MonkeyPatch, info: Info, heard: bool, reason: str, barred: bool
-) -> None:
-    strategy, training = begun(monkeypatch)
-    site = strategy.outcome.sites[1]
-    site.heard, site.bytes_up = heard, 7
-    monkeypatch.setattr(strategy, "_read", lambda reply, given_: (None, info))
-    reply: Any = (1,)
-    strategy._meet(reply, training)
-    assert site.barred == barred
-    if not reason:
-        assert events(strategy) == [{"event": "joined", "site": "s1", "round": 5}]
-        assert site.simulated == (info.get("simulated") is True)
-        assert (site.fate, site.reason) == ("used", "old")
-        return
-    rejected = {"event": "rejected", "site": "s1", "reason": reason, "bytes": 7, "round": 5}
-    assert events(strategy) == [rejected]
-    assert (site.fate, site.simulated) == ("rejected", False)
 
 
 @settings(max_examples=40, deadline=None)
@@ -104,60 +67,6 @@ def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
     assert found == bool(epsilon and refused and enough)
 
 
-@pytest.mark.parametrize("fault", ["", "broken", "empty", "claim", "sender"])
-def test_a_reply_of_a_round_is_used_or_rejected_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    strategy, training = begun(monkeypatch)
-    site = strategy.outcome.sites[1]
-    site.records, site.bytes_up = 3, 70
-    claim = object()
-    sender = "s2" if fault == "sender" else "s1"
-    header = Header("fedavg", "r", sender, "f", ("a", "b"))
-    read = SimpleNamespace(header=header, claim=claim, records=9)
-    info: Any = {"simulated": True, "fit-seconds": 2.0, "image-steps-seconds": 0.5, "other-seconds": 1.0}  # fmt: skip
-
-    def content(payload: bytes, given_: Training) -> Any:
-        assert (payload, given_) == (b"sums", training)
-        if fault == "broken":
-            raise SurrogateError("no update")
-        return read
-
-    def stated(given_: Any, mechanism: Any) -> None:
-        assert (given_, mechanism) == (claim, strategy.config.mechanism)
-        if fault == "claim":
-            raise SurrogateError("another claim")
-
-    monkeypatch.setattr(
-        strategy, "_read", lambda *given_: (None if fault == "empty" else b"sums", info)
-    )
-    monkeypatch.setattr(strategy, "read", content)
-    monkeypatch.setattr(strategy, "facts", lambda given_: {"fact": 1})
-    monkeypatch.setattr(rounds, "check_stated", stated)
-    records: dict[str, int] = {}
-    monkeypatch.setattr(strategy, "records", lambda given_: records.get("", 9))
-    reply: Any = (1,)
-    found = strategy._reply(reply, training)
-    if fault:
-        reason = {
-            "broken": "no update", "empty": "a reply without a payload", "claim": "another claim",
-            "sender": "the reply names another site as its sender: 's2'",
-        }[fault]  # fmt: skip
-        assert found is None
-        rejected = {"event": "rejected", "site": "s1", "reason": reason, "bytes": 70, "round": 5}
-        assert events(strategy) == [rejected]
-        assert site.records == 3
-        return
-    assert found is read
-    assert (site.fate, site.reason, site.simulated, site.records) == ("used", "", True, 9)
-    assert site.claim is claim
-    replied = {"event": "replied", "site": "s1", "round": 5, "bytes": 70, "payload": 4, "seconds": 2.0}  # fmt: skip
-    assert events(strategy) == [replied | {"parts": {"image-steps": 0.5}, "fact": 1}]
-    records[""] = 0
-    strategy._reply(reply, training)
-    assert site.records == 9
-
-
 def test_requests_of_a_round_have_its_number_and_the_last_confirmed_round_of_each_site(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,26 +83,6 @@ def test_requests_of_a_round_have_its_number_and_the_last_confirmed_round_of_eac
     }  # fmt: skip
     assert found == {2: common | {"confirmed": 0}, 1: common | {"confirmed": 4}}
     assert {each.metadata.message_type for each in messages} == {"train"}
-
-
-def test_who_is_silent_is_dropped_and_who_replies_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, training = begun(monkeypatch, 4)
-    read = {0: "update", 2: None}
-    monkeypatch.setattr(strategy, "_reply", lambda reply, given_: read[reply[0]])
-    answers: Any = [(0,), (2,)]
-    replies, silent = strategy._replies(training, [0, 1, 2], answers)
-    assert (replies, silent) == (["update"], {1})
-    dropped = {"event": "dropped", "site": "s1", "reason": NO_REPLY, "round": 5}
-    assert events(strategy) == [dropped]
-    assert [each.fate for each in strategy.outcome.sites.values()] == [
-        "used",
-        "dropped",
-        "used",
-        "used",
-    ]
-    strategy._stop("the budget is spent")
-    assert strategy.outcome.stopped == "the budget is spent"
-    assert events(strategy)[-1] == {"event": "stopped", "reason": "the budget is spent"}
 
 
 def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -300,18 +189,3 @@ def test_units_are_those_of_all_claims_that_count() -> None:
         3: Site("c", "used", ""),
     }
     assert outcome.units == {"record", "patient"}
-
-
-@pytest.mark.parametrize(
-    ("name", "most"), [("share", 1.0), ("sliced", 4.0), ("sinkhorn", 4.0), ("balanced-mixed", 1.0)]
-)
-def test_scores_of_a_generator_have_their_limits(name: str, most: float) -> None:
-    for value, kept in (
-        (most, True),
-        (most + 1e-9, False),
-        (0.0, True),
-        (-1e-9, False),
-        (1, False),
-    ):
-        found = downstream_in({f"downstream.{name}": value, "downstream.other": 0.5})
-        assert found == ({name: value} if kept else {})

@@ -35,11 +35,6 @@ DIAG = FAST | {"fedpft.covariance": "diag", "fedpft.components": 2, "partition":
 DIGITS = ",".join(map(str, range(10)))
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def edit(change: Change) -> Fault:
     """A site that changes its surrogate before it sends it."""
 

@@ -16,18 +16,10 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.limits import MOST_CLASSES
 from fedsurrogate.common.security.receipts import Receipt, parse_receipts
 from fedsurrogate.common.security.registrations import Registration, read_table, write_table
-from fedsurrogate.strategies.base import receipts as receipts_module
 from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.receipts import Receipts, stored_receipts
 from fedsurrogate.strategies.base.registered import NOT_REGISTERED, Registered, admit, check_name
-from fedsurrogate.strategies.base.reported import (
-    downstream_in,
-    numbers_in,
-    seconds_in,
-    share_in,
-    whole_number,
-)
 from tests.strategies.base.test_collecting import Events
 
 SAME_FOLDER = [HealthCheck.function_scoped_fixture]
@@ -149,37 +141,6 @@ TAKEN = st.lists(
 
 @settings(max_examples=20, suppress_health_check=SAME_FOLDER)
 @given(course=TAKEN)
-def test_the_longest_receipt_of_each_of_the_latest_ledgers_is_kept(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, course: list[Any]
-) -> None:
-    """Over processes too: a run that starts anew reads what an earlier one has stored."""
-    monkeypatch.setattr(receipts_module, "MOST_RECEIPTS", 3)
-    folder, recorder = str(tmp_path_factory.mktemp("out")), Events()
-    kept = Receipts(folder, "", recorder)  # type: ignore[arg-type]
-    wanted: dict[str, dict[str, int]] = {}
-    nodes: dict[str, int] = {}
-    for name, node, ledger, length, anew in course:
-        if anew:
-            kept = Receipts(folder, "", recorder)  # type: ignore[arg-type]
-        kept.take(name, node, str(Receipt(ledger, 1, length, "a" * 64)))
-        own = wanted.setdefault(name, {})
-        own[ledger] = max(own.pop(ledger, 0), length)
-        nodes[name] = node
-        for old in list(own)[:-3]:
-            del own[old]
-        assert {each.ledger: each.length for each in parse_receipts(kept.of(name))} == own
-        assert all(kept.has_node(each) == (each in nodes.values()) for each in range(1, 6))
-    stored = stored_receipts(folder)
-    assert {
-        name: {each.ledger: each.length for each in parse_receipts(text)}
-        for name, text in stored.items()
-    } == wanted
-    assert bool(kept) == bool(wanted)
-    assert not recorder.seen
-
-
-@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
-@given(course=TAKEN)
 def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
     tmp_path_factory: pytest.TempPathFactory, course: list[Any]
 ) -> None:
@@ -197,35 +158,6 @@ def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
         name: {each.ledger: each.length for each in parse_receipts(text)}
         for name, text in stored.items()
     } == longest
-
-
-def test_of_too_many_receipts_those_of_the_name_itself_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receipts_module, "MOST_RECEIPTS", 3)
-    kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
-    before, own = (
-        [Receipt(ledger, 1, 1, "a" * 64) for ledger in part] for part in (LEDGERS[:3], LEDGERS[3:])
-    )
-    for name, node, receipts in (("north", 7, before), ("south", 8, own)):
-        for receipt in receipts:
-            kept.take(name, node, str(receipt))
-    # South answers from the machine that was north's.
-    assert kept.of("south", 7) == ",".join(map(str, own))
-
-
-def test_receipts_of_another_node_come_first_and_only_known_names_are_kept(tmp_path: Path) -> None:
-    kept = Receipts(str(tmp_path), "", Events())  # type: ignore[arg-type]
-    one, two = (Receipt(ledger, 1, 1, "a" * 64) for ledger in LEDGERS[:2])
-    kept.take("north", 7, str(one))
-    kept.take("south", 8, str(two))
-    assert kept.of("south", 7) == f"{one},{two}"
-    assert kept.of("south", 9) == kept.of("south") == str(two)
-    kept.take("a/b", 9, str(one))
-    kept.take("west", 9, None)
-    assert set(stored_receipts(str(tmp_path))) == {"north", "south"}
-    with pytest.raises(SurrogateError):
-        kept.take("west", 9, "no receipt")
 
 
 PRINTS = st.sampled_from(["a" * 16, "b" * 16, "c" * 16])
@@ -329,37 +261,6 @@ def test_an_introduction_of_another_form_is_refused(wrong: dict[str, Any]) -> No
         )  # fmt: skip
     with pytest.raises(SurrogateError, match="introduction has"):
         introduction("north", GOOD | wrong)
-
-
-VALUES = st.one_of(
-    st.integers(-3, 3), st.sampled_from([2**40 - 1, 2**40, 1.0, 1.5, 4.0, 4.1, -0.1, 0.0]),
-    st.floats(), st.text(max_size=2), st.none(), st.lists(st.floats() | st.integers(), max_size=3),
-    st.lists(st.text(max_size=1), max_size=2),
-)  # fmt: skip
-
-
-@settings(max_examples=150)
-@given(VALUES)
-def test_a_reported_number_is_used_only_within_its_bounds(value: Any) -> None:
-    number = isinstance(value, float) and value == value
-    finite = isinstance(value, list) and all(
-        isinstance(v, int | float) and abs(v) < float("inf") for v in value
-    )
-    count = isinstance(value, int) and 0 <= value < 2**40
-    assert whole_number({"k": value}, "k") == (value if count else 0)
-    assert share_in({"k": value}, "k") == (value if number and 0 <= value <= 1 else None)
-    assert numbers_in({"k": value}, "k") == (value if finite else [])
-    assert seconds_in({"k-seconds": value}, "k") == (
-        value if number and 0 <= value < float("inf") else None
-    )
-    for name, limit in {
-        "share": 1.0,
-        "accuracy-local": 1.0,
-        "sliced": 4.0,
-        "sinkhorn": 4.0,
-    }.items():
-        wanted = {name: value} if number and 0 <= value <= limit else {}
-        assert downstream_in({f"downstream.{name}": value}) == wanted
 
 
 def test_a_site_that_stays_keeps_all_that_is_known_of_it() -> None:

@@ -18,7 +18,7 @@ from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.received import pooled, summed
 from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen_with_accuracy
-from fedsurrogate.strategies.closed_form.solvers import lda, naive_bayes, ridge
+from fedsurrogate.strategies.closed_form.solvers import lda, ridge
 from fedsurrogate.strategies.fedpft.learn import learn
 
 CLASSES = tuple("abcd")
@@ -104,19 +104,6 @@ def test_lda_is_scikit_learns(shrinkage):
         fresh.double().numpy()
     )
     assert same.mean() >= 0.999
-
-
-def test_naive_bayes_divides_every_dimension_by_its_variance_within_classes():
-    x, y = records()
-    statistics = pooled(sites(x, y, skewed(y)), CLASSES)
-    ours, wide = naive_bayes(statistics, 0.0), x.double()
-    variances = (wide - torch.stack([wide[y == c].mean(0) for c in range(4)])[y]).square().mean(0)
-    scores = (
-        -((wide[:, None] - statistics.means) ** 2 / variances).sum(2) / 2 + statistics.priors.log()
-    )
-    found = wide @ ours.weight.T + ours.bias
-    # Equal up to what all classes share.
-    np.testing.assert_allclose(found - found[:, :1], scores - scores[:, :1], rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("shrinkage", [1e-6, 0.1, 1.0])

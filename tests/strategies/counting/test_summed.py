@@ -52,8 +52,7 @@ def learned_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[N
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
+def home(tmp_path: Path) -> Path:
     return tmp_path
 
 

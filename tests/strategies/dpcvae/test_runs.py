@@ -48,11 +48,6 @@ SMALL: dict[str, Any] = {
 PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def tampered(change: Callable[[Parameters], Parameters]) -> Fault:
     return Fault(payload=lambda payload: pack_parameters(change(unpack_parameters(payload))))
 

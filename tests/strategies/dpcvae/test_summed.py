@@ -34,11 +34,6 @@ SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2, "secure
 PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -47,11 +47,6 @@ LITTLE = SMALL | {"fedlap.image-steps": 4, "fedlap.server-steps": 4}
 PRIVATE: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "classes": "0,1,2,3,4,5,6,7,8,9"}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def tampered(change: Callable[[Synthetic], Synthetic]) -> Fault:
     return Fault(payload=lambda payload: pack_synthetic(change(unpack_synthetic(payload))))
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.wire.model_proto import (
     pack_parameters,
     pack_relay,
@@ -31,11 +30,6 @@ CHAIN: dict[str, Any] = {
     "alpha": 0.5,
 }
 ORDER = {"fedpft.order": "0,1,2"}
-
-
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
 
 
 def hops(folder: Path) -> list[Json]:
@@ -77,29 +71,11 @@ def test_fewer_bits_cost_a_chain_little_accuracy(tmp_path: Path) -> None:
     assert sizes[8] < sizes[16]
 
 
-@pytest.mark.slow
-def test_the_order_is_the_runs_or_the_seeds(tmp_path: Path) -> None:
-    named = run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "2,0,1"})
-    assert [hop["site"] for hop in hops(named)] == ["2", "0", "1"]
-    orders = {
-        tuple(hop["site"] for hop in hops(run_federation(tmp_path, sites(3), **CHAIN, seed=seed)))
-        for seed in range(3)
-    }
-    assert len(orders) > 1
-    with pytest.raises(RunError, match="none of the connected sites; use these names: 0, 1, 2"):
-        run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "north,south"})
-
-
 def test_a_site_of_the_order_that_is_not_there_is_skipped_and_named(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(2), **CHAIN, **{"fedpft.order": "0,north,1"})
     assert [hop["site"] for hop in hops(folder)] == ["0", "1"]
     (dropped,) = [event for event in events_of(folder) if event["event"] == "dropped"]
     assert (dropped["site"], dropped["reason"]) == ("north", "skipped in the chain: not connected")
-
-
-def test_a_site_that_is_not_in_the_order_takes_no_part(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(3), **CHAIN, **{"fedpft.order": "0,2"})
-    assert [hop["site"] for hop in hops(folder)] == ["0", "2"]
 
 
 @pytest.mark.parametrize("seal", [False, True])

@@ -31,11 +31,6 @@ from tests.grid import (
 SHORT = {"deadline": 0.15}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.02)
-
-
 def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
     folder = run_federation(
         tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT

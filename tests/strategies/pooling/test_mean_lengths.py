@@ -2,8 +2,6 @@
 there is none or too little to learn from; and sites that differ by the noise of their counts alone.
 """
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,30 +88,6 @@ def test_without_noise_or_with_few_classes_means_stay(seed: int, classes: int) -
     even = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
     torch.testing.assert_close(even.means, plain.means, rtol=1e-6, atol=0)
     torch.testing.assert_close(even.noise, plain.noise, rtol=1e-6, atol=1e-18)
-
-
-def test_lengths_by_a_plain_loop() -> None:
-    """DerSimonian and Laird's variance between classes, and their shrunk logarithms."""
-    lengths = torch.linspace(0.3, 0.9, 6)[:, None]
-    sent = noisy((lengths * directions(6, 48, 3))[None], torch.full((1, 6), 90.0), 4)
-    plain = pool(by_site(sent))
-    logs, weights = [], []
-    for row in range(6):
-        records = float(plain.records[row])
-        by_sum, by_count = (OF_SUM / records) ** 2, (OF_COUNT / records) ** 2
-        square = float(plain.means[row] @ plain.means[row]) - 48 * by_sum
-        logs.append(math.log(square) / 2)
-        weights.append(1 / (by_count + by_sum / square + 48 * by_sum**2 / (2 * square**2)))
-    total = sum(weights)
-    middle = sum(w * each for w, each in zip(weights, logs, strict=True)) / total
-    around = sum(w * (each - middle) ** 2 for w, each in zip(weights, logs, strict=True))
-    between = (around - 5) / (total - sum(w * w for w in weights) / total)
-    assert between > 0
-    found = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
-    for row in range(6):
-        kept = between / (between + 1 / weights[row])
-        factor = math.exp((1 - kept) * (middle - logs[row]))
-        torch.testing.assert_close(found.means[row], factor * plain.means[row])
 
 
 @pytest.mark.parametrize("family", ["spherical", "joint"])

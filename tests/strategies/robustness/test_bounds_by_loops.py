@@ -26,15 +26,6 @@ from fedsurrogate.strategies.robustness.influence import (
 Array = NDArray[np.float64]
 
 
-def weighted_median(values: Array, votes: Array) -> float:
-    """Mean of the lower and of the upper one."""
-    order = np.argsort(values)
-    below = np.cumsum(votes[order]) / votes.sum()
-    lower = values[order][np.argmax(below >= 0.5 - 1e-12)]
-    upper = values[order][np.argmax(below > 0.5 + 1e-12)]
-    return float(lower + upper) / 2
-
-
 def lower_median(values: Array) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 

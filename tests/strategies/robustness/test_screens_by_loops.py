@@ -28,7 +28,9 @@ def geometric_median(rows: Array) -> Array:
     for _ in range(2000):
         apart = np.linalg.norm(rows - middle, axis=1)
         pulls = 1 / np.maximum(apart, 1e-6 * apart.mean() + 1e-30)
-        middle = (pulls / pulls.sum()) @ rows
+        middle, last = (pulls / pulls.sum()) @ rows, middle
+        if np.array_equal(middle, last):
+            break
     return middle
 
 

@@ -38,11 +38,6 @@ JOINT: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 def test_the_sum_is_the_plain_sum_and_noise_of_the_right_variance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,11 +29,6 @@ PLAIN: dict[str, Any] = {
 SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

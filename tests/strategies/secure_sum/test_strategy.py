@@ -44,11 +44,6 @@ PRIVATE = SECURE | {"epsilon": 8.0, "delta": 1e-5}
 Vectors = dict[str, np.ndarray]
 
 
-@pytest.fixture(autouse=True)
-def _no_idling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
-
-
 def total_in(folder: Path) -> tuple[tuple[str, ...], np.ndarray]:
     _, names, numbers, _ = unpack_total((folder / "sum.pb").read_bytes())
     return names, numbers

@@ -22,14 +22,12 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum.same_sites import settings_in
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SurrogateError
-from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.columns import Frame, public_frame
 from fedsurrogate.common.surrogates.public_map import PublicMap
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.columns import moved_parameters
 from fedsurrogate.strategies.targets.strategy import FromCodedSums
 from tests.coded import coded
 
@@ -185,28 +183,6 @@ def test_a_site_reads_no_model_in_another_frame_than_the_settings_give(frame: by
     training.frame = frame
     with pytest.raises(SurrogateError, match="frame of columns"):
         message(replace(asked, payload=training.payload()))
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 999))
-def test_sums_in_another_frame_are_those_of_moved_records(seed: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(40, 3, generator=draw)
-    spread = torch.tensor([1.0, 1e5, 1.0])
-    run = parse_run(PLAIN)
-    strategy = FromCodedSums(run)
-    first, last = (strategy.parse(run_site(run, each)) for each in (x * spread, x + 100 * spread))
-    assert first.header.frame
-    moved = moved_parameters(last, run.plan.messages.sends, first.header.frame)
-    frame = Frame.of(first.header.frame)
-    records = frame.apply(x + 100 * spread).double()
-    totals = moved.tensors["totals"] - records.sum(0)
-    # A total travels at 16 bits, in its own frame.
-    assert float(totals.abs().max()) < 1e-2 * float(records.sum(0).abs().max())
-    squares: Parameters = moved_parameters(moved, run.plan.messages.sends, last.header.frame)
-    for name in ("totals", "sums", "squares"):
-        apart = squares.tensors[name].double() - last.tensors[name].double()
-        assert float(apart.abs().max()) <= 1e-3 * float(last.tensors[name].abs().max()) + 1e-3
 
 
 def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:

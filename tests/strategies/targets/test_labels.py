@@ -16,7 +16,6 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.targets.labels import (
     Annotated,
-    discriminant,
     label_heads,
     moderated,
 )
@@ -70,44 +69,6 @@ def test_logits_of_the_own_moment_are_those_of_scikit_learn(
         assert np.abs(ours - theirs).max() < 1e-9 * max(1, np.abs(theirs).max())
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 500), label=st.integers(0, 2))
-def test_a_label_is_not_changed_by_annotations_of_others(seed: int, label: int) -> None:
-    """With its own moment, what is known of the other labels has no effect."""
-    x, labels = findings(seed)
-    known = ~labels[:, label].isnan()
-    other = labels.clone()
-    other[:, [i for i in range(3) if i != label]] = torch.nan
-    weights = []
-    for each in (labels, other):
-        _, annotated = of(x, each)
-        weights.append(ridge_discriminant(annotated, label, moment_of(x[known]).matrix, 0.1)[0])
-    assert torch.allclose(weights[0], weights[1], atol=1e-12)
-
-
-def test_records_that_nobody_annotated_serve_the_shared_moment_alone() -> None:
-    x, labels = findings(1, missing=0.0)
-    half = labels.clone()
-    half[200:] = torch.nan
-    sums, annotated = of(x, half)
-    assert torch.allclose(annotated.annotated, torch.full((3,), 200.0).double())
-    assert torch.allclose(annotated.positive, labels[:200].sum(0))
-    assert torch.allclose(sums.covariance, moment_of(x).matrix)
-
-
-def test_both_moments_rank_alike_where_sites_are_alike() -> None:
-    x, labels = findings(2, n=3000)
-    test, truth = findings(3, n=2000, missing=0.0)
-    sums, annotated = of(x, labels)
-    moments = [moment_of(x[~labels[:, j].isnan()]) for j in range(3)]
-    shared, own = label_heads(sums, annotated, NAMES), label_heads(sums, annotated, NAMES, moments)
-    for heads in (shared, own):
-        scores = test @ heads.weight.T + heads.bias
-        assert roc_auc_score(truth.numpy(), scores.numpy()) > 0.75
-    assert float((shared.weight - own.weight).abs().max()) < 0.1
-    assert torch.allclose(shared.prevalence, annotated.prevalence)
-
-
 def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
     import statsmodels.api as sm
 
@@ -151,21 +112,6 @@ def test_the_calibration_mends_the_slope_of_few_records() -> None:
     assert torch.allclose(plain.bias, calibrated.bias, atol=0.02)
 
 
-def test_the_discriminant_is_that_of_the_covariance_within_classes() -> None:
-    """Sherman and Morrison's formula against a system that is solved."""
-    x, labels = findings(4, missing=0.0)
-    own = labels[:, 0]
-    p, means = float(own.mean()), [x[own == c].mean(0) for c in (1, 0)]
-    difference = means[0] - means[1]
-    total, cross = moment_of(x).matrix + 0.2 * torch.eye(5).double(), p * (1 - p) * difference
-    weight, bias = discriminant(cross, torch.linalg.solve(total, cross), p, x.mean(0), difference)
-    within = total - p * (1 - p) * torch.outer(difference, difference)
-    direct = torch.linalg.solve(within, difference)
-    assert torch.allclose(weight, direct, atol=1e-10)
-    middle = (means[0] + means[1]) / 2
-    assert float(bias) == pytest.approx(float(np.log(p / (1 - p)) - direct @ middle), abs=1e-10)
-
-
 def test_a_moment_that_explains_more_than_there_is_is_refused_or_strengthened() -> None:
     x, labels = findings(5, missing=0.0)
     sums, annotated = of(x, labels)
@@ -176,23 +122,6 @@ def test_a_moment_that_explains_more_than_there_is_is_refused_or_strengthened() 
     heads = label_heads(sums, annotated, NAMES, [small] * 3)
     assert heads.weight.isfinite().all()
     assert roc_auc_score(labels[:, 0].numpy(), (x @ heads.weight[0]).numpy()) > 0.7
-
-
-def test_labels_with_too_few_records_are_left_out_and_named() -> None:
-    x, labels = findings(6)
-    labels[:, 1] = torch.where(labels[:, 1].isnan(), torch.nan, 0.0)
-    labels[:3, 1] = 1.0
-    sums, annotated = of(x, labels)
-    heads = label_heads(sums, annotated, NAMES, fewest=5)
-    assert heads.labels == ("edema", "effusion")
-    assert heads.weight.shape == (2, 5)
-    assert list(heads.left_out) == ["fracture"]
-    assert heads.left_out["fracture"].startswith("3 positive records, fewer than the 5")
-    negative = Annotated.exact(coded(exact_code(torch.ones(400, 3).double()), x), 3)
-    with pytest.raises(RunError, match="no label can be learned: 'edema' has 0 negative records"):
-        label_heads(sums, negative, NAMES)
-    with pytest.raises(ValueError, match="must be the same"):
-        label_heads(sums, annotated, ["one"])
 
 
 def test_the_capped_code_is_exact_where_no_record_has_many_labels() -> None:
@@ -216,35 +145,6 @@ def test_the_capped_code_is_exact_where_no_record_has_many_labels() -> None:
     assert torch.allclose(low.annotated, exact.annotated)
 
 
-def released(x: Tensor, labels: Tensor, scale: float, seed: int) -> CodedSums:
-    exact = coded(exact_code(labels)[:, 1:], x)
-    sd = torch.full((6,), scale, dtype=torch.float64)
-    return noisy(exact, 2 * sd, sd, scale, seed, centre=True)
-
-
-def test_the_noise_of_positives_and_of_all_is_counted_once() -> None:
-    """The deviation of the noise in c, by draws."""
-    x, labels = findings(8, n=3000)
-    x = x / 5
-    exact = of(x, labels)[1]
-
-    def cross(annotated: Annotated) -> Tensor:
-        mean = annotated.annotated_sums / annotated.annotated[:, None]
-        return (
-            annotated.positive_sums / annotated.annotated[:, None]
-            - exact.prevalence[:, None] * mean
-        )
-
-    drawn = [
-        cross(Annotated.exact(released(x, labels, 20.0, seed), 3))[0, 0] for seed in range(300)
-    ]
-    one = Annotated.exact(released(x, labels, 20.0, 0), 3)
-    from fedsurrogate.strategies.targets.labels import _outcome
-
-    stated = float(_outcome(one, 0)[0].noise[0])
-    assert stated == pytest.approx(float(torch.stack(drawn).std()), rel=0.12)
-
-
 def test_probabilities_of_a_rare_label_stay_calibrated_under_noise() -> None:
     """A difference of means that noise lengthened would put the threshold too high."""
     means = []
@@ -258,59 +158,6 @@ def test_probabilities_of_a_rare_label_stay_calibrated_under_noise() -> None:
         heads = label_heads(release, Annotated.exact(release, 1), ["finding"])
         means.append(float((x @ heads.weight.T + heads.bias).sigmoid().mean()))
     assert sum(means) / 20 == pytest.approx(0.1, abs=0.006)
-
-
-def test_noise_ranks_worse_but_ranks() -> None:
-    x, labels = findings(9, n=4000, d=8)
-    x = x / x.norm(dim=1, keepdim=True)
-    areas = []
-    for scale in (1e-6, 5.0, 60.0):
-        sums = released(x, labels, scale, 1)
-        heads = label_heads(sums, Annotated.exact(sums, 3), NAMES)
-        known = ~labels[:, 0].isnan()
-        areas.append(roc_auc_score(labels[known, 0], (x[known] @ heads.weight[0]).numpy()))
-    assert areas[0] > areas[1] > areas[2] > 0.6
-    sums = released(x, labels, 3000.0, 1)
-    with pytest.raises(RunError, match="no label can be learned"):
-        label_heads(sums, Annotated.exact(sums, 3), NAMES)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_noise_that_explains_more_than_there_is_does_not_end_a_run(seed: int) -> None:
-    """The budget is spent: a label whose fit the noise made too long is still ranked."""
-    x, labels = findings(seed, n=400, d=12, missing=0.0)
-    x = x / x.norm(dim=1, keepdim=True)
-    exact = coded(exact_code(labels)[:, 1:], x)
-    noise = torch.full((6,), 2.0).double(), torch.full((6,), 60.0).double()
-    sums = noisy(exact, *noise, 0.5, seed, centre=True)
-    heads = label_heads(sums, Annotated.exact(sums, 3), NAMES)
-    assert bool(heads.weight.isfinite().all() and heads.bias.isfinite().all())
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), records=st.integers(6, 60), apart=st.floats(0.0, 30.0))
-def test_log_odds_claim_no_more_than_the_records_can_show(
-    seed: int, records: int, apart: float
-) -> None:
-    """Features that separate few records gave probabilities such as 1e-163."""
-    draw = torch.Generator().manual_seed(seed)
-    present = (torch.arange(records) % 2).double()
-    x = torch.randn(records, 8, generator=draw, dtype=torch.float64)
-    x[:, 0] += apart * present
-    sums = coded(exact_code(present[:, None]), x)
-    annotated = Annotated.exact(sums, 1)
-    free, held = (
-        label_heads(sums, annotated, ["a"], calibrated=each).weight[0] for each in (False, True)
-    )
-    heads = label_heads(sums, annotated, ["a"], calibrated=True)
-    distance = float(held @ (x[present == 1].mean(0) - x[present == 0].mean(0)))
-    assert distance <= 2 * math.log(records + 1) * (1 + 1e-9)
-    middle = heads.prevalence[0].logit()
-    scores = x @ heads.weight[0] + heads.bias[0]
-    assert bool((scores[present == 1].mean() >= middle) | (distance < 1e-9))
-    # Ranks are those of the discriminant.
-    cosine = float(held @ free / (held.norm() * free.norm()).clamp_min(1e-300))
-    assert cosine == pytest.approx(1.0, abs=1e-6)
 
 
 def slope_of(scores: torch.Tensor, present: torch.Tensor) -> float:

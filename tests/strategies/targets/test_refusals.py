@@ -5,7 +5,6 @@ targets. Rules in detail are tested beside each part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,9 @@ import torch
 import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError, DataError, RunError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, SQUARES, SUMS
 from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from tests.attacks.sites.test_hostile_coded_sums import honest, lied, set_to, times
-from tests.coded import coded, exact_code, noisy
 
 draw = np.random.default_rng(0)
 x, y = draw.normal(size=(60, 3)), draw.uniform(0, 4, 60)
@@ -182,26 +178,6 @@ def test_what_no_one_takes_is_refused_with_its_reason(name: str) -> None:
         make()
 
 
-def test_a_label_of_few_records_is_left_out_and_named() -> None:
-    target = Labels(("edema", "mass"))
-    values = torch.from_numpy(put(found, (slice(5, None), 1), 0.0))
-    code, why = target.large_enough(target.code(values), 10, summed=False)
-    assert why == "left out of what this site sends, with fewer than 10 records: 'mass'"
-    assert not code[:, 2:].any()
-    assert code[:, :2].any()
-
-
-def test_a_label_within_the_noise_is_left_out_and_named() -> None:
-    labels = torch.from_numpy(found)
-    labels[:, 1] = 0.0
-    exact = coded(exact_code(labels)[:, 1:], torch.from_numpy(x))
-    deviations = torch.full((4,), 4.0).double(), torch.full((4,), 1.0).double()
-    sums = noisy(exact, *deviations, 1.0, 0, centre=True)
-    heads = label_heads(sums, Annotated.exact(sums, 2), ["edema", "mass"])
-    assert heads.labels == ("edema",)
-    assert "positive records, fewer than the 8 that are needed" in heads.left_out["mass"]
-
-
 @pytest.mark.parametrize(
     ("values", "settings", "remark"),
     [
@@ -219,9 +195,3 @@ def test_a_likely_wrong_unit_is_remarked(
     assert target is not None
     (said,) = target.remarks(torch.from_numpy(values.reshape(len(values), -1)))
     assert remark in said
-
-
-def test_what_cannot_be_seen_is_stated() -> None:
-    pages = Path(__file__).parents[3] / "docs" / "targets"
-    assert "A bag at two sites cannot be seen" in (pages / "bags.md").read_text()
-    assert "left truncation" in (pages / "time.md").read_text()

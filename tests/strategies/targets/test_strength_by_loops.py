@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.strength import (
     Directions,
     Outcomes,
@@ -21,7 +20,6 @@ from fedsurrogate.strategies.targets.strength import (
     expected,
     of_least_error,
 )
-from tests.coded import noisy, number_sums
 
 Array = NDArray[np.float64]
 D = 4
@@ -188,53 +186,3 @@ def test_weights_under_noise_are_means_over_powers_and_scales(
         np.testing.assert_allclose(found.weight[row], vectors @ weight, rtol=1e-6, atol=1e-10)
         np.testing.assert_allclose(found.cross[row], vectors @ cross, rtol=1e-6, atol=1e-10)
     assert found.strength.isnan().all()
-
-
-@few
-@given(SEEDS, st.sampled_from([0.02, 0.4]), st.sampled_from([[-1.0, 1.0], [10.0, 90.0]]))
-def test_a_noisy_head_of_numbers_is_that_of_its_outcomes(
-    seed: int, scale: float, ends: list[float]
-) -> None:
-    """Its deviation has the noise of the variance in it, by the first derivatives."""
-    draw = torch.Generator().manual_seed(seed)
-    n, half, middle = 300, (ends[1] - ends[0]) / 2, sum(ends) / 2
-    x = torch.randn(n, D, generator=draw, dtype=torch.float64) / 2
-    y = (x[:, :2] + 0.3 * torch.randn(n, 2, generator=draw).double()).clamp(-1, 1)
-    of_code, of_sums = (
-        scale * torch.tensor(each).double() for each in ([5.0, 3.0, 4.0], [2.0, 4.0, 3.0])
-    )
-    exact = number_sums(middle + half * y, x, *ends)
-    sums = noisy(exact, of_code, of_sums, 3 * scale, seed, products=6 * scale)
-    records, code = float(sums.code[0]), sums.code.numpy()
-    means = code[1:] / records
-    assert sums.products is not None
-    squares = sums.products.diagonal().numpy() / records
-    variance = squares - means**2
-    cross = sums.sums[1:].numpy() / records - np.outer(means, sums.mean)
-    noises = [
-        math.hypot(float(of_sums[1 + at]), float(means[at] * of_sums[0])) / records
-        for at in range(2)
-    ]
-    fitted = expected(
-        Directions.of_noisy(sums.covariance, 3 * scale / records, 0.2),
-        Outcomes(
-            torch.from_numpy(cross),
-            torch.from_numpy(variance),
-            torch.full((2,), records).double(),
-            torch.tensor(noises).double(),
-        ),
-    )
-    head = number_head(sums, [ends[0]] * 2, [ends[1]] * 2)
-    for at in range(2):
-        of_variance = math.sqrt(
-            (6 * scale) ** 2
-            + (2 * means[at] * float(of_code[1 + at])) ** 2
-            + ((squares[at] - 2 * means[at] ** 2) * float(of_code[0])) ** 2
-        )
-        error = float(fitted.error[at])
-        wanted = half * math.sqrt(error + of_variance / records)
-        assert float(head.deviation[at]) == pytest.approx(wanted)
-        assert float(head.explained[at]) == pytest.approx(1 - error / variance[at])
-        np.testing.assert_allclose(head.weight[at], half * fitted.weight[at], rtol=1e-5, atol=1e-8)
-        wanted = middle + half * (means[at] - float(fitted.weight[at] @ sums.mean))
-        assert float(head.bias[at]) == pytest.approx(wanted)

@@ -85,15 +85,6 @@ def test_noise_of_sites_adds_in_squares_and_scales_with_the_sums() -> None:
     assert (share.squares, share.products) == pytest.approx((0.5, 0.15))
 
 
-def test_a_moment_around_zero_is_that_around_the_mean() -> None:
-    x, y = records(3)
-    exact = number_sums(y, x + 2, -5, 5)
-    moved = CodedSums.around_zero(
-        exact.code, exact.sums, (x + 2).T @ (x + 2), (60.0, (x + 2).sum(0)), exact.products
-    )
-    assert close(exact, moved, 1e-9)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     x, y = records(5)
     sums = number_sums(y, x, -5, 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -139,21 +139,6 @@ def test_the_curve_of_tied_times_on_edges_is_that_of_lifelines(both: tuple[Time,
     assert np.abs(seen - curve)[curve > 0.05].max(initial=0) < 1e-9
 
 
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_the_curve_of_any_times_is_that_of_lifelines_on_average(seed: int) -> None:
-    from lifelines import KaplanMeierFitter
-
-    draw = np.random.default_rng(seed)
-    death, left = draw.exponential(6, 4000), draw.uniform(0, 12, 4000)
-    time, event = np.minimum(death, left), death <= left
-    target = Time(("t", "e"), widening_edges(10.0, 10))
-    counts = target.code(torch.from_numpy(np.stack([time, event], 1))).sum(0)
-    curve = kaplan_meier(Cells.of(counts)).survival.numpy()
-    theirs = KaplanMeierFitter().fit(time, event).survival_function_at_times(target.edges[1:])
-    assert np.abs(curve - theirs.to_numpy()).max() < 0.01
-
-
 def log_survival(counts: Tensor) -> Tensor:
     """As in the curve, without its limits."""
     bins = len(counts) // 2
@@ -207,13 +192,6 @@ def test_the_mean_time_of_a_curve_that_ends_early_is_the_area_up_to_its_end(
     assert mean_time(curve, edges) == pytest.approx(area)
 
 
-def test_edges_widen_by_a_constant_ratio() -> None:
-    edges = torch.tensor(widening_edges(12.0, 6, ratio=32.0), dtype=torch.float64)
-    widths = edges.diff()
-    assert float(edges[-1]) == pytest.approx(12.0)
-    assert torch.allclose(widths[1:] / widths[:-1], torch.full((5,), 2.0).double(), rtol=0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 8.0])
 @pytest.mark.parametrize("records", [500, 10_000])
@@ -237,23 +215,6 @@ def test_residuals_sum_to_zero_and_give_the_score_of_a_cox_model(of: Cohort) -> 
         likelihood = likelihood - risk[of.bins >= bin_].logsumexp(0)
     (score,) = torch.autograd.grad(likelihood, beta)
     assert torch.allclose(cells.residuals @ sums.sums, score, atol=1e-9)
-
-
-def test_sites_of_any_size_give_one_head() -> None:
-    of = cohort(2, 500)
-    whole = risk_head(of.sums)
-    for sites in (5, 50):
-        at = torch.randint(0, sites, (500,), generator=torch.Generator().manual_seed(sites))
-        parts = [of.at(at == s).sums for s in range(sites)]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        head = risk_head(total)
-        assert torch.allclose(head.weight, whole.weight, atol=1e-9)
-        assert torch.allclose(head.hazard, whole.hazard, atol=1e-9)
-        left = risk_head(total - parts[0])
-        stay = risk_head(of.at(at != 0).sums)
-        assert torch.allclose(left.weight, stay.weight, atol=1e-9)
 
 
 def test_the_risk_finds_the_direction_of_the_true_hazard() -> None:
@@ -320,31 +281,6 @@ def test_noise_that_vanishes_gives_the_exact_risk() -> None:
     two = risk_of_rounds(cells_of(release), second).weight
     assert float(one @ two / one.norm() / two.norm()) > 0.99
     assert bound >= 1
-
-
-def test_more_noise_gives_smaller_risks() -> None:
-    exact = cohort(10, 2000, 4, 0.2).sums
-    norms = []
-    for scale in (0.1, 30.0):
-        sd = torch.full((9,), scale, dtype=torch.float64)
-        release = noisy(exact, sd, sd, scale, 1, centre=True)
-        norms.append(float(risk_head(release, calibrated=False).weight.norm()))
-        times = pseudo_value_head(release, torch.arange(5).double())
-        assert times.weight.isfinite().all()
-    assert norms[0] > norms[1]
-
-
-def test_more_noise_in_the_second_round_gives_smaller_risks() -> None:
-    of = cohort(12, 2000, 4, 0.2)
-    cells = cells_of(of.sums)
-    values, _ = second_code(cells)
-    code = torch.stack([torch.ones(2000).double(), of.code @ values], 1)
-    sd = torch.full((2,), 30.0, dtype=torch.float64)
-    second = noisy(coded(code, of.features), 0 * sd, sd, 1.0, 3)
-    assert second.noise is not None
-    silent = replace(second, noise=replace(second.noise, sums=1e-9 * sd))
-    known, unknown = (float(risk_of_rounds(cells, each).weight.norm()) for each in (second, silent))
-    assert known < 0.7 * unknown, "the same sums, without knowing their noise"
 
 
 def test_what_cannot_be_learned_is_refused() -> None:

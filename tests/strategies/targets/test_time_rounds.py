@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,8 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
 from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.targets.time_rounds import merged_places
 from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
-from fedsurrogate.strategies.targets.survival import Cells
-from fedsurrogate.strategies.targets.time import RiskHead, marginal_head, risk_head
+from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded
 from tests.rounds_of_times import begun, done, hospitals, task_of, whole
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -175,18 +172,6 @@ def test_joint_noise_of_each_round_is_that_of_the_claim() -> None:
         site_variances(claim, numbers, {**shapes, "other": (1,)}, rules)
 
 
-def test_a_failed_first_round_with_noise_is_not_asked_for_again() -> None:
-    run = parse_run(TIME | PRIVATE)
-    training = begun(run, 4)
-    training.asked = 1
-    from fedsurrogate.strategies.pooling.rounds_of_sums import check_charged
-
-    with pytest.raises(RunError, match="is charged"):
-        check_charged(training)
-    training.round = 1
-    assert check_charged(training) is None
-
-
 @pytest.mark.parametrize("ended", [0, 1])
 def test_a_secure_sum_does_not_go_on_without_a_round_that_was_charged(
     ended: int, tmp_path: Path
@@ -203,42 +188,6 @@ def test_a_secure_sum_does_not_go_on_without_a_round_that_was_charged(
 
 
 # Calibration without sums by cell.
-
-
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 10**6), effect=st.floats(0.3, 1.5))
-def test_the_baseline_gives_all_records_the_survival_that_was_seen(
-    seed: int, effect: float
-) -> None:
-    sites = hospitals((2000,), seed, effect)
-    run, (x, y) = parse_run(TIME), whole(sites)
-    assert run.target is not None
-    cells = Cells.of(run.target.code(y).sum(0))
-    true = torch.tensor([1.0, -0.5, 0.0, 0.0], dtype=torch.float64) * effect
-    covariance = torch.cov(x.T, correction=0)
-    zeros = torch.zeros(8, dtype=torch.float64)
-    excess = cells.residuals @ (run.target.code(y).T @ (x - x.mean(0))) @ true / 2
-    found = marginal_head(RiskHead(true / 2, x.mean(0), zeros, float(excess)), cells, covariance)
-    assert float(found.weight.norm() / true.norm()) == pytest.approx(1.0, abs=0.25)
-    scores = (x - x.mean(0)) @ found.weight
-    survival = (-found.hazard.cumsum(0) * scores.exp()[:, None]).exp().mean(0)
-    seen = (-cells.within_bins(cells.hazard).cumsum(0)).exp()
-    assert float((survival - seen).abs().max()) < 0.02
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 20))
-def test_merged_places_have_none_or_enough_and_keep_the_order(
-    counts: list[int], least: int
-) -> None:
-    places = merged_places(counts, least)
-    total: dict[int, int] = {}
-    for place, count in zip(places, counts, strict=True):
-        total[place] = total.get(place, 0) + count
-    assert all(not count or count >= least for place, count in total.items() if place >= 0)
-    assert (-1 in places) == (0 < sum(counts) < least)
-    assert all(one <= other for one, other in pairwise(places))
-    if least == 1:
-        assert all(place == at for at, place in enumerate(places) if counts[at])
 
 
 def test_a_second_round_without_values_is_refused() -> None:

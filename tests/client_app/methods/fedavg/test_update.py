@@ -24,7 +24,7 @@ from fedsurrogate.client_app.methods.local_training import Variant, network, ste
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.models.networks import convnet, linear, parameters_of
+from fedsurrogate.common.models.networks import linear, parameters_of
 from fedsurrogate.common.models.parameters import CONTROL, Parameters, split_control
 from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.privacy.exact_sums import ExactSum
@@ -142,33 +142,6 @@ def test_fedprox_without_mu_is_fedavg_and_with_it_stays_closer(tmp_path: Path) -
     assert float(some["weight"].norm()) < float(plain["weight"].norm())
 
 
-def test_the_proximal_gradient_is_that_of_half_mu_times_the_squared_distance() -> None:
-    config = run("fedprox", **{"fedavg.batch-size": 200, "fedavg.local-epochs": 2})
-    features, labels = data()
-    module, mu, rate = linear(16, 3), 0.7, 0.1
-    weight = [parameter.detach().clone() for parameter in module.parameters()]
-    train(
-        module,
-        features,
-        labels,
-        config.settings.fedavg,
-        rate,
-        torch.Generator().manual_seed(0),
-        Variant(mu=mu),
-    )
-    copy = linear(16, 3)
-    for _ in range(2):
-        loss = torch.nn.functional.cross_entropy(copy(features), labels)
-        loss = loss + mu / 2 * sum(
-            (p - w).square().sum() for p, w in zip(copy.parameters(), weight, strict=True)
-        )
-        gradients = torch.autograd.grad(loss, list(copy.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(copy.parameters(), gradients, strict=True):
-                parameter -= rate * gradient
-    assert torch.allclose(module.weight, copy.weight, atol=1e-6)
-
-
 def test_scaffold_with_zero_control_variates_is_fedavg(tmp_path: Path) -> None:
     plain, with_control = moved(tmp_path, run("fedavg")), moved(tmp_path, run("scaffold"))
     own, control = split_control(with_control)
@@ -281,29 +254,6 @@ def private(**settings: Any) -> tuple[Run, Mechanism]:
     claim = config.mechanism
     assert claim is not None
     return config, claim
-
-
-@pytest.mark.parametrize("kind", ["linear", "convnet"])
-def test_every_records_gradient_is_clipped_as_one_by_one(kind: str) -> None:
-    features, labels = data(40)
-    module = linear(16, 3) if kind == "linear" else convnet(16, 3, 4)
-    total, cut = private_training._clipped_sum(
-        GradSampleModule(module, loss_reduction="sum"), features, labels, 0.5
-    )
-    expected = [torch.zeros_like(parameter) for parameter in module.parameters()]
-    longer = 0
-    for row in range(40):
-        loss = torch.nn.functional.cross_entropy(
-            module(features[row : row + 1]), labels[row : row + 1]
-        )
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        longer += bool(norm > 0.5)
-        for sum_, gradient in zip(expected, gradients, strict=True):
-            sum_ += gradient * min(1.0, 0.5 / float(norm))
-    assert cut == longer
-    for found, wanted in zip(total, expected, strict=True):
-        assert torch.allclose(found.value.float(), wanted, atol=1e-5)
 
 
 JOINT: dict[str, Any] = {

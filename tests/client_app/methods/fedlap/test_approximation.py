@@ -31,7 +31,6 @@ from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, syn
 from fedsurrogate.client_app.methods.fedlap.trust_region import (
     IMAGE_STEP,
     MODEL_STEP,
-    SHARE,
     Search,
     ServerWalk,
     effective_radius,
@@ -250,16 +249,6 @@ def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius_or_the_distan
         server = ServerWalk(body, model, descent, unchanged())
         found = effective_radius(server, real(), real(), Search(10, 3), torch.Generator())
         assert found == (pytest.approx(distance(end, model)) if plain else 7.0)
-
-
-def test_a_search_costs_no_more_than_its_share() -> None:
-    work = 1000 * 9 * 100 + 200 * 3 * 256
-    search = Search.within(work, 100, 10_000, 100)
-    evaluations = math.ceil(search.steps / search.every)
-    assert search.steps * 3 * 100 + evaluations * 128 <= SHARE * work
-    assert search == Search(100, 1)
-    tiny = Search.within(100.0, 100, 10_000, 100)
-    assert (tiny.steps, tiny.every) == (4, 1), "however little there is, something is looked at"
 
 
 @settings(max_examples=20)

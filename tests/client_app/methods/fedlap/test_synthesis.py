@@ -22,7 +22,6 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
     class_means,
     real_class_means,
 )
-from fedsurrogate.client_app.methods.fedlap.trust_region import MODEL_STEP, Search
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, mlp, parameters_of
 from fedsurrogate.common.settings import FedLAPSettings
@@ -215,14 +214,3 @@ def test_class_means_are_those_of_the_heads_inputs_and_outputs_and_their_slope_i
     scale = wrong / float(squares)
     assert scale > 0
     torch.testing.assert_close(slope, scale * exact, rtol=1e-3, atol=1e-6)
-
-
-@given(st.floats(0, 1e9), st.integers(1, 500), st.integers(1, 10_000), st.integers(1, 2000))
-def test_a_search_takes_a_small_part_of_the_work_or_the_fewest_steps(
-    work: float, synthetic: int, real: int, most: int
-) -> None:
-    found = Search.within(work, synthetic, real, most)
-    evaluations = math.ceil(found.steps / found.every)
-    cost = found.steps * MODEL_STEP * synthetic + evaluations * min(real, 128)
-    assert 1 <= found.every <= found.steps <= max(4, most)
-    assert cost <= 0.1 * work or found.steps <= 4 or evaluations <= 5

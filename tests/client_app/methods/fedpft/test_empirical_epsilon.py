@@ -1,5 +1,5 @@
-"""Empirical lower bound on epsilon: the real release code, run 40,000 times on a worst-case pair
-of data sets.
+"""Empirical lower bound on epsilon: the real release code, run 10,000 times on a worst-case pair
+of data sets, as often with a planted fault, which so many find.
 
 The bound comes from counting (Clopper-Pearson, both rates at 97.5 %, so 95 % together). An attack
 that says "the record is there" at rate a with the record and b without it proves epsilon >= ln((a -
@@ -26,8 +26,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
 EPSILON, DELTA = 3.0, 0.01
-RUNS = {"spherical": 24_000, "lowrank": 16_000}
-FAULTY_RUNS = 10_000
+RUNS = 10_000
 # Long features along the axes: the differing record has a count, a sum and a square of exactly norm
 # one.
 FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
@@ -109,9 +108,9 @@ def _bound(hits: int, alarms: int, runs: int) -> float:
     return math.log((least - DELTA) / most) if least > DELTA else 0.0
 
 
-@pytest.mark.parametrize("family", RUNS)
+@pytest.mark.parametrize("family", ["spherical", "lowrank"])
 def test_no_attack_proves_more_than_the_claim_and_one_proves_over_half(family: str) -> None:
-    proven = lower_bound(*outputs(family, RUNS[family]), directions(family))
+    proven = lower_bound(*outputs(family, RUNS), directions(family))
     assert EPSILON / 2 < proven <= EPSILON
 
 
@@ -149,4 +148,4 @@ def test_the_same_attack_finds_a_planted_fault(
 ) -> None:
     real = fedpft_private.with_noise
     monkeypatch.setattr(fedpft_private, "with_noise", lambda *arguments: fault(real, *arguments))
-    assert lower_bound(*outputs("spherical", FAULTY_RUNS), directions("spherical")) > EPSILON
+    assert lower_bound(*outputs("spherical", RUNS), directions("spherical")) > EPSILON
