@@ -34,7 +34,8 @@ import torch
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.privacy import mechanism, secret_numbers
+from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
+from fedsurrogate.common.privacy import mechanism
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -249,7 +250,7 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
     runs.
     """
-    import fedsurrogate.client_app.secure_sum.masked as masked
+    import fedsurrogate.client_app.secure_sum.steps as masked
 
     found: dict[str, np.ndarray] = {}
     real = masked.mask

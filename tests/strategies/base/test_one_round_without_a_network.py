@@ -20,9 +20,8 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO, pack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
-from fedsurrogate.strategies.base.defended import Defended, Suspect
 from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.base.outcome import Defended, Outcome, Site, Suspect
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
 from fedsurrogate.strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
 from fedsurrogate.strategies.fedlap.landscapes import limited_weights
 from fedsurrogate.strategies.pooling.robust_centres import coordinate_median

@@ -10,13 +10,14 @@ from sklearn.linear_model import Ridge, RidgeCV
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.targets.number import NumberHead, number_head
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     STRENGTHS,
     Directions,
+    NumberHead,
     Outcomes,
     cross_validated,
     expected,
+    number_head,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import noisy, number_sums

@@ -25,12 +25,11 @@ from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
-from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.targets.time_rounds import merged_places
+from fedsurrogate.common.targets.time import merged_places
 from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
-from fedsurrogate.strategies.targets.survival import Cells
-from fedsurrogate.strategies.targets.time import RiskHead, marginal_head, risk_head
+from fedsurrogate.strategies.targets.time import Cells, RiskHead, marginal_head, risk_head
 from tests.coded import coded
 from tests.rounds_of_times import begun, done, hospitals, task_of, whole
 from tests.strategies.base.test_courses_of_a_run import Kept

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
+    MODEL_STEP,
     Batches,
+    Search,
     Statistic,
     class_mean_slope,
     class_means,
     real_class_means,
 )
-from fedsurrogate.client_app.methods.fedlap.trust_region import MODEL_STEP, Search
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, mlp, parameters_of
 from fedsurrogate.common.settings import FedLAPSettings
