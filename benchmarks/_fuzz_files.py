@@ -52,7 +52,7 @@ from fedsurrogate.common.wire.model_files import load_model, save_model
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
 )
-from fedsurrogate.strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.pooling.public_projection import read_centre
 from tests.pins import messages as pins
 
 

@@ -32,10 +32,10 @@ from benchmarks._fuzz_mutations import (
     of_text,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
-from fedsurrogate.client_app.methods.heads import distillation
+from fedsurrogate.client_app.methods.heads import local_head as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.counting.counts_proto import unpack_counts
+from fedsurrogate.common.counting.counts import unpack_counts
 from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only

@@ -25,12 +25,15 @@ from torch import Tensor, nn
 from benchmarks import _gpu_limits
 from benchmarks._gpu_rows import Case, LeftOutError, Row, Sizes, parity, relative
 from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
-from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
-from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import Batches
-from fedsurrogate.client_app.methods.fedlap.trust_region import Search, ServerWalk, effective_radius
+from fedsurrogate.client_app.methods.fedlap.statistics import (
+    Batches,
+    Search,
+    ServerWalk,
+    effective_radius,
+)
 from fedsurrogate.common.backbones.backbones import frozen_forward
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.models.augmentation import draws
@@ -38,9 +41,8 @@ from fedsurrogate.common.models.generators import Decoder, Encoder
 from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, gradient
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
-from fedsurrogate.common.surrogates.k_means import k_means
-from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import gram
+from fedsurrogate.common.surrogates.covariances import gram
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit, k_means
 from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from tests.likelihood import log_likelihood

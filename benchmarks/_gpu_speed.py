@@ -31,14 +31,18 @@ from benchmarks._gpu_rows import (
     traced,
     wait,
 )
-from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient, clipped_sum
-from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
+from fedsurrogate.client_app.methods.dp.record_gradients import (
+    PrivateGradient,
+    clipped_sum,
+    clipped_sums,
+)
+from fedsurrogate.client_app.methods.dpcvae.training import exact_gradient, private_gradient
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
-from fedsurrogate.client_app.methods.fedlap.statistics import GRADIENT, Batches
-from fedsurrogate.client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.methods.fedlap.statistics import (
+    GRADIENT,
     IMAGE_STEP,
     MODEL_STEP,
+    Batches,
     Search,
     ServerWalk,
     effective_radius,
@@ -48,10 +52,8 @@ from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.loss_landscape import Descent, gradient
 from fedsurrogate.common.models.networks import mlp
-from fedsurrogate.common.surrogates.k_means import k_means
-from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import gram
-from fedsurrogate.common.surrogates.streamed_fit import fit_streamed
+from fedsurrogate.common.surrogates.covariances import gram
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit, fit_streamed, k_means
 from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     Directions,
     Fitted,
     Outcomes,
@@ -17,8 +17,14 @@ from fedsurrogate.strategies.targets.strength import (
     expected,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier
-from fedsurrogate.strategies.targets.time import _check_events, _directions, cells_of
+from fedsurrogate.strategies.targets.time import (
+    Cells,
+    Curve,
+    _check_events,
+    _directions,
+    cells_of,
+    kaplan_meier,
+)
 
 
 def mean_time(curve: Curve, edges: Tensor) -> float:

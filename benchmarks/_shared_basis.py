@@ -21,10 +21,10 @@ from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.shared_covariances import Gram
+from fedsurrogate.common.surrogates.covariances import Gram
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 Point = tuple[str, float, int]
 # Directions, and bits of a correlation.

@@ -28,7 +28,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 ROWS: dict[str, dict[str, Any]] = {
     "spherical K=1": {"fedpft.covariance": "spherical"},

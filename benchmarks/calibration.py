@@ -20,8 +20,9 @@ from benchmarks.private_heads import logistic
 from benchmarks.secure_defaults import OWN_RECORDS, nothing_set, pooled
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.strategies.closed_form import score_slope
-from fedsurrogate.strategies.fedpft import logistic_rounds, logistic_slope, private_head
+from fedsurrogate.strategies.closed_form import solvers as score_slope
+from fedsurrogate.strategies.fedpft import logistic_rounds, private_head
+from fedsurrogate.strategies.fedpft import logistic_rounds as logistic_slope
 
 SETS = ("X-rays", "digits", "PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1")
 COLUMNS = ("data", "epsilon", "accuracy %", "error before", "error", "loss before", "loss")

@@ -17,13 +17,13 @@ from benchmarks.harness.plots import draw_growth
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import peak
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import Gram
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate
 from fedsurrogate.server_app.runs.writer import RunWriter
-from fedsurrogate.strategies.closed_form.received import pooled
 from fedsurrogate.strategies.closed_form.solvers import lda
+from fedsurrogate.strategies.closed_form.statistics import pooled
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 
 CLASSES, DIMENSION, RECORDS = 10, 512, 40

@@ -17,7 +17,7 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 COLUMNS = ("data", "sent", "pooled head %", "F", "lda %", "ridge %", "default %", "default is")
 SENT: dict[str, dict[str, Any]] = {

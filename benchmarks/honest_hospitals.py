@@ -36,7 +36,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
+from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import dirichlet, uneven_digits
 

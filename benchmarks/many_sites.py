@@ -35,7 +35,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.local_engine import run_here
-from fedsurrogate.strategies.counting.evaluated import read_model
+from fedsurrogate.strategies.counting.strategy import read_model
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded, exact_code

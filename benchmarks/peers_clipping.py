@@ -20,12 +20,12 @@ from torch import nn
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import in_turn, ratio
-from fedsurrogate.client_app.methods.dp.dp_sgd import (
+from fedsurrogate.client_app.methods.dp.record_gradients import (
     UnitRecords,
+    Units,
     clipped_gradients,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.common.models.networks import linear
 
 DIMENSION, CLASSES, CLIP, REPEATS = 1280, 10, 1.0, 9

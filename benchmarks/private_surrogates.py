@@ -34,8 +34,8 @@ from fedsurrogate.common.surrogates.class_sums import PRESENT, as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.strategies.fedpft import sampling
-from fedsurrogate.strategies.fedpft.learn import learn
-from fedsurrogate.strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.fedpft.strategy import learn
+from fedsurrogate.strategies.pooling.public_projection import read_centre
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

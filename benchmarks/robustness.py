@@ -25,7 +25,7 @@ from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import sample_folder, stored_features
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
+from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import ATTACKS, Data, dirichlet, surrogate_of, trigger, uneven_digits
 

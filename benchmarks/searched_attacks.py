@@ -29,9 +29,9 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import sample_folder, stored_features
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.hostile_sites import Data, dirichlet, surrogate_of, uneven_digits
 
 # The coarse grid, and its steps with several components or privacy, whose learning takes longer.

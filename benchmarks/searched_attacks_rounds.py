@@ -38,7 +38,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.parameters import Parameters, by_name, flat
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies import stored_strategy, strategy_of
 from fedsurrogate.strategies.base.collection import Unrecorded

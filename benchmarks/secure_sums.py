@@ -25,10 +25,9 @@ from benchmarks.harness.results import machine, report, stored
 from benchmarks.harness.samples import feature_settings, sample_folder, shared
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.member import agree, begin, mask, reveal, share
-from fedsurrogate.common.secure_sum.of_run import dimensions_of, numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.unmasking import unmask
-from fedsurrogate.common.secure_sum.words import pack_words
+from fedsurrogate.common.secure_sum.protocol import agree, begin, mask, reveal, share, unmask
+from fedsurrogate.common.secure_sum.rules import dimensions_of, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import pack_words
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
@@ -263,7 +262,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     class, which no range and no clip can tell from honest ones. again: continue with the rows that
     the file of an earlier call lacks. forgotten: runs, by their names, that are measured anew.
     """
-    import fedsurrogate.client_app.secure_sum.masked as module
+    import fedsurrogate.client_app.secure_sum.steps as module
 
     before = stored("secure-sums-hostile") if again else {}
     real, rows = (

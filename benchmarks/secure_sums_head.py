@@ -23,7 +23,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import dimensions_of, rules_of
+from fedsurrogate.common.secure_sum.rules import dimensions_of, rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.class_sums import statistics as sums_of
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
@@ -148,7 +148,7 @@ def main() -> None:
                     "fedsurrogate.strategies.fedpft.private_head.expected",
                     lambda components, covariance: (components, covariance),
                 ),
-                patch("fedsurrogate.strategies.closed_form.cleaned.RIDGE", 0.2),
+                patch("fedsurrogate.strategies.closed_form.solvers.RIDGE", 0.2),
             ):
                 plain = accuracy(data, settings | {"features.dimensions": 512}, options.draws)
             scaled = [round(chosen * factor) for factor in (0.5, 1, 2)]

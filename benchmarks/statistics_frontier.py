@@ -41,7 +41,7 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 Settings = dict[str, Any]
 Line = tuple[Any, ...]

@@ -22,7 +22,7 @@ from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, SQUARES, SUMS
 from fedsurrogate.strategies.targets.labels import label_heads
-from fedsurrogate.strategies.targets.learning import annotated_of
+from fedsurrogate.strategies.targets.strategy import annotated_of
 from tests.coded import coded, noisy
 
 NAME, SITES, DIMENSION, DELTA = "targets-calibration", 15, 64, 1e-5

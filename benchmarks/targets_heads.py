@@ -34,8 +34,7 @@ from fedsurrogate.common.targets.time import Time, widening_edges
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells
-from fedsurrogate.strategies.targets.time import risk_head, risk_of_rounds, second_code
+from fedsurrogate.strategies.targets.time import Cells, risk_head, risk_of_rounds, second_code
 from tests.coded import capped_code, coded, exact_code, noisy, number_sums
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0, 8.0), 1e-5

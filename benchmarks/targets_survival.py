@@ -16,7 +16,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.time import Time, widening_edges
-from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier
+from fedsurrogate.strategies.targets.time import Cells, kaplan_meier
 
 SIZES, EPSILONS = (500, 2_000, 10_000), (0.0, 1.0, 2.0, 4.0, 8.0)
 BINS, HORIZON, SHAPE, SCALE, LAST_SEEN, DELTA = 20, 3.0, 1.3, 2.5, 6.0, 1e-5

@@ -32,15 +32,15 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.of_run import numbers_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.sum_proto import pack_map
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.pooling.plausibility import Total
 from fedsurrogate.strategies.targets.in_rounds import TargetRounds
 
 NAME = "targets-times-runs"

@@ -65,7 +65,7 @@ from fedsurrogate.common.extras.needed import check_packages
 from fedsurrogate.common.files import stage_file
 from fedsurrogate.common.logs.output import TextLines
 from fedsurrogate.common.methods.method import load
-from fedsurrogate.common.privacy.secret_numbers import repeatable
+from fedsurrogate.common.privacy.discrete_gaussian import repeatable
 from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.flat import Scalar, parse_overrides

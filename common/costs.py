@@ -14,7 +14,7 @@ from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.method import byte_count
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.of_run import projected_dimensions
+from fedsurrogate.common.secure_sum.rules import projected_dimensions
 from fedsurrogate.common.settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up

@@ -15,7 +15,7 @@ from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
 from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import METHODS, method_of, plan_of
-from fedsurrogate.common.methods.fedpft_covariance import largest_gram
+from fedsurrogate.common.methods.fedpft import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
@@ -32,8 +32,7 @@ from fedsurrogate.common.settings.features import AUTO
 from fedsurrogate.common.settings.flat import Scalar, parse_settings
 from fedsurrogate.common.settings.gone import without_gone
 from fedsurrogate.common.settings.target import TargetSettings
-from fedsurrogate.common.targets.objective import Objective
-from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.targets.target import Objective, Target
 from fedsurrogate.common.terms import signed_fields
 
 # Kinds of data with images of any size.

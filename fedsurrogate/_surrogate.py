@@ -39,7 +39,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.pooling.public_projection import read_centre
 
 # The name of a site that the user gave none.
 UNNAMED = "site"

@@ -16,7 +16,7 @@ from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import as_number, at
-from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
+from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (

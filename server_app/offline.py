@@ -26,7 +26,7 @@ from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies import OneShot, stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.receipts import stored_receipts
-from fedsurrogate.strategies.pooling.public_mean import read_centre
+from fedsurrogate.strategies.pooling.public_projection import read_centre
 
 PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.

@@ -9,12 +9,12 @@ import torch
 from fedsurrogate.common.backbones.feature_power import power_for, raised
 from fedsurrogate.common.backbones.own_heads import own_head
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.strategies.pooling.public_mean import read_public
 from fedsurrogate.strategies.pooling.public_projection import (
     CENTRE,
     NAME,
     POWER,
     leading,
+    read_public,
     whitened,
 )
 

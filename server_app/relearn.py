@@ -26,9 +26,8 @@ from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.base.defended import Suspect
 from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
-from fedsurrogate.strategies.base.outcome import PointSource
+from fedsurrogate.strategies.base.outcome import PointSource, Suspect
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.

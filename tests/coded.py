@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.labels import Annotated, _outcome, discriminant
-from fedsurrogate.strategies.targets.strength import Directions
+from fedsurrogate.strategies.targets.number import Directions
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 

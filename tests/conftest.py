@@ -252,7 +252,7 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
     runs.
     """
-    import fedsurrogate.client_app.secure_sum.masked as masked
+    import fedsurrogate.client_app.secure_sum.steps as masked
 
     found: dict[str, np.ndarray] = {}
     real = masked.mask

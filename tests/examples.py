@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.methods import plan_of
-from fedsurrogate.common.methods.class_sums import class_sums_plan
 from fedsurrogate.common.methods.method import Method
+from fedsurrogate.common.methods.sums import class_sums_plan
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings

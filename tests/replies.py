@@ -16,10 +16,9 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
-from fedsurrogate.common.surrogates.synthetic import Synthetic
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate, Synthetic
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier, unpack_relay
+from fedsurrogate.common.wire.tensors import pack, unpack
 from fedsurrogate.strategies import strategy_of
 from fedsurrogate.strategies.base.chain import Chain
 from fedsurrogate.strategies.base.one_shot import OneShot

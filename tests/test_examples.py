@@ -17,7 +17,7 @@ from tests.imports import modules
 WITH_EXAMPLES = sorted(name for name, path in modules().items() if ">>> " in path.read_text())
 # Public types and functions that a reader meets first: each has an example.
 FIRST_MET = {
-    "fedsurrogate.common.methods.class_sums.class_sums_plan",
+    "fedsurrogate.common.methods.sums.class_sums_plan",
     "fedsurrogate.common.privacy.accounting.epsilon_spent",
     "fedsurrogate.common.privacy.gaussian_mechanism.clip",
     "fedsurrogate.common.privacy.mechanism.Mechanism",

@@ -13,8 +13,7 @@ import torch
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods import METHODS, method_named
-from fedsurrogate.common.methods.method import Field, Method, count, load
-from fedsurrogate.common.methods.schema import check_fields
+from fedsurrogate.common.methods.method import Field, Method, check_fields, count, load
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Section
 from fedsurrogate.server_app.relearn import relearn

@@ -21,7 +21,7 @@ import fedsurrogate as fs
 from fedsurrogate._frames import data_frame
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.methods.dp.dp_sgd import clipped_gradients
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
 from fedsurrogate.client_app.model_use.plots import bland_altman, kaplan_meier_thirds
 from fedsurrogate.client_app.model_use.target_metrics import (

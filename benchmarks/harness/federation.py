@@ -51,7 +51,7 @@ from fedsurrogate.common.wire.records import Info, unpack_surrogate
 from fedsurrogate.strategies import stored_strategy, strategy_of
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.generating import head_of, take_in
+from fedsurrogate.strategies.dpcvae.strategy import head_of, take_in
 from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
 from fedsurrogate.strategies.fedlap.landscapes import learn
 

@@ -29,7 +29,7 @@ from benchmarks.harness.similarity import C1, C2, SIGMA, WINDOW, psnr
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 # PSNR and SSIM, ResNet-50: mean over all images, and over the best 1 % by SSIM.
 PAPER: dict[str, tuple[float | None, float | None, float | None, float | None]] = {

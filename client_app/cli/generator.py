@@ -212,8 +212,8 @@ def ood(
         LabelledEmbeddings,
         out_of_distribution,
         ranks_above,
+        site_records,
     )
-    from fedsurrogate.client_app.methods.dpcvae.received_generator import site_records
     from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
@@ -324,7 +324,7 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
             f"{run!r} is neither a run folder nor a file; to name a run by its number, give "
             "--node-config"
         )
-    from fedsurrogate.client_app.methods.dpcvae.received_generator import generators
+    from fedsurrogate.client_app.methods.dpcvae.downstream import generators
 
     folder = generators(node_of(node_config))
     kept = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
@@ -358,8 +358,7 @@ def _records(
     synthetic: SyntheticSet, site_features: SiteFeatures
 ) -> tuple[LabelledEmbeddings, LabelledEmbeddings, LabelledEmbeddings]:
     """The site's own training and test records, and the synthetic ones."""
-    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings
-    from fedsurrogate.client_app.methods.dpcvae.received_generator import site_records
+    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings, site_records
 
     own, test = (site_records(site_features, synthetic.classes, part) for part in ("train", "test"))
     return own, test, LabelledEmbeddings(synthetic.features, synthetic.labels)

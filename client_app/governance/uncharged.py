@@ -26,7 +26,7 @@ hospital's records are, the masked vector has the same form, and only the opened
 them. A site without records, or whose records cannot be used, adds zeros. A class that is too small
 for the policy is left out of the vector, and the run learns it, if at all, from the total. Where
 records must not be in the sum, because they have changed since an earlier one or lie beyond its
-range, the site does not refuse but makes the total random (client_app/secure_sum/masked.py). What
+range, the site does not refuse but makes the total random (client_app/secure_sum/steps.py). What
 it refuses follows from settings, policy and earlier sums (client_app/secure_sum/same_sites.py).
 
 The one exception is theorem-4.1. Its claim says that class sizes, and which classes a site has, are

@@ -19,7 +19,7 @@ from fedsurrogate.common.models.parameters import Tensors
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedAvgSettings, Model
-    from fedsurrogate.common.targets.objective import Objective
+    from fedsurrogate.common.targets.target import Objective
 
 # Losses of records (n,), from outputs (n, o) and what is known of the records, (n, ...).
 Losses = Callable[[Tensor, Tensor], Tensor]

@@ -22,7 +22,7 @@ from fedsurrogate.client_app.features.site_features import (
     with_broken,
 )
 from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.methods.target_evaluation import of_target
+from fedsurrogate.client_app.methods.evaluation import of_target
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.data_report import DATA
 from fedsurrogate.common.errors import DataError

@@ -1,27 +1,52 @@
-"""The sums over a site's records that a head in closed form needs: exact ones, or bounded for
-noise.
+"""The sums over a site's records that a head in closed form needs, and their message: by class, or over
+the code of another target than classes; exact ones, or bounded for noise.
 
-They are records and feature sums of each class, and in a secure sum one second moment of all
-features. Its parts are only added, and no site knows the means of all sites, so this moment is around
-zero.
+A message has coded sums around the mean of the site's features, since 16 bits cannot hold a covariance
+next to the product of large means. The parts of a secure sum (client_app/secure_sum) are only added, and no
+site knows the mean of all sites, so these, and the second moment of class sums, are around zero.
+
+A site's part in a survival run of two rounds: its numbers of records by cell of time and event;
+then its features, weighted with the martingale residual of each record's cell.
+
+The coordinator sends the residuals, which follow from the numbers of all sites. It may lie. Under
+privacy a residual beyond one would exceed the sensitivity, so it is cut off. Without noise, records
+of small cells count in a neighbouring one, in both rounds. So whatever the coordinator sends, this
+site's message is a combination of sums over groups of as many records as its policy asks for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedsurrogate.client_app.features.columns import frame_of, framed
 from fedsurrogate.client_app.features.on_disk import clipped_features, forget
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
-from fedsurrogate.client_app.methods.task import SiteStatistic, Task
+from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.surrogates.class_sums import fold, statistics
-from fedsurrogate.common.surrogates.columns import in_frame
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
+from fedsurrogate.common.surrogates.columns import PublicMap, in_frame
+from fedsurrogate.common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Target,
+)
+from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
+from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.sum_proto import unpack_map
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
@@ -132,3 +157,301 @@ def clipped(
     )
     done = [forget] if train.folder is not None else []
     return features, unit_weights(train.units, len(features)), [*done]
+
+
+def message(task: Task) -> MethodOutput:
+    """What the method's function at the site has computed, at 16 bits; with noise under privacy.
+
+    Args:
+        task: the request.
+    """
+    made: SiteStatistic = load(task.run.plan.combination.site_sums)(task)
+    header, claim = task.header(made.classes, made.frame), made.claim
+    if claim is None:
+        sent = Parameters(header, task.round, made.values, made.records)
+        return MethodOutput(pack_parameters(sent))
+    # Of a claim for several rounds, what this one has.
+    noise = {each.name: claim.noise[each.name] for each in made.bounded}
+    noisy = with_noise(made.bounded, replace(claim, noise=noise))
+    facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
+    sent = Parameters(header, task.round, {each.name: each.value for each in noisy}, 0, claim)
+    return MethodOutput(pack_parameters(sent), claim, facts)
+
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+@dataclass(frozen=True)
+class CodedRecords:
+    """Records of a site with the code of their target.
+
+    Attributes:
+        features: (n, d).
+        code: (n, q), float64.
+    """
+
+    features: Tensor
+    code: Tensor
+
+
+def coded_moments(task: Task) -> SiteStatistic:
+    """This site's coded sums: exact ones around its own mean, or around zero in a secure sum, which has
+    a public map that is applied to the features first; or for noise.
+
+    Args:
+        task: the request.
+
+    Raises:
+        DataError: without noise, for a site with fewer records than its policy demands.
+    """
+    target, least, summed = (
+        task.run.target,
+        task.limits.smallest_class,
+        task.run.settings.secure_sum,
+    )
+    assert target is not None
+    public = task.agreed(unpack_map(task.payload or b"")) if summed else PublicMap()
+    if task.run.mechanism is not None:
+        return bounded_sums(task, target, public)
+    own, frame, centre = _released(task, target), task.public_frame, None
+    if summed:
+        # A refusal would show that this site has few records, so it adds zeros.
+        kept = len(own.features) * (len(own.features) >= least)
+        features = public.apply(in_frame(own.features, frame))
+        own = CodedRecords(features[:kept], own.code[:kept])
+    else:
+        own, frame = _in_frame(own, task.found.train.folder)
+        if len(own.features) < max(1, least):
+            raise DataError(
+                f"{len(own.features)} training records with a target; the policy's smallest-class "
+                f"is {least}"
+            )
+        centre = _total(own.features) / len(own.features)
+    sums = exact_sums(own, centre)
+    if summed and target.blocks:
+        sums = in_block(sums, target.block(task.site), target.blocks)
+    return task.exact(sums, frame, len(own.features))
+
+
+def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
+    """The sums of records, float64.
+
+    Args:
+        own: the records.
+        centre: from which features are measured in `sums` and `squares`, and the mean of the code
+            in `products`, (d,); None for zero.
+
+    Returns:
+        By statistic: records (1,), totals (d,), code (q,), sums (q, d), and squares and products
+        folded.
+    """
+    features, code = own.features, own.code
+    count, dimension = len(features), features.shape[1]
+    around = torch.zeros(dimension, dtype=torch.float64) if centre is None else centre
+    sums = torch.zeros(code.shape[1], dimension, dtype=torch.float64)
+    for rows, t in zip(torch.split(features, ROWS), torch.split(code, ROWS), strict=True):
+        sums.addmm_(t.T, rows.double() - around)
+    apart = code if centre is None else code - code.mean(0)
+    squares = second_moment(features, centre)
+    return {
+        RECORDS: torch.tensor([float(count)], dtype=torch.float64),
+        TOTALS: _total(features),
+        CODE: code.sum(0),
+        SUMS: sums,
+        SQUARES: fold(squares),
+        PRODUCTS: fold(apart.T @ apart),
+    }
+
+
+def in_block(sums: dict[str, Tensor], block: int, blocks: int) -> dict[str, Tensor]:
+    """Sums whose records, totals and squares are those of one of several blocks of sites.
+
+    Args:
+        sums: of a site, from `exact_sums`.
+        block: of the site.
+        blocks: their number.
+
+    Returns:
+        The same, with records (blocks,), totals (blocks, d) and squares (blocks, ...).
+    """
+    found = dict(sums)
+    for name in (RECORDS, TOTALS, SQUARES):
+        own = sums[name].reshape(-1) if name != RECORDS else sums[name][0]
+        found[name] = torch.zeros(blocks, *own.shape, dtype=torch.float64)
+        found[name][block] = own
+    return found
+
+
+def _total(features: Tensor) -> Tensor:
+    total = torch.zeros(features.shape[1], dtype=torch.float64)
+    for rows in torch.split(features, ROWS):
+        total += rows.double().sum(0)
+    return total
+
+
+def _released(task: Task, target: Target) -> CodedRecords:
+    """The records whose exact sums may leave, and of their code what may.
+
+    Raises:
+        DataError: for a target of which no exact sum of this site may leave.
+    """
+    train, values = task.found.train, target.of_site(values_of(task.found.train), task.site)
+    code, why = target.large_enough(
+        target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
+    )
+    if why and not task.run.settings.secure_sum:
+        log.warning("%s", why)
+    return CodedRecords(train.features.float(), code)
+
+
+def _in_frame(own: CodedRecords, folder: Path | None) -> tuple[CodedRecords, bytes]:
+    """The records with their features in a frame of this site's own, which says more of its columns
+    than public ranges do; and that frame, empty where columns need none.
+    """
+    found = frame_of(own.features)
+    frame = b"" if found is None else found.packed()
+    return replace(own, features=framed(own.features, frame, folder)), frame
+
+
+def values_of(records: LabelledFeatures) -> Tensor:
+    """The values of records, (n, k). Raises DataError without them."""
+    if records.values is None:
+        raise DataError("the records have no values of the run's target")
+    return records.values
+
+
+def bounded_sums(task: Task, target: Target, public: PublicMap) -> SiteStatistic:
+    """Sums of features that are clipped, without the noise: those that a round of the run has.
+
+    Args:
+        task: the request.
+        target: whose code is summed.
+        public: applied to the features first.
+    """
+    assert task.run.target is not None
+    claim = task.mechanism(centre_digest(public.centre))
+    assert claim is not None
+    features, weights, done = clipped(task.found.train, task.public_frame, claim, public)
+    code = target.code(values_of(task.found.train))
+    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in task.names}
+    made = coded_statistics(features, code, weights, bounds, *done)
+    sums = {each.name: each for each in made}
+    return SiteStatistic(sums, claim, task.run.target.rows, task.public_frame)
+
+
+def residual_sums(task: Task) -> SiteStatistic:
+    """The sums of a round: exact ones around the site's own mean, or around zero in a secure sum; or
+    for noise.
+
+    Args:
+        task: the request, with the value of each cell.
+
+    Raises:
+        DataError: without noise, where too few records have, or lack, an event.
+        SurrogateError: for values that are not this run's.
+    """
+    if task.run.mechanism is not None:
+        return bounded_sums(task, _target(task), PublicMap())
+    own = _exact(task)
+    count = len(own.features)
+    centred = count and not task.run.settings.secure_sum
+    sums = exact_sums(own, own.features.double().mean(0) if centred else None)
+    return task.exact(sums, task.public_frame, count)
+
+
+def time_of(target: Target | None) -> Time:
+    """The target of a run, which is a time."""
+    assert isinstance(target, Time)
+    return target
+
+
+def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
+    """The records whose exact sums may leave, and the cell in which the records of each cell count.
+
+    Returns:
+        Which records (n,), bool; and (2 B + 1,), int64, the same in all rounds.
+
+    Raises:
+        DataError: where fewer have an event, or all together, than the policy asks for. In a secure
+            sum nothing may show that, so none are left there.
+    """
+    cells = target.cells(values_of(task.found.train))
+    counts = torch.bincount(cells, minlength=2 * target.bins + 1)
+    places = torch.arange(len(counts))
+    least = max(task.limits.smallest_class, task.limits.smallest_cell)
+    if task.run.settings.secure_sum:
+        # A sum over all sites hides what each adds.
+        enough = len(cells) >= task.limits.smallest_class
+        return torch.full((len(cells),), enough), places
+    places = merged_cells(counts, least)
+    kept = places[cells] >= 0
+    if left := int((~kept[cells < target.bins]).sum()):
+        raise DataError(
+            f"{left} of the records of this site have an event before the horizon; the policy's "
+            f"smallest-class and smallest-cell ask for {least}, or none, in sums without noise"
+        )
+    if not kept.any():
+        raise DataError(
+            f"no training records in cells of {least} or more, which the policy's smallest-class "
+            "and smallest-cell ask for in sums without noise"
+        )
+    if not kept.all():
+        log.warning(
+            "%d records without an event are left out of what this site sends: fewer than %d",
+            int((~kept).sum()),
+            least,
+        )
+    return kept, places.clamp_min(0)
+
+
+def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
+    """The one-hot code of records, each in the cell in which its cell counts.
+
+    Args:
+        target: of the run.
+        values: (n, 2).
+        places: see `large_cells`.
+
+    Returns:
+        (n, 2 B + 1), float64.
+    """
+    code = target.code(values)
+    return torch.zeros_like(code).index_add_(1, places, code)
+
+
+def _exact(task: Task) -> CodedRecords:
+    """The records whose exact sums may leave, with their code in this round."""
+    target = time_of(task.run.target)
+    kept, places = large_cells(task, target)
+    values = values_of(task.found.train)[kept]
+    features = in_frame(task.found.train.features[kept].float(), task.public_frame)
+    if _counts(task.round, task.run.planned_rounds):
+        return CodedRecords(features, merged_code(target, values, places))
+    return CodedRecords(
+        features, scored(target, _received(task.received_model(), target)[places]).code(values)
+    )
+
+
+def _target(task: Task) -> Target:
+    """The target whose code is summed in this round, with noise."""
+    target = time_of(task.run.target)
+    return (
+        target
+        if _counts(task.round, task.run.planned_rounds)
+        else scored(target, _received(task.received_model(), target))
+    )
+
+
+def _counts(number: int, rounds: int) -> bool:
+    """Whether this round only counts. Raises SurrogateError for a round that the run does not have."""
+    if number > rounds:
+        raise SurrogateError(f"round {number} of a run of {rounds}")
+    return number == 1
+
+
+def _received(model: Parameters, target: Time) -> Tensor:
+    """The value of each cell, (2 B + 1,), float64. Raises SurrogateError for other values."""
+    values = model.tensors.get(VALUES)
+    if values is None or values.shape != (2 * target.bins + 1,):
+        raise SurrogateError("a second round without the value of each cell")
+    return values.double()

@@ -25,7 +25,7 @@ from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters

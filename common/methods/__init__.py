@@ -15,8 +15,7 @@ from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import FEDPFT, KD
 from fedsurrogate.common.methods.generators import GENERATORS
-from fedsurrogate.common.methods.method import Method, Plan
-from fedsurrogate.common.methods.secure_sum import with_secure_sum
+from fedsurrogate.common.methods.method import Method, Plan, with_secure_sum
 from fedsurrogate.common.methods.synthetic_records import SYNTHETIC_RECORDS
 from fedsurrogate.common.methods.training import TRAINED
 from fedsurrogate.common.settings import Settings

@@ -196,7 +196,7 @@ def _counting(
             sums=sums,
             site_sums="fedsurrogate.client_app.methods.counting:summed_counts",
             from_sums="fedsurrogate.strategies.counting.results:summed_result",
-            sum_strategy="fedsurrogate.strategies.counting.summed:SecureCounting",
+            sum_strategy="fedsurrogate.strategies.counting.strategy:SecureCounting",
         ),
         work=work,
         privacy=privacy,

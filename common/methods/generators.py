@@ -93,7 +93,7 @@ def plan(settings: Settings) -> Plan:
         combination=Combination(
             site="fedsurrogate.client_app.methods.dpcvae.training:train_generator",
             strategy="fedsurrogate.strategies.dpcvae.strategy:DPCVAE",
-            evaluate="fedsurrogate.client_app.methods.dpcvae.received_generator:use_generator",
+            evaluate="fedsurrogate.client_app.methods.dpcvae.downstream:use_generator",
             tested="own and synthetic, mixed: the site's own head and a head on synthetic "
             "embeddings",
             makes_surrogates=True,
@@ -101,8 +101,8 @@ def plan(settings: Settings) -> Plan:
             sums=DECODER_SUMS,
             first_sums=(Term("counts", "A"), *((Term("sums", "A d", 1),) if sums else ())),
             site_sums="fedsurrogate.client_app.methods.dpcvae.training:generator_sums",
-            from_sums="fedsurrogate.strategies.dpcvae.from_sums:absorb_total",
-            sum_strategy="fedsurrogate.strategies.dpcvae.summed:SummedGenerators",
+            from_sums="fedsurrogate.strategies.dpcvae.strategy:absorb_total",
+            sum_strategy="fedsurrogate.strategies.dpcvae.strategy:SummedGenerators",
         ),
         work=work,
         privacy=_privacy(settings) if private else None,

@@ -115,7 +115,7 @@ def local_plan(settings: Settings) -> Plan:
     own = plan(settings)
     alone = replace(
         own.combination,
-        strategy="fedsurrogate.strategies.heads.local:Local",
+        strategy="fedsurrogate.strategies.heads.strategy:Local",
         evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
         personal="fedsurrogate.client_app.methods.heads.local_head:local_head",
         learn="",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from fedsurrogate.common.methods.fedpft_covariance import USUAL_SITES
 from fedsurrogate.common.methods.method import (
     MESSAGE,
     Combination,
@@ -55,6 +54,8 @@ CENTRING = 0.04
 CLIP, CONSTANT = 0.75, 0.25
 # Norm of such a feature with its constant.
 LENGTH = math.sqrt(1 + CONSTANT**2)
+# Sites of a run whose settings do not tell their number.
+USUAL_SITES = 10
 # Steps, by epsilon: smaller noise allows more.
 STEPS = ((1.5, 10), (3.0, 15), (6.0, 25), (float("inf"), 40))
 # Dimensions after the projection, if none are set: with public images, by which it is whitened; and
@@ -90,7 +91,7 @@ def logistic_plan(settings: Settings) -> Plan:
         ),
         combination=Combination(
             site=MESSAGE,
-            strategy="fedsurrogate.strategies.fedpft.logistic_sites:LogisticRoundsOfSites",
+            strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRoundsOfSites",
             sums=GRADIENT,
             first_sums=opening,
             site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:bounded_round",

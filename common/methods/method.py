@@ -1,5 +1,6 @@
 """What a method is (`Method`), and what it does under the settings of a run (`Plan`), with the
-parts of both.
+parts of both; the check of a parsed message against its fields; and any method whose combination is a sum
+over sites, as one whose coordinator sees only the sum.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
-from math import prod
-from typing import Any, Literal
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedsurrogate.common.privacy.mechanism import MechanismRecipe
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, MechanismRecipe
 from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.settings import FedAvgSettings, Settings
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.terms import NOT_SIGNED, Term
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
 # sites send many times. alone: only metrics leave a site.
@@ -28,7 +33,7 @@ Sizes = Mapping[str, int]
 # Number of records whose gradients are held in memory at a time under privacy.
 GRADIENTS = 128
 # `Combination.site` of a method whose `site_sums` make what is sent.
-MESSAGE = "fedsurrogate.client_app.methods.message:message"
+MESSAGE = "fedsurrogate.client_app.methods.sums:message"
 
 
 @dataclass(frozen=True)
@@ -458,3 +463,209 @@ def count(fields: Iterable[Field], sizes: Sizes) -> int:
 def byte_count(fields: Iterable[Field], sizes: Sizes) -> int:
     """Total bytes of the numbers in the fields."""
     return sum((prod(each.sizes(sizes)) * each.bits + 7) // 8 for each in fields)
+
+
+Groups = list[tuple[Field, list["Tensor"]]]
+
+
+def check_fields(fields: Iterable[Field], tensors: Mapping[str, Tensor], sizes: Sizes) -> Sizes:
+    """Check that tensors match fields: names, shapes, finite numbers, ranges.
+
+    Args:
+        fields: of the schema.
+        tensors: by name.
+        sizes: sizes of the known symbols. Other symbols get the size in the first tensor that has
+            them.
+
+    Returns:
+        The sizes of all symbols.
+
+    Raises:
+        SurrogateError: if they do not.
+    """
+    groups = _grouped(tuple(fields), tensors)
+    known = _sizes_in(groups, sizes)
+    for spec, each in groups:
+        for tensor in each:
+            if not tensor.numel():
+                continue
+            # A NaN makes both ends NaN.
+            low, high = (float(end) for end in tensor.aminmax())
+            if not (isfinite(low) and isfinite(high)):
+                raise SurrogateError(f"{spec.name}: a number that is not finite")
+            if low < spec.low or high > spec.high:
+                worst = low if low < spec.low else high
+                raise SurrogateError(
+                    f"{spec.name}: {worst:g} is outside {spec.low:g} to {spec.high:g}"
+                )
+    return known
+
+
+def _grouped(fields: tuple[Field, ...], tensors: Mapping[str, Tensor]) -> Groups:
+    """The tensors of each field. Raises SurrogateError for a tensor without a field, or a field
+    without a tensor.
+    """
+    own: dict[str, list[Tensor]] = {field.name: [] for field in fields}
+    named = {field.name for field in fields if field.prefix is None}
+    prefixes = {field.prefix: field.name for field in fields if field.prefix is not None}
+    for name, tensor in tensors.items():
+        start = max(
+            (prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None
+        )
+        if name not in named and start is None:
+            break
+        own[name if name in named or start is None else prefixes[start]].append(tensor)
+    else:
+        if all(own[field.name] or field.optional for field in fields):
+            return [(field, own[field.name]) for field in fields if own[field.name]]
+    raise SurrogateError(f"tensors {', '.join(sorted(tensors))[:200]}; expected {', '.join(own)}")
+
+
+def _sizes_in(groups: Groups, sizes: Sizes) -> dict[str, int]:
+    """The size of every symbol. Raises SurrogateError for a tensor of another shape."""
+    known = dict(sizes)
+    for spec, tensors in groups:
+        symbols, shape = spec.shape.split(), tuple(tensors[0].shape)
+        if spec.prefix is not None:
+            shape = (sum(tensor.numel() for tensor in tensors),)
+        if len(shape) != len(symbols) or any(
+            known.setdefault(s, n) != n for s, n in zip(symbols, shape, strict=True)
+        ):
+            raise SurrogateError(
+                f"{spec.name} of shape {shape[:4]}; expected ({', '.join(symbols)}) with {known}"
+            )
+    return known
+
+
+def check_schema(
+    messages: Messages,
+    tables: Mapping[str, Tensor],
+    classes: int,
+    dimension: int = 0,
+    first: bool = False,
+) -> None:
+    """Raise SurrogateError unless the tensors of a parsed message match the schema of its method.
+
+    Args:
+        messages: of the run's plan.
+        tables: the tensors by name.
+        classes: number of classes of the message.
+        dimension: of the features; 0 if the message decides it.
+        first: whether it is the message of the first round.
+
+    Raises:
+        SurrogateError: for other tensors.
+    """
+    fields = messages.schema(first)
+    known = {"C": classes} | ({"d": dimension} if dimension else {})
+    grouped = _sizes_in(_grouped(fields, tables), known)
+    sizes = dict(messages.sizes(classes, grouped.get("d", 1), 1))
+    # Only the site knows its number of records.
+    del sizes["n"]
+    check_fields(fields, tables, sizes)
+
+
+# Strategies: one sum from which a model is learned, and one in each round of training.
+ONCE, ROUNDS = (
+    "fedsurrogate.strategies.secure_sum.strategy:SecureSum",
+    "fedsurrogate.strategies.secure_sum.strategy:SecureRounds",
+)
+# Numbers are whole, modulo two to this power.
+BITS = 32
+# Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
+MEMBER_BYTES = (175, 430)
+# Largest share of the records that test.
+MOST_TESTED = 0.5
+# Records of a site, and its change of all parameters times them.
+UPDATES = (Term("records", "1", 0), Term("update", "P", 1))
+# In a sum without noise, zero at every site that lets the sum be opened. A refusal would show
+# something about the data of the site that refuses; see client_app/governance/uncharged.py.
+WITHHELD = Term("withheld", "1", 0)
+
+
+def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
+    """The plan of a method in a run with `secure-sum`. Everything generic follows from it.
+
+    Args:
+        name: of the method, for errors.
+        plan: of the same run without the sum.
+        settings: of the run.
+    """
+    rounds, combination, messages = plan.kind == "rounds", plan.combination, plan.messages
+    continues = rounds and plan.mechanism_name == JOINT_SUMS
+    refusal = plan.refusal or _refusal(name, combination.sums, settings, continues)
+    if not settings.epsilon:
+        combination = _can_be_withheld(combination)
+
+    def symbols(classes: int, dimension: int, records: int) -> Sizes:
+        more = {"T": dimension * (dimension + 1) // 2, "1": 1}
+        return {**messages.symbols(classes, dimension, records), **more}
+
+    return replace(
+        plan,
+        messages=replace(
+            messages,
+            sends=fields_of(combination.sums, bits=BITS),
+            first=None if messages.first is None else fields_of(combination.sums_in(1), bits=BITS),
+            receives=messages.receives if rounds or plan.counts else (),
+            symbols=symbols,
+            introduces=True,
+            member_bytes=MEMBER_BYTES,
+        ),
+        combination=replace(
+            combination,
+            site="fedsurrogate.client_app.secure_sum.steps:masked_sum",
+            strategy=combination.sum_strategy or (ROUNDS if rounds else ONCE),
+            stored=False,
+        ),
+        defences=Defences(
+            reason=" in a secure sum, which shows no site's part; each number of a site is only "
+            "kept within its range",
+            gap="a secure sum shows no site's part: one hostile site can spoil the model, and "
+            "nothing names it; sites keep only each of their own numbers within a range",
+        ),
+        refusal=refusal,
+        variant="secure sum",
+    )
+
+
+def _can_be_withheld(combination: Combination) -> Combination:
+    first = combination.first_sums
+    return replace(
+        combination,
+        sums=(*combination.sums, WITHHELD),
+        first_sums=None if first is None else (*first, WITHHELD),
+    )
+
+
+def _refusal(name: str, sums: tuple[Term, ...], settings: Settings, continues: bool) -> str:
+    """Why a run cannot be a secure sum; empty if it can. continues: whether it keeps its rounds."""
+    if not sums:
+        return (
+            f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
+            "sum over sites; use method = 'fedpft' with fedpft.covariance = 'gram', "
+            "fedpft.components = 1, fedpft.topology = 'star', fedpft.privacy = 'auto' and a head "
+            "in closed form (head.solver = 'auto', 'lda' or 'ridge'), or 'fedavg'"
+        )
+    file = settings.features.given_projection
+    if file and "sums" not in {each.name for each in sums}:
+        return f"features.projection = {file!r} is for sums of class statistics; remove it"
+    if settings.resume and not continues:
+        return (
+            f"resume = {settings.resume!r}: a secure sum without joint noise in rounds keeps nothing "
+            "to continue from; remove resume, and start again"
+        )
+    if not settings.classes:
+        return "secure-sum = true needs classes: which classes a site has must not be visible"
+    if settings.test_fraction > MOST_TESTED:
+        return (
+            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; "
+            "with few training records, only one site may have enough of a class, and the sum of "
+            "that class would be its own"
+        )
+    if settings.max_share and settings.max_share != Settings.model_fields["max_share"].default:
+        return (
+            f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove "
+            "max-share, or set 0"
+        )
+    return ""

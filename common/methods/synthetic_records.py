@@ -134,7 +134,7 @@ def psg_plan(settings: Settings) -> Plan:
 
 def _without_radius(own: Plan, name: str) -> Plan:
     combination = replace(
-        own.combination, site=f"fedsurrogate.client_app.methods.fedlap.comparators:{name}"
+        own.combination, site=f"fedsurrogate.client_app.methods.fedlap.approximation:{name}"
     )
     return replace(own, combination=combination)
 

@@ -9,6 +9,7 @@ from functools import cache, partial
 from fedsurrogate.common.methods.method import (
     GRADIENTS,
     UPDATE_DEFENCES,
+    UPDATES,
     VOTE_DEFENCES,
     Combination,
     Field,
@@ -19,7 +20,6 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
-from fedsurrogate.common.methods.secure_sum import UPDATES
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
 from fedsurrogate.common.privacy.shares import JOINT_STEP
 from fedsurrogate.common.settings import (
@@ -30,8 +30,7 @@ from fedsurrogate.common.settings import (
     PrivacyBudget,
     Settings,
 )
-from fedsurrogate.common.targets.objective import Objective
-from fedsurrogate.common.targets.target import Target
+from fedsurrogate.common.targets.target import Objective, Target
 from fedsurrogate.common.terms import Term
 
 MODEL = (Field("parameters", "P", prefix=""),)
@@ -120,7 +119,7 @@ def plan_of_target(usual: Plan, own: FedAvgSettings, target: Target) -> Plan:
         result=(Field("weight", "o d"), Field("bias", "o")),
         symbols=partial(_coded_symbols, own.keep, target, objective),
     )
-    evaluate = "fedsurrogate.client_app.methods.target_evaluation:received_model"
+    evaluate = "fedsurrogate.client_app.methods.evaluation:received_target_model"
     return replace(
         usual,
         messages=messages,
@@ -181,7 +180,7 @@ def plan(settings: Settings) -> Plan:
             strategy="fedsurrogate.strategies.fedavg.strategy:Updates",
             sums=UPDATES,
             site_sums="fedsurrogate.client_app.methods.fedavg.update:weighted_update",
-            from_sums="fedsurrogate.strategies.fedavg.from_sums:absorb_total",
+            from_sums="fedsurrogate.strategies.fedavg.strategy:absorb_total",
         ),
         work=partial(_work, own, bool(settings.epsilon), False),
         defences=UPDATE_DEFENCES,
@@ -307,7 +306,7 @@ def _personal_plan(own_part: str, settings: Settings) -> Plan:
     own = _unsummed(settings)
     combination = replace(
         own.combination,
-        evaluate=f"fedsurrogate.client_app.methods.fedavg.personalization:{own_part}",
+        evaluate=f"fedsurrogate.client_app.methods.fedavg.update:{own_part}",
         tested="the model of the run, mixed with one of the site's own records",
     )
     return replace(
@@ -320,10 +319,10 @@ def fedrep_plan(settings: Settings) -> Plan:
     own = _unsummed(settings)
     combination = replace(
         own.combination,
-        site="fedsurrogate.client_app.methods.fedavg.representation:update_body",
-        strategy="fedsurrogate.strategies.fedavg.representation:Representation",
+        site="fedsurrogate.client_app.methods.fedavg.update:update_body",
+        strategy="fedsurrogate.strategies.fedavg.strategy:Representation",
         evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
-        personal="fedsurrogate.client_app.methods.fedavg.representation:own_network",
+        personal="fedsurrogate.client_app.methods.fedavg.update:own_network",
         tested="the site's own head on the shared representation",
     )
     messages = replace(own.messages, sends=BODY, receives=BODY, signs=False)

@@ -18,7 +18,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import Model
-    from fedsurrogate.common.targets.objective import Objective
+    from fedsurrogate.common.targets.target import Objective
 
 BLOCKS = 3
 WIDEST = 1024

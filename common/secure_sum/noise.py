@@ -25,8 +25,7 @@ from fedsurrogate.common.privacy.discrete_gaussian import (
     seeded,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
-from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.rules import FILLED, HALF, FixedPoint, SumRules
 
 # Standard deviations of the noise that the modulus has room for. Beyond it the sum wraps around,
 # which costs no privacy.

@@ -1,13 +1,27 @@
-"""The numbers of sites that a secure sum needs. Every site computes them itself, from the settings
-and the key list.
+"""What a run's settings decide of its secure sum: how many sites it needs, which every site computes itself;
+its fixed-point numbers modulo 2^32, shapes and dimensions; and what binds them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from fedsurrogate.common.errors import PolicyError
+from fedsurrogate.common.errors import ConfigError, PolicyError
+from fedsurrogate.common.methods.method import BITS, Plan
+from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import FeaturesSettings, SumSettings
+from fedsurrogate.common.settings.features import FEWEST_MAPPED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fedsurrogate.common.secure_sum.secrets import Words
 
 MOST_MEMBERS = 1000
 # Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most
@@ -106,3 +120,198 @@ class SumRules:
                 f"colluding: {self.colluding} of {self.members} sites may collude, so none would "
                 "be protected"
             )
+
+
+HALF = 2 ** (BITS - 1)
+# The part of the range for the sum itself; the rest is for noise.
+FILLED = 0.9
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Numbers as whole multiples of a step.
+
+    Attributes:
+        step: the distance of two numbers.
+        largest: of the multiples that one site adds, in magnitude.
+
+    Example:
+        >>> import torch
+        >>> from fedsurrogate.common.secure_sum.secrets import words
+        >>> fixed = FixedPoint(step=0.5, largest=100)
+        >>> fixed.encode(torch.tensor([1.5, -2.0, 1000.0])).tolist()
+        [3, -4, 100]
+        >>> one, other = (words(fixed.encode(torch.tensor([number]))) for number in (1.5, -2.0))
+        >>> total = one + other
+        >>> fixed.decode(total).tolist()
+        [-0.5]
+    """
+
+    step: float
+    largest: int
+
+    @classmethod
+    def of(cls, bound: float, records: int, sites: int, whole: bool = False) -> FixedPoint:
+        """The finest numbers for which the sum of all sites cannot wrap around.
+
+        Args:
+            bound: largest magnitude that a record adds to an entry.
+            records: most records of a site.
+            sites: number of sites.
+            whole: whether entries are whole numbers.
+
+        Raises:
+            ConfigError: if the modulus is too small.
+        """
+        largest = math.floor(FILLED * HALF / sites)
+        if records > largest:
+            raise ConfigError(
+                f"secure-sum-records = {records}: counts of {sites} sites do not fit into {BITS} "
+                f"bits; set at most {largest}"
+            )
+        return cls(1.0, largest) if whole else cls(bound * records / largest, largest)
+
+    def encode(self, values: Tensor) -> NDArray[np.int64]:
+        """Values as whole numbers. What is beyond the range becomes the end of the range.
+
+        Cutting off at a fixed number brings no two vectors farther apart, so it needs no part of a
+        sensitivity.
+
+        Args:
+            values: of any shape.
+
+        Returns:
+            Multiples of the step, flat, int64.
+        """
+        scaled = (values.double().cpu() / self.step).round().clamp(-self.largest, self.largest)
+        multiples: NDArray[np.int64] = scaled.long().flatten().numpy()
+        return multiples
+
+    def decode(self, total: Words) -> Tensor:
+        """A sum as real numbers.
+
+        Args:
+            total: the sum modulo 2^32, flat.
+
+        Returns:
+            The numbers, flat, float64.
+        """
+        import torch
+
+        return torch.from_numpy(total.astype("int32").astype("float64")) * self.step
+
+
+# Dimensions of a projection: this times the root of (records / noise on the second moment).
+# Measured with 2,500 and 10,000 images of CIFAR-10 that are in no table, and 3,143 sketches of
+# PACS; half or twice as many cost up to a point.
+DIMENSIONS = 7.5
+# Without joint noise.
+MOST_DIMENSIONS = 512
+
+
+def rules_of(sums: SumSettings, members: int) -> SumRules:
+    """The limits of a run's secure sum.
+
+    Args:
+        sums: settings of the sum.
+        members: number of sites in the key list.
+    """
+    return SumRules.of(members, sums.colluding, sums.dropouts, sums.secure_sum_threshold)
+
+
+def numbers_of(plan: Plan, sums: SumSettings, sites: int, round: int = 1) -> dict[str, FixedPoint]:
+    """The fixed-point numbers of each statistic of a round.
+
+    Under joint noise, features have norm at most one.
+
+    Args:
+        plan: of the run.
+        sums: the largest feature and the most records of a site.
+        sites: number of sites in the sum.
+        round: counted from one.
+
+    Raises:
+        ConfigError: if the modulus is too small.
+    """
+    joint = plan.mechanism_name == JOINT_SUMS
+    numbers = {}
+    for each in plan.combination.sums_in(round):
+        largest = min(float(sums.secure_sum_range), each.largest)
+        bound = each.bound if joint else largest**each.degree * math.sqrt(max(1, each.degree))
+        whole = each.whole and not each.degree and not joint
+        numbers[each.name] = FixedPoint.of(bound, sums.secure_sum_records, sites, whole)
+    return numbers
+
+
+def dimensions_of(features: FeaturesSettings, colluding: float, mechanism: Mechanism | None) -> int:
+    """The number of dimensions after the public projection. It depends on settings alone, never on
+    data.
+
+    Args:
+        features: the number, or records of all sites from which it follows.
+        colluding: share of the sites whose noise may not count.
+        mechanism: of the run; None without a budget.
+    """
+    if features.dimensions:
+        return features.dimensions
+    if mechanism is None or mechanism.name != JOINT_SUMS or "squares" not in mechanism.noise:
+        return MOST_DIMENSIONS
+    # Part of the noise that counts, if no site is lost.
+    honest = max(1 - colluding, 0.1)
+    sigma, _ = mechanism.noise["squares"]
+    return max(1, round(DIMENSIONS * math.sqrt(features.records / (sigma / math.sqrt(honest)))))
+
+
+def projected_dimensions(run: Run, dimension: int) -> int:
+    """The number of dimensions after the public projection; 0 where nothing projects.
+
+    Args:
+        run: with the settings.
+        dimension: of the sites' features.
+    """
+    own = run.settings
+    if not run.projects or (not own.features.given_projection and dimension < FEWEST_MAPPED):
+        return 0
+    return min(dimension, dimensions_of(own.features, own.colluding, run.mechanism))
+
+
+def shapes_of(
+    plan: Plan, classes: int, dimension: int, round: int = 1
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each statistic of a round.
+
+    Args:
+        plan: of the run.
+        classes: number of classes.
+        dimension: of the features.
+        round: counted from one.
+    """
+    sizes = plan.messages.sizes(classes, dimension, 1)
+    sums = plan.combination.sums_in(round)
+    return {each.name: tuple(sizes[symbol] for symbol in each.shape.split()) for each in sums}
+
+
+def context_of(run: Run, name: str) -> bytes:
+    """Digest that binds keys, shares and signatures to the settings of a run and to one sum.
+
+    Args:
+        run: with the settings.
+        name: of the sum.
+    """
+    return hashlib.sha256(f"{run.full_digest}\0{name}".encode()).digest()
+
+
+def local_epsilon(epsilon: float, mechanism: Mechanism | None, rules: SumRules) -> float:
+    """Epsilon of the part of this site's own noise that always stays: if all others tell theirs.
+
+    Args:
+        epsilon: of the run, which is the answer where the noise of a site is its own alone.
+        mechanism: of the run; None without a budget.
+        rules: of the sum.
+
+    Returns:
+        Epsilon at the mechanism's delta, of all rounds of the run together.
+    """
+    if mechanism is None or mechanism.name != JOINT_SUMS:
+        return epsilon
+    return mechanism.epsilon_of_part(rules.lasting.honest)

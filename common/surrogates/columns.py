@@ -3,6 +3,9 @@
 Tables travel at 16 bits with one scale. A column that is far from zero, or much larger or smaller
 than others, would leave the others nothing but rounding. In a frame all columns have the same size.
 A header has a frame in bytes, so that headers stay comparable; most have none.
+
+The public map of a secure sum: features x become projection @ (x - centre) before all else. No
+site's data are in it.
 """
 
 from __future__ import annotations
@@ -166,3 +169,53 @@ def common_frame(frames: Sequence[bytes]) -> bytes:
     offset = torch.stack([frame.offset for frame in known]).median(0).values
     # Numbers of single precision stay so: a median is one of them.
     return Frame(offset.clamp(-LARGEST, LARGEST), scale.clamp_max(LARGEST)).packed()
+
+
+@dataclass(frozen=True)
+class PublicMap:
+    """The map from features x to projection @ (x - centre).
+
+    Attributes:
+        projection: (k, d); None if there is none.
+        centre: (d,); None if there is none.
+
+    Example:
+        >>> public = PublicMap(torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 2.0]))
+        >>> public.apply(torch.tensor([[1.0, 2.0], [4.0, 6.0]])).tolist()
+        [[0.0], [7.0]]
+    """
+
+    projection: Tensor | None = None
+    centre: Tensor | None = None
+
+    def apply(self, features: Tensor) -> Tensor:
+        """The mapped features.
+
+        Args:
+            features: (n, d).
+
+        Returns:
+            Features (n, k); (n, d) without a projection.
+
+        Raises:
+            SurrogateError: for a map of another dimension. The error depends on the request and the
+                backbone only.
+        """
+        for what, part in (("centre", self.centre), ("projection", self.projection)):
+            if part is not None and part.shape[-1] != features.shape[1]:
+                raise SurrogateError(
+                    f"a {what} of {part.shape[-1]} dimensions; features here have "
+                    f"{features.shape[1]}"
+                )
+        if self.centre is not None:
+            features = features - self.centre.to(features)
+        if self.projection is None:
+            return features
+        matrix = self.projection.to(features)
+        # One record at a time: the rounding of a product of matrices may depend on the other
+        # records.
+        return (
+            torch.stack([matrix @ row for row in features])
+            if len(features)
+            else features.new_zeros(0, len(matrix))
+        )

@@ -14,12 +14,14 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.target import label_sets
-from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
     LEAST_TOGETHER,
     Facts,
     Kind,
+    LearningRates,
+    Objective,
     Target,
+    TrainedHead,
     sums_of_counts,
 )
 from fedsurrogate.common.terms import Term

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.ranges import ranges
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.objective import LearningRates, Objective, TrainedHead
 from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
@@ -22,7 +21,10 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Facts,
     Kind,
+    LearningRates,
+    Objective,
     Target,
+    TrainedHead,
 )
 from fedsurrogate.common.terms import Term
 

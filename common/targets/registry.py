@@ -1,5 +1,5 @@
 """The registry of targets: each kind of target has one file here. A new one is such a file, its name in
-`TARGETS`, and a head with its line in strategies/targets/learning.py.
+`TARGETS`, and a head with its line in strategies/targets/strategy.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the target of a record means, the same at every site and at the coordinator.
 
 A target gives each record a public code t of q numbers. A site sends sums over its records x with
-features z: of t, of t z', of z z', and for some targets of t t'. All heads follow from these.
+features z: of t, of t z', of z z', and for some targets of t t'. All heads follow from these. Training by
+gradients needs the loss of a record, and the linear model that makes it small.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsurrogate.common.terms import Term
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsurrogate.common.settings import Settings
-    from fedsurrogate.common.targets.objective import Objective
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (
@@ -308,3 +308,63 @@ class Kind:
     columns: tuple[str, str] = ("", "")
     once: Mapping[str, str] = field(default_factory=dict)
     trained: Mapping[str, str] = field(default_factory=dict)
+
+
+class LearningRates(NamedTuple):
+    """Learning rates of a linear model for fedavg.learning-rate = 0.
+
+    Attributes:
+        site: at a site, over the mean squared norm of its features.
+        private: at a site under privacy, for features of norm one.
+        joint: of the coordinator's step with joint noise.
+    """
+
+    site: float
+    private: float
+    joint: float
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """What a linear model answers after training.
+
+    Attributes:
+        outputs: names of o answers.
+        weight: (o, d).
+        bias: (o,).
+        public: what a model says of it besides the target's own facts, as values of JSON.
+    """
+
+    outputs: tuple[str, ...]
+    weight: Tensor
+    bias: Tensor
+    public: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What sites minimise together: the mean loss of all records.
+
+    A record adds the sum over what is known of it, and the divisor is the number of records. So the
+    mean of sites' gradients by their records is the gradient of all records together, whatever each
+    site knows; and under privacy the divisor, a number of records, is public.
+
+    Attributes:
+        outputs: o, of the model in training.
+        losses: of each record (n,), from outputs (n, o) and code (n, q).
+        rates: of a linear model.
+        answering: the head, from the parameters by name.
+        levels: where outputs differ by a level only, and so share one weight vector: their values
+            at the start, o; empty for a weight vector each.
+    """
+
+    outputs: int
+    losses: Callable[[Tensor, Tensor], Tensor]
+    rates: LearningRates
+    answering: Callable[[Mapping[str, Tensor]], TrainedHead]
+    levels: tuple[float, ...] = ()
+
+    def numbers(self, dimension: int) -> int:
+        """Number of parameters for features of a dimension."""
+        shared = dimension + self.outputs
+        return shared if self.levels else self.outputs * (dimension + 1)

@@ -17,9 +17,8 @@ from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.settings import Model
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.targets.answers import checked_target
-from fedsurrogate.common.wire.float16 import pack, unpack
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
@@ -30,6 +29,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_header,
     unpack_projection,
 )
+from fedsurrogate.common.wire.tensors import pack, unpack
 
 MOST_DIMENSIONS = 8
 # Limit on synthetic records, so that a message cannot fill the memory before `check_synthetic`

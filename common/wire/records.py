@@ -16,8 +16,6 @@ from fedsurrogate.common.limits import LARGEST_COUNT
 from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
-from fedsurrogate.common.wire.float16 import pack, unpack
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
@@ -29,6 +27,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_header,
     unpack_sums,
 )
+from fedsurrogate.common.wire.tensors import pack, pack_covariance, unpack, unpack_covariance
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

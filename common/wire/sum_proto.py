@@ -10,14 +10,18 @@ from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.safe_parsing import canonical, read_message
-from fedsurrogate.common.secure_sum.keys import Member, Secrets
-from fedsurrogate.common.secure_sum.member import PHASES, SumState
-from fedsurrogate.common.secure_sum.shares import Dealt
-from fedsurrogate.common.secure_sum.words import Words, pack_words, unpack_words
+from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
+from fedsurrogate.common.secure_sum.secrets import (
+    Dealt,
+    Member,
+    Secrets,
+    Words,
+    pack_words,
+    unpack_words,
+)
 from fedsurrogate.common.security.sealing import SEED_BYTES
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
     pack_claim,
@@ -28,6 +32,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_header,
     unpack_projection,
 )
+from fedsurrogate.common.wire.tensors import pack
 
 Revealed = dict[str, dict[str, bytes]]
 

@@ -17,7 +17,7 @@ from fedsurrogate.common.safe_parsing import canonical, read_message
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.tensors import pack, unpack
 
 SCHEMA = 1
 # Of a header with a frame. A program that knows no frames must not read its tables as features.

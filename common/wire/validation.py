@@ -21,13 +21,11 @@ from fedsurrogate.common.limits import (
     MOST_CLASSES,
     SITE_NAME,
 )
-from fedsurrogate.common.methods.fedpft import choices
-from fedsurrogate.common.methods.fedpft_covariance import AUTO_RANK, largest_gram
-from fedsurrogate.common.methods.method import Messages
-from fedsurrogate.common.methods.schema import check_schema
+from fedsurrogate.common.methods.fedpft import AUTO_RANK, choices, largest_gram
+from fedsurrogate.common.methods.method import Messages, check_schema
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.class_sums import lengths
-from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
+from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.surrogates import (
     AnySurrogate,
     Header,

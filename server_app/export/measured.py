@@ -13,7 +13,7 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.server_app.report.counts_view import view_of
 from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.json_values import as_number, at, clean
-from fedsurrogate.strategies.counting.evaluated import payload_of
+from fedsurrogate.strategies.counting.strategy import payload_of
 
 
 @dataclass(frozen=True)

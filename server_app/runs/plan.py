@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsurrogate.common.costs import Cost, costs
-from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices
-from fedsurrogate.common.methods.fedpft_covariance import explained
+from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices, explained
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with_dimensions
 from fedsurrogate.common.methods.method import Messages, count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.of_run import projected_dimensions
+from fedsurrogate.common.secure_sum.rules import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 from fedsurrogate.server_app.runs.privacy_card import mean_noise
 

@@ -29,9 +29,8 @@ from fedsurrogate.strategies.base.collection import (
     check_quorum,
     connected_nodes,
 )
-from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.introductions import Group, Introduction, introduction, settle
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Points, Site, nameless
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Defended, Outcome, Points, Site, nameless
 from fedsurrogate.strategies.base.receipts import Receipts
 from fedsurrogate.strategies.base.registered import Registered, addressed, admit, check_name
 from fedsurrogate.strategies.base.reported import (

@@ -24,12 +24,10 @@ from fedsurrogate.common.wire.records import Info, pack_question, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.common.wire.validation import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
-from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.federation import Federation
 from fedsurrogate.strategies.base.introductions import misfits, other_truths
-from fedsurrogate.strategies.base.outcome import PointSource, Site
+from fedsurrogate.strategies.base.outcome import Defended, PointSource, Site, due_centre
 from fedsurrogate.strategies.base.reported import seconds_in
-from fedsurrogate.strategies.base.stored_claims import due_centre
 from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
 from fedsurrogate.strategies.flower.settings import Settings
 

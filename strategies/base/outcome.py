@@ -1,18 +1,83 @@
-"""The outcome of a run: its sites, model, accuracy and costs. It is filled in during the run."""
+"""The outcome of a run: its sites, model, accuracy and costs, filled in during the run; what a defence
+against hostile sites returns; and what a claim has to state, also in runs of earlier versions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.head_training import Batch
 from fedsurrogate.common.models.model_quality import ModelQuality
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.own_mean import as_stored
+from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.strategies.base.defended import Effect
+
+Kind = Literal["harm", "far", "opposed"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A site that is left out.
+
+    Attributes:
+        site: its name.
+        kind: "harm" to the others; "far" from them, or "opposed" to them.
+        score: 1 is the threshold.
+        reason: as text.
+    """
+
+    site: str
+    kind: Kind
+    score: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a site changes, as far as the statistics of all sites show it.
+
+    Attributes:
+        harm: what one in five of the others, and at least two, lose by it: a share of their records, or
+            of concordance or AUROC.
+        gain: what it gains on its own records by being there.
+        kept: the share of its weight that is kept because of its harm.
+    """
+
+    harm: float
+    gain: float
+    kept: float
+
+    def rounded(self) -> dict[str, float]:
+        """As events and the run card have it."""
+        return {"harm": round(self.harm, 4), "gain": round(self.gain, 4), "kept": self.kept}
+
+
+@dataclass(frozen=True)
+class Defended(Generic[T]):
+    """The result of a defence.
+
+    Attributes:
+        kept: replies with capped weights.
+        capped: the share of weight that each capped site keeps, by site.
+        suspects: that are excluded.
+        bounded: the share that is kept of what each bounded site changes, by site.
+        effects: of each site, by its name, where it is measured.
+        alike: whether the sites' class means agree without the few that differ most.
+    """
+
+    kept: list[T]
+    capped: dict[str, float] = field(default_factory=dict)
+    suspects: list[Suspect] = field(default_factory=list)
+    bounded: dict[str, float] = field(default_factory=dict)
+    effects: dict[str, Effect] = field(default_factory=dict)
+    alike: bool = False
+
 
 Fate = Literal["used", "rejected", "dropped"]
 NO_REPLY = "no reply before the deadline"
@@ -178,3 +243,17 @@ class Outcome:
 def nameless(node: int) -> str:
     """Placeholder name of a site whose name is unknown. No site can choose it."""
     return f"node {node}"
+
+
+def due_centre(run: Run, claim: Mechanism | None, dimension: int, centre: str = "") -> str:
+    """What a claim has to state; in a stored run of an earlier version, what that version stated.
+
+    Args:
+        run: which may be stored.
+        claim: of a message.
+        dimension: of the features.
+        centre: digest of the public centre, or empty.
+    """
+    earlier = claim is not None and run.stored_as not in ("", run.full_digest[:16])
+    stated = claim.centre if earlier and claim is not None else ""
+    return as_stored(stated, run.plan.subtracted(dimension, centre))

@@ -19,14 +19,13 @@ from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateErro
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
 from fedsurrogate.common.privacy.mechanism import check_stated
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.validation import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
-from fedsurrogate.strategies.base.defended import Defended, Suspect
 from fedsurrogate.strategies.base.federation import Federation
 from fedsurrogate.strategies.base.introductions import introduction
-from fedsurrogate.strategies.base.outcome import NO_REPLY
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Defended, Suspect
 from fedsurrogate.strategies.base.reported import seconds_in
 from fedsurrogate.strategies.base.training import Training, read_kept
 from fedsurrogate.strategies.flower.records import (

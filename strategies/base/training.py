@@ -29,7 +29,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.objective import Objective
+from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import MOST_NUMBERS, pack_parameters
 
 FORMAT = 2

@@ -18,13 +18,18 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
-from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.closed_form.received import of_noisy_sums, of_sums, of_total
-from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.base.outcome import Defended
+from fedsurrogate.strategies.closed_form.statistics import (
+    Statistics,
+    of_noisy_sums,
+    of_sums,
+    of_total,
+    sum_of,
+)
 from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.pooling.plausibility import Total
 from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
-from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.robustness.defence import cap_sums, caps
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other

@@ -1,25 +1,42 @@
 """A run that counts: one request to every site, its tables checked and added up; nothing is
 learned.
+
+A run that counts in a secure sum: the coordinator sees the counts of all sites together, and of
+no single one.
+
+The model of an evaluation as the bytes that every site receives.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.counting.counts import Counts
-from fedsurrogate.common.counting.counts_proto import check_counts, unpack_counts
+from fedsurrogate.common.counting.counts import Counts, check_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.limits import LARGEST_PRIVATE
 from fedsurrogate.common.methods.counting import tables_in
+from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.secure_sum.secrets import Words
+from fedsurrogate.common.settings import CountingSettings
+from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, to_record
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.collection import Recorder
+from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
-from fedsurrogate.strategies.counting.evaluated import evaluated_payload
+from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.counting.results import (
     Json,
     PooledCounts,
@@ -29,6 +46,7 @@ from fedsurrogate.strategies.counting.results import (
     result_of,
     survey_of_sites,
 )
+from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class Counting(OneShot[Counts]):
@@ -165,3 +183,116 @@ class Counting(OneShot[Counts]):
     def _result_of(self, counts: PooledCounts) -> Json:
         own = self.config.settings
         return result_of(counts, own.counting, own.classes, self.config.target)
+
+
+class SecureCounting(SecureSum):
+    """The sum of all sites' counts. The result is the file `evaluation.json` or `survey.json`.
+
+    What needs a single site's counts is not in it.
+    """
+
+    def evaluate(self, grid: Grid, deadline: float) -> float | None:
+        """There is no model to send to the sites."""
+        return None
+
+    def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
+        """The model that is evaluated, the same for all sites: a sum with zeros of all others would
+        show one site's.
+        """
+        return evaluated_payload(
+            self.config.settings.counting, self.recorder
+        ) or b"", group.dimension
+
+    def _learn(self, summed: list[str], numbers: Words) -> None:
+        total, self.outcome.learning = self._total(summed, numbers)
+        keep_result(
+            self.recorder,
+            self.config.settings,
+            len(summed),
+            load(self.config.plan.combination.from_sums)(total, self.config),
+        )
+        self.recorder.event("counted", sites=len(summed))
+
+
+MODEL_FILE = "evaluated.pb"
+
+
+def evaluated_payload(counting: CountingSettings, recorder: Recorder) -> bytes | None:
+    """The bytes of the model that a run evaluates, kept in its folder.
+
+    Args:
+        counting: settings, which name the file and the digest of the model.
+        recorder: of the run folder.
+
+    Returns:
+        The bytes; None if the run evaluates no model.
+
+    Raises:
+        RunError: unless the file holds the model that the settings name.
+    """
+    if counting.kind != "evaluation":
+        return None
+    payload, digest = payload_of(read_model(Path(counting.model).expanduser()))
+    if digest != counting.digest:
+        raise RunError(
+            f"counting.model = {counting.model!r} is not the model that counting.digest names"
+        )
+    recorder.keep(MODEL_FILE, payload)
+    return payload
+
+
+def read_model(file: Path) -> Classifier:
+    """The model in a file.
+
+    Args:
+        file: a signed file, model.safetensors of a run, or its bytes in a `.pb`.
+
+    Raises:
+        RunError, ConfigError: when the model cannot be read.
+    """
+    try:
+        if file.suffix == ".pb":
+            return unpack_classifier(file.read_bytes())
+        return read_signed_model(file).classifier if file.suffix == SUFFIX else load_model(file)
+    except (SurrogateError, OSError) as error:
+        raise RunError(f"the model {str(file)!r} cannot be read: {error}") from None
+
+
+def payload_of(model: Classifier) -> tuple[bytes, str]:
+    """The bytes of a model at 16 bits.
+
+    Args:
+        model: a linear head is brought within the limit of private runs, as in `bounded`.
+
+    Returns:
+        The bytes, and their SHA-256 in hexadecimal.
+
+    Raises:
+        RunError: for a model of another target than classes that is beyond the limit: its numbers
+            have a scale.
+    """
+    payload = pack_classifier(bounded(model) if isinstance(model, Head) else model)
+    return payload, hashlib.sha256(payload).hexdigest()
+
+
+def bounded(head: Head) -> Head:
+    """A head that decides the same, divided by a power of two until sites accept its numbers in a
+    private run.
+
+    Noise that was subtracted from a covariance can leave variances near zero, and so weights beyond
+    `LARGEST_PRIVATE`. The order of the scores of two classes stays the same; with more classes,
+    probabilities become less extreme.
+
+    Args:
+        head: weight (C, d) and bias (C,).
+    """
+    largest = max(float(each.abs().max()) for each in (head.weight, head.bias))
+    if not LARGEST_PRIVATE <= largest < math.inf:
+        return head
+    if head.target:
+        raise RunError(
+            f"a model with the number {largest:.3g}, and private runs take none from "
+            f"{LARGEST_PRIVATE:g}; scale the features, and learn the model again"
+        )
+    factor = 2.0 ** -(math.floor(math.log2(largest / LARGEST_PRIVATE)) + 1)
+    return replace(head, weight=head.weight * factor, bias=head.bias * factor)

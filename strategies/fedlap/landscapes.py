@@ -22,7 +22,7 @@ from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Tensors, length_of
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import FedLAPSettings
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.strategies.base.training import Training
 
 # A radius this many times below the median counts as an error or an attack: it would stop the

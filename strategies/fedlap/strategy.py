@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic, check_synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.base.rounds import Rounds
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn, limited_radii

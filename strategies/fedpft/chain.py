@@ -16,8 +16,8 @@ from fedsurrogate.common.wire.validation import Expectation, check_header, check
 from fedsurrogate.strategies.base.chain import Chain, Walk
 from fedsurrogate.strategies.base.collection import Collection
 from fedsurrogate.strategies.base.introductions import Group
-from fedsurrogate.strategies.base.stored_claims import due_centre
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.base.outcome import due_centre
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 GIVE_HEAD = f"{MessageType.QUERY}.head"
 

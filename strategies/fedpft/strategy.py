@@ -1,46 +1,70 @@
 """FedPFT at the coordinator: one round collects mixtures or noisy sums; a head is learned from
-them.
+them, in closed form or on samples of mixtures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
+import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.methods.fedpft import choices
+from fedsurrogate.common.methods.fedpft import (
+    BALANCED_RIDGE,
+    BY_STATISTICS,
+    TOO_LITTLE,
+    choices,
+    lacks_directions,
+)
+from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.models.head_training import Batch
+from fedsurrogate.common.privacy.own_mean import weight_of
 from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.shared_covariances import Gram, StoredGram
+from fedsurrogate.common.surrogates.covariances import Full, Gram, StoredGram
+from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import (
     AnySurrogate,
     SumsSurrogate,
     Surrogate,
+    class_order,
     without_classes,
 )
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.common.wire.validation import check_surrogate
+from fedsurrogate.common.wire.validation import check_class_number, check_surrogate
 from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.base.defended import Defended
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
-from fedsurrogate.strategies.closed_form.received import of_total
-from fedsurrogate.strategies.closed_form.solving import repair_facts
-from fedsurrogate.strategies.fedpft.learn import (
-    LearnedHead,
-    given_shrinkage,
-    learn,
-    one_gaussian_a_class,
-    solution,
+from fedsurrogate.strategies.base.outcome import Defended
+from fedsurrogate.strategies.closed_form.solvers import (
+    ENOUGH_COLUMNS,
+    SiteDifferences,
+    Solution,
+    balanced_ridge,
+    calibrated,
+    fewest_records,
+    lda,
+    naive_bayes,
+    qda,
+    repair_facts,
+    ridge,
 )
+from fedsurrogate.strategies.closed_form.statistics import (
+    Statistics,
+    of_mixtures,
+    of_total,
+    pooled_by_class,
+    sum_of,
+)
+from fedsurrogate.strategies.fedpft import private_head, sampling
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
 from fedsurrogate.strategies.flower.settings import Settings
 from fedsurrogate.strategies.pooling.columns import moved_surrogate
-from fedsurrogate.strategies.pooling.plausibility import check_moments
-from fedsurrogate.strategies.pooling.public_mean import read_centre
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.pooling.plausibility import Total, check_moments
+from fedsurrogate.strategies.pooling.public_projection import read_centre
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 
 
@@ -208,3 +232,237 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
     head = total.mapped(head, config.public_frame(total.dimension))
     learned = LearnedHead(head, [mixtures], Defended([]), how, added=added)
     return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})
+
+
+SOLVERS = {
+    "lda": lda,
+    "ridge": ridge,
+    BALANCED_RIDGE: balanced_ridge,
+    "naive-bayes": naive_bayes,
+}
+
+# Those whose covariance is that of all records.
+LEAST_SQUARES = ("ridge", BALANCED_RIDGE)
+
+
+@dataclass(frozen=True)
+class LearnedHead:
+    """A head, what it was learned from, and how.
+
+    Attributes:
+        head: a linear head, or a quadratic one.
+        mixtures: it was learned from these: one per site, or a pooled one.
+        defended: the result of the defence.
+        solver: how the head was made: "lda", "ridge", "naive-bayes", "qda", "sampled", or "noisy
+            sums" under privacy.
+        shrinkage: of the covariance; None where there is none.
+        added: the ridge that a singular covariance took, as a share of its mean variance.
+        reason: why this solver, or what it did not use, if the statistics decided; else empty.
+    """
+
+    head: Head | Quadratic
+    mixtures: list[Surrogate]
+    defended: Defended[AnySurrogate]
+    solver: str
+    shrinkage: float | None = None
+    added: float = 0.0
+    reason: str = ""
+
+    def sample(self, seed: int, limit: int) -> Batch:
+        """Synthetic features, for figures.
+
+        Args:
+            seed: of all random streams.
+            limit: about so many features.
+
+        Returns:
+            Features (n, d), and labels (n,): indices into the head's classes.
+        """
+        return sampling.sample(self.mixtures, self.head.header.classes, seed, limit)
+
+
+def learn(
+    surrogates: Sequence[AnySurrogate],
+    config: Run,
+    device: str,
+    classes: Sequence[str] = (),
+    centre: Tensor | None = None,
+) -> LearnedHead:
+    """Learn one head from surrogates of one run.
+
+    Args:
+        surrogates: of the sites, of one kind. Noisy sums have the same classes in the same order at
+            every site; the head has the same ones.
+        config: of the run.
+        device: on which samples are drawn, where the head is trained on samples.
+        classes: of the head; all that occur if empty.
+        centre: the vector that sites subtracted before their privacy clip, (d,); None without one.
+
+    Raises:
+        RunError: where no head can be learned.
+    """
+    defended = defend_surrogates(
+        surrogates,
+        config.defence,
+        config.settings.max_share,
+        tuple(classes) or class_order(surrogates),
+    )
+    noisy = [surrogate for surrogate in defended.kept if isinstance(surrogate, SumsSurrogate)]
+    if noisy:
+        head, gaussians = private_head.learn_from_sums(
+            noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
+        )
+        head = replace(head, centre=centre, own_mean=weight_of(noisy[0].claim.centre))
+        made = Surrogate(head.header, gaussians, noisy[0].claim)
+        reason = private_head.unused(noisy, gaussians)
+        return LearnedHead(head, [made], defended, "noisy sums", reason=reason)
+    mixtures = [surrogate for surrogate in defended.kept if isinstance(surrogate, Surrogate)]
+    how = choices(config.settings).solver
+    if how != "sampled":
+        names = tuple(classes) or (_enough(mixtures) if how == "qda" else class_order(mixtures))
+        return _in_closed_form(
+            mixtures, how, given_shrinkage(config.settings.head), defended, names
+        )
+    head = sampling.learn(mixtures, config.settings.head, config.settings.seed, classes, device)
+    claim = mixtures[0].claim
+    return LearnedHead(
+        head if claim is None else replace(head, clip=claim.clip, centre=centre),
+        mixtures,
+        defended,
+        "sampled",
+        reason=TOO_LITTLE
+        if lacks_directions(config.settings.fedpft, config.settings.epsilon)
+        else "",
+    )
+
+
+def _in_closed_form(
+    mixtures: list[Surrogate],
+    how: str,
+    shrinkage: float | None,
+    defended: Defended[AnySurrogate],
+    classes: tuple[str, ...],
+) -> LearnedHead:
+    check_class_number(classes)
+    header = replace(mixtures[0].header, site="coordinator", classes=classes)
+    if how == "qda":
+        by_class = _with_enough_records(pooled_by_class(mixtures, classes), classes)
+        quadratic = qda(by_class, shrinkage)
+        return LearnedHead(
+            quadratic.head(header), mixtures, defended, how, quadratic.shrinkage, quadratic.added
+        )
+    differences, reason = SiteDifferences(), ""
+    statistics = sum_of(differences.watched(of_mixtures(each, classes) for each in mixtures))
+    if how == BY_STATISTICS:
+        how, reason = by_statistics(differences, *statistics.means.shape)
+        if defended.alike and how != "lda":
+            # One false site must not choose the solver of all.
+            how, reason = "lda", "class means agree without the few sites that differ most"
+    solved = solution(statistics, how, shrinkage)
+    if any(isinstance(each.mixtures.covariance, Gram) for each in mixtures):
+        # For figures: the covariances of the sites are not in memory.
+        mixtures = [Surrogate(header, one_gaussian_a_class(statistics))]
+    made = solved.head(header)
+    return LearnedHead(made, mixtures, defended, how, solved.shrinkage, solved.added, reason)
+
+
+def by_statistics(differences: SiteDifferences, classes: int, dimension: int) -> tuple[str, str]:
+    """The solver for the statistics of sites, and why.
+
+    Discriminant analysis is best for classes that are normal around one mean each. Where sites have
+    other means of a class, pooled records are not, and least squares, which assumes nothing of
+    their distribution, is better. It then weighs classes alike: numbers of records that a hostile
+    site may state, or that a cap has changed, do not move it. With few columns a class between two
+    others has the largest least-squares score nowhere (Hastie et al., The Elements of Statistical
+    Learning, section 4.2), and discriminant analysis is better all the same.
+
+    Args:
+        differences: of the sites.
+        classes: number of classes of the head.
+        dimension: number of columns.
+
+    Returns:
+        A name in SOLVERS, and a sentence without its end.
+    """
+    if not differences.found or classes < 2:
+        return "lda", differences.in_words
+    if dimension < ENOUGH_COLUMNS:
+        few = f"{dimension} columns, fewer than {ENOUGH_COLUMNS}, are too few for least squares"
+        return "lda", f"{differences.in_words}; {few}"
+    return BALANCED_RIDGE, differences.in_words
+
+
+def given_shrinkage(head: HeadSettings) -> float | None:
+    """The shrinkage of the settings; None where the statistics decide."""
+    return None if head.shrinkage == "auto" else head.shrinkage
+
+
+def solution(statistics: Statistics, how: str, shrinkage: float | None) -> Solution:
+    """The solution of a solver, with a slope that makes its scores log odds on new records.
+
+    Args:
+        statistics: of all records.
+        how: a name in SOLVERS.
+        shrinkage: of the covariance; None where the statistics decide.
+
+    Raises:
+        RunError: for least squares of one class.
+    """
+    if how == "ridge" and len(statistics.counts) < 2:
+        raise RunError(
+            "head.solver = 'ridge' needs two classes, and the sites have one; use head.solver = "
+            "'lda'"
+        )
+    return calibrated(SOLVERS[how](statistics, shrinkage), statistics, how in LEAST_SQUARES)
+
+
+def _with_enough_records(
+    by_class: Iterator[Statistics], classes: Sequence[str]
+) -> Iterator[Statistics]:
+    """The statistics of each class. Raises RunError for one with too few records for its own
+    covariance.
+    """
+    for name, each in zip(classes, by_class, strict=True):
+        d = each.means.shape[1]
+        fewest = fewest_records(d, each.sampled)
+        if each.records < fewest:
+            raise RunError(
+                f"head.solver = 'qda': class {name!r} has {each.records:.0f} records at all sites, "
+                f"and its covariance in {d} dimensions needs {fewest}; use head.solver = 'lda', or "
+                "leave the class out with classes"
+            )
+        yield each
+
+
+def _enough(mixtures: Sequence[Surrogate]) -> tuple[str, ...]:
+    """All classes for quadratic discriminants, without those that one site alone has, with too few
+    records: it must not stop the learning from the other sites.
+    """
+    names = class_order(mixtures)
+    by_site = {
+        name: [
+            dict(zip(each.header.classes, each.counts, strict=True)).get(name, 0)
+            for each in mixtures
+        ]
+        for name in names
+    }
+    fewest = fewest_records(
+        mixtures[0].dimension, isinstance(mixtures[0].mixtures.covariance, Full)
+    )
+    alone = {
+        name
+        for name, counts in by_site.items()
+        if sum(c > 0 for c in counts) == 1 and sum(counts) < fewest
+    }
+    return (
+        tuple(name for name in names if name not in alone)
+        if len(mixtures) > 1 and len(alone) < len(names)
+        else names
+    )
+
+
+def one_gaussian_a_class(statistics: Statistics) -> Mixtures:
+    """The pooled statistics as one component a class, all with the same covariance."""
+    counts = statistics.counts.round().long().clamp_min(1)
+    labels, means = torch.arange(len(counts)), statistics.means.float()
+    return Mixtures(counts, labels, torch.ones(len(counts)), means, Gram(statistics.matrix.float()))

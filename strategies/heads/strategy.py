@@ -1,20 +1,32 @@
-"""One-round methods with heads: every site sends its head once, and the method's rule combines
-them.
+"""Methods with heads: every site sends its head once, and the method's rule combines them; it passes it on
+along a chain; or it keeps it (`local`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
 
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.method import load
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.common.wire.records import to_record
+from fedsurrogate.common.wire.validation import Expectation, check_header
+from fedsurrogate.strategies.base.chain import Chain, Walk
+from fedsurrogate.strategies.base.collection import Collection
+from fedsurrogate.strategies.base.federation import COMPARE, Federation
+from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
+from fedsurrogate.strategies.base.outcome import Defended, Site
+from fedsurrogate.strategies.base.reported import share_in
+from fedsurrogate.strategies.flower.records import check_no_settings
 from fedsurrogate.strategies.pooling.columns import moved_parameters
 from fedsurrogate.strategies.robustness.defence import defend_heads
 
@@ -120,3 +132,143 @@ class Heads(OneShot[Parameters]):
             for each in self.config.plan.messages.schema()
         }
         return replace(sent, header=header, tensors=own)
+
+
+class HeadChain(Chain):
+    """A relay is one head; the last site's head is the run's model.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = HeadChain({"method": "kd"})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('chain', ['weight', 'bias'])
+    """
+
+    def last_reply(
+        self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
+    ) -> Parameters:
+        """Parse and check a head.
+
+        Args:
+            payload: the relay as the site made it.
+            relay: as the site received it; not used.
+            place: what is expected of the head's origin.
+            group: the sites of the run, and their classes.
+
+        Raises:
+            SurrogateError: for a head that is not as it must be.
+        """
+        head = unpack_parameters(payload, most=len(group.classes) * (group.dimension + 1))
+        check_header(head.header, place)
+        if head.header.classes != group.classes:
+            raise SurrogateError("the head's classes are not the run's classes in the run's order")
+        sizes = self.config.plan.messages.sizes(len(group.classes), group.dimension, head.records)
+        shapes = {field.name: field.sizes(sizes) for field in self.config.plan.messages.sends}
+        check_update(head, shapes, 1, private=False)
+        return head
+
+    def learn_from(
+        self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
+    ) -> None:
+        """Use the last site's head as the model.
+
+        Args:
+            grid: not used, like the group, the walk and the deadline.
+            group: the sites of the run.
+            walk: progress of the chain, which has ended.
+            relay: of the last site.
+            deadline: in seconds.
+        """
+        head = unpack_parameters(relay)
+        self.outcome.model = Head(head.header, head.tensors["weight"], head.tensors["bias"])
+
+
+class Local(Federation):
+    """No federation: every site trains a head and evaluates it. Only the accuracy leaves the site.
+
+    Example:
+        In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
+
+        >>> strategy = Local({"method": "local"})
+        >>> strategy.config.plan.kind, [each.name for each in strategy.config.plan.messages.sends]
+        ('alone', [])
+    """
+
+    def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
+        """Ask every site for the accuracy of its own head.
+
+        Args:
+            grid: through which the sites are asked.
+            deadline: seconds to wait for their replies; 0 for that of the settings.
+
+        Returns:
+            The run's accuracy: the mean over sites, on all test data.
+        """
+        self.deadline = deadline or self.config.settings.deadline
+        self.recorder.event("configured", method=self.config.settings.method)
+        self._introduced(grid)
+        accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
+        if self._simulated():
+            nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+            asked = [Message(to_record(None, {"brief": True}), node, COMPARE) for node in nodes]
+            accuracies = list(self._accuracies(Collection(grid, asked, self.deadline)))
+            if accuracies:
+                self.outcome.accuracy["model"] = sum(accuracies) / len(accuracies)
+        return accuracy
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No messages: a site trains when it gets the evaluation request."""
+        check_no_settings(config, "train_config")
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """No result: heads stay at the sites."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Requests to every site for the accuracy of its own head.
+
+        Args:
+            server_round: not used.
+            arrays: not used.
+            config: of Flower, which must have no settings.
+            grid: through which the sites are asked.
+
+        Raises:
+            RunError: when no site is connected.
+        """
+        check_no_settings(config, "evaluate_config")
+        self._introduced(grid)
+        return self._broadcast()
+
+    def _introduced(self, grid: Grid) -> None:
+        """Select the sites that fit together. Sites introduce themselves only once."""
+        if self.outcome.sites:
+            return
+        for node in self.introduce(grid, self.deadline).nodes.values():
+            self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
+
+    def _broadcast(self) -> Iterable[Message]:
+        """Requests without a payload for the used sites."""
+        used = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
+        return [
+            self._message(MessageType.EVALUATE, node, to_record(None, {"run": self.config.digest}))
+            for node in used
+        ]
+
+    def _accuracies(self, replies: Iterable[Message]) -> Iterable[float]:
+        for reply in replies:
+            try:
+                accuracy = share_in(self._read(reply, Site(name=""))[1], "accuracy.model")
+            except SurrogateError as error:
+                self.recorder.event("comparison-failed", reason=str(error))
+                continue
+            if accuracy is not None:
+                yield accuracy

@@ -1,5 +1,17 @@
 """Noisy class means of many sites: pooled, or shrunk towards the pooled mean by the part of
 differences due to chance.
+
+Noisy class means whose differences are mostly chance along the own mean of features, or across it.
+
+Where classes differ in their level alone, one direction tells them apart, and all others hold noise
+that a head would give as much weight as it is large. The own mean is known to be one direction
+(`common/privacy/own_mean.py`), so both parts are judged alone.
+
+Lengths of noisy class means, shrunk towards what all classes have in common.
+
+A mean is a noisy sum over a noisy count. The noise of the count makes it longer or shorter, and a
+head takes a long mean for a class that is far from the others. Lengths of all classes together are
+known far better than that of one.
 """
 
 from __future__ import annotations
@@ -13,6 +25,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
+from fedsurrogate.common.privacy.own_mean import OwnParts
 from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 
@@ -225,3 +239,96 @@ def within(own: Components) -> float:
     noise, d = own.noise.diagonal(), own.means.shape[1]
     lengths = own.means.square().sum(1) - d * noise
     return max(0.0, 1 - float(own.records @ lengths / own.records.sum()))
+
+
+# A part of which less is left than this share of the other's is shrunk.
+MOSTLY = 0.2
+
+
+def shrink_directions(pooled: Components, own: OwnParts) -> Components:
+    """Class means of which the differences along the own mean, along the length, or across both, are
+    shrunk where chance explains most of them. Chance includes privacy noise and sampling error. Were all
+    shrunk, shares of classes would count for more.
+
+    Args:
+        pooled: one per class, as from `pool`.
+        own: what features keep of both.
+
+    Returns:
+        The means and their noise; as they were where chance explains all differences.
+
+    Source: James & Stein 1961, for blocks of dimensions.
+    """
+    means, d = pooled.means, pooled.means.shape[1]
+    shares = pooled.records / pooled.records.sum()
+    apart = torch.eye(len(shares), dtype=means.dtype) - shares
+    differences = apart @ means
+    lines = [torch.ones(d) / d**0.5, *([public_signs(d)] if own.length else [])]
+    parts = [(1, differences @ line.outer(line).to(means)) for line in lines]
+    parts.append((d - len(parts), differences - sum(part for _, part in parts)))
+    sampling = (within(pooled) / d / pooled.records).diag()
+    chance = float(shares @ (apart @ (pooled.noise + sampling) @ apart.T).diagonal())
+    seen = [float(shares @ part.square().sum(1)) for _, part in parts]
+    left = [
+        max(0.0, 1 - size * chance / each) if each > 0 else 0.0
+        for (size, _), each in zip(parts, seen, strict=True)
+    ]
+    if not any(left):
+        return pooled
+    kept = [each / max(left) if each < MOSTLY * max(left) else 1.0 for each in left]
+    shrunk, noise = means - differences, torch.zeros_like(pooled.noise)
+    for share, (size, part) in zip(kept, parts, strict=True):
+        shrunk = shrunk + share * part
+        mixing = torch.eye(len(shares), dtype=means.dtype) - (1 - share) * apart
+        # On average over all dimensions, as noise is stated.
+        noise += size / d * (mixing @ pooled.noise @ mixing.T)
+    return replace(pooled, means=shrunk, noise=noise)
+
+
+# With fewer lengths, their spread says too little of how classes differ.
+FEWEST = 4
+# Smallest squared length that is told from noise, and the largest change of a length.
+SHORTEST, MOST = 1e-3, 2.0
+
+
+def even_lengths(
+    pooled: Components, own: Components, of_count: Tensor, of_sum: Tensor
+) -> Components:
+    """Class means with lengths as they are expected given the noise.
+
+    The logarithm of a length is taken as normal around one value for all classes, with the variance
+    by which lengths differ beyond their noise (DerSimonian & Laird 1986). Noise of a count changes
+    it by the count's relative error; noise of a sum adds to its square.
+
+    Args:
+        pooled: one per class, as from `pool`.
+        own: one per class and site, as from `by_site`, that were pooled.
+        of_count: standard deviation of the noise in the count of each of these, (J,).
+        of_sum: the same in an entry of its sum, (J,).
+
+    Returns:
+        The means, longer or shorter, and their noise. With fewer than four classes as they were.
+
+    Source: Efron & Morris 1975, for the logarithms of lengths.
+    """
+    if len(pooled.labels) < FEWEST:
+        return pooled
+    shares = mixing_of(own, 2.0).square()
+    by_count = shares @ (of_count / own.records).square()
+    by_sum = shares @ (of_sum / own.records).square()
+    d = pooled.means.shape[1]
+    squares = (pooled.means.square().sum(1) - d * by_sum).clamp_min(SHORTEST)
+    error = by_count + (d * by_sum.square() / 2 + squares * by_sum) / squares.square()
+    lengths, precision = squares.log() / 2, 1 / error
+    middle = precision @ lengths / precision.sum()
+    spread = precision @ (lengths - middle).square() - (len(lengths) - 1)
+    between = float(spread / (precision.sum() - precision @ precision / precision.sum()))
+    kept = max(0.0, between) / (max(0.0, between) + error)
+    factors = ((1 - kept) * (middle - lengths)).exp().clamp(1 / MOST, MOST)
+    # What the noise of counts adds to every dimension is as much smaller as the shrinkage leaves.
+    noise = pooled.noise - ((1 - kept) * by_count * squares / d).diag()
+    return replace(
+        pooled,
+        means=pooled.means * factors[:, None],
+        noise=noise * torch.outer(factors, factors),
+    )

@@ -12,11 +12,13 @@ from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.surrogates.columns import Frame
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
-from fedsurrogate.common.surrogates.shared_covariances import (
+from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
+    Diagonal,
+    Full,
     Gram,
     LowRank,
+    Spherical,
     StoredGram,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate

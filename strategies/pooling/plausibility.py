@@ -1,5 +1,5 @@
-"""Totals of secure sums that no records can have. Nothing shows which site added the false numbers,
-so the run ends.
+"""The sum over all sites that a secure sum gives to a method, and totals that no records can have. Nothing
+shows which site added the false numbers, so the run ends.
 
 With joint noise the bounds are those of `lengths` (common/surrogates/class_sums.py), which honest
 Gaussian noise exceeds with a probability of at most FALSE_ALARM = 1e-7 in one total. Discrete
@@ -11,13 +11,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.surrogates import Header
+
+
+@dataclass(frozen=True)
+class Total:
+    """Tensors summed over all sites.
+
+    Attributes:
+        header: of the run, with all its classes.
+        tensors: the sums, float64, by name.
+        sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy.
+        claim: of every site; None without privacy.
+        public: what was done with the features before all else.
+        rounding: by tensor, most that rounding to whole steps has changed an entry.
+        usual_rounding: by tensor, the standard deviation of this change.
+    """
+
+    header: Header
+    tensors: Mapping[str, Tensor]
+    sigmas: Mapping[str, float] = field(default_factory=dict)
+    claim: Mechanism | None = None
+    public: PublicMap = field(default_factory=PublicMap)
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    usual_rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dimension(self) -> int:
+        """Columns of the sites' features before the public map."""
+        projection = self.public.projection
+        return (self.tensors["sums"] if projection is None else projection).shape[1]
+
+    def mapped(self, head: Head, frame: bytes) -> Head:
+        """A head of the summed features, as one of the sites' own: with what was done before all else.
+
+        Args:
+            head: that was learned from the sums.
+            frame: of the columns, in which sites put their features first; empty for none.
+        """
+        header = replace(head.header, frame=frame)
+        public = self.public
+        return replace(head, header=header, projection=public.projection, centre=public.centre)
+
 
 # Of the second moment's trace: a covariance that is further below zero cannot be repaired.
 TRACE_TOLERANCE = 0.01

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.base.rounds import Rounds
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept

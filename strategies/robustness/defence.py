@@ -14,19 +14,17 @@ from typing import Any, TypeVar
 
 from fedsurrogate.common.models.generators import COUNTS
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.surrogates.synthetic import Synthetic
-from fedsurrogate.strategies.base.defended import Defended, Effect, Suspect
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Synthetic
+from fedsurrogate.strategies.base.outcome import Defended, Effect, Suspect
 from fedsurrogate.strategies.pooling.site_weights import scaled, shares_kept
-from fedsurrogate.strategies.robustness.evidence import of_surrogates
-from fedsurrogate.strategies.robustness.harm import Decided, judged
+from fedsurrogate.strategies.robustness.harm import Decided, judged, of_surrogates
 from fedsurrogate.strategies.robustness.influence import (
     bounded_heads,
     bounded_images,
     bounded_updates,
+    screen_updates,
 )
 from fedsurrogate.strategies.robustness.reach import within_reach
-from fedsurrogate.strategies.robustness.update_screening import screen_updates
 
 # Most weight of an update or head with "screen", in weights of the usual site. A false one within the
 # bound is not found, so it must not count as much as three honest ones.

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.robustness.evidence import directions
-from fedsurrogate.strategies.robustness.harm import FEW, Evidence, ridged
+from fedsurrogate.strategies.robustness.harm import FEW, Evidence, directions, ridged
 
 # Correlations of which areas and concordances are computed at most.
 MOST_CORRELATED = 0.999

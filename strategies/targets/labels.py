@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     CAUTION,
     LEAST_RESIDUAL,
     Directions,

@@ -16,17 +16,22 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE, fold, unfold
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
-from fedsurrogate.common.targets.time import scored
-from fedsurrogate.common.targets.time_rounds import VALUES
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.targets.time import VALUES, scored
+from fedsurrogate.common.wire.tensors import pack, unpack
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.targets.checks import check_exact, check_finite, check_finite_tensors
-from fedsurrogate.strategies.targets.learning import column_factors, head_of, risks
-from fedsurrogate.strategies.targets.received import message_rounding
-from fedsurrogate.strategies.targets.steps import Round, TimeSteps, added
-from fedsurrogate.strategies.targets.sums import CodedSums, Noise
-from fedsurrogate.strategies.targets.survival import Cells
+from fedsurrogate.strategies.targets.in_rounds import Round, TimeSteps
+from fedsurrogate.strategies.targets.strategy import column_factors, head_of, risks
+from fedsurrogate.strategies.targets.sums import (
+    CodedSums,
+    Noise,
+    added,
+    check_exact,
+    check_finite,
+    check_finite_tensors,
+    message_rounding,
+)
 from fedsurrogate.strategies.targets.time import (
+    Cells,
     RiskHead,
     marginal_head,
     risk_of_rounds,

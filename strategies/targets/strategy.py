@@ -1,42 +1,319 @@
-"""Runs of one round that learn another target than classes: the strategy that checks, limits and adds
-what each site sends.
+"""Runs of one round that learn another target than classes: what each site sends is checked, limited and
+added, and a model is learned from the sums, by one function a kind of target.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 
+import torch
+from torch import Tensor
+
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.method import Plan, load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.targets.labels import Labels
+from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.common.targets.time import Time
 from fedsurrogate.strategies.base.one_shot import Learned
+from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.closed_form.strategy import FromStatistics
 from fedsurrogate.strategies.pooling.columns import moved_parameters
-from fedsurrogate.strategies.pooling.plausibility import false_numbers
+from fedsurrogate.strategies.pooling.plausibility import Total, false_numbers
 from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
-from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.robustness.defence import by_harm, without
 from fedsurrogate.strategies.robustness.harm import judged
-from fedsurrogate.strategies.targets.checks import check_exact, check_noisy
-from fedsurrogate.strategies.targets.learning import check_sums
-from fedsurrogate.strategies.targets.outputs import outputs
-from fedsurrogate.strategies.targets.received import around_zero, of_site
-from fedsurrogate.strategies.targets.steps import added
-from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.robustness.target_harm import (
+    AREA,
+    CONCORDANCE,
+    Coded,
+    Outputs,
+    outputs_of,
+)
+from fedsurrogate.strategies.targets.labels import Annotated, label_heads
+from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.sums import (
+    CodedSums,
+    added,
+    around_zero,
+    check_capped,
+    check_cells,
+    check_exact,
+    check_finite,
+    check_labels,
+    check_noisy,
+    check_numbers,
+    of_site,
+)
+from fedsurrogate.strategies.targets.time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
 
-# What `Combination.learn` names: the model of a target from the sums
-# over all records, and facts about it.
-LearnCoded = Callable[[CodedSums, Header, Target], tuple[Head, dict[str, str | float]]]
+
+@dataclass(frozen=True)
+class Answering:
+    """A linear model of a target.
+
+    Attributes:
+        outputs: names of what it answers, o.
+        weight: (o, d).
+        bias: (o,).
+        public: what a model says of it besides the target's own facts, as values of JSON.
+        facts: for the run's result.
+    """
+
+    outputs: tuple[str, ...]
+    weight: Tensor
+    bias: Tensor
+    public: Mapping[str, object]
+    facts: Mapping[str, str | float]
+
+
+# A column whose deviation is this share of the largest one is constant but for rounding.
+CONSTANT = 1e-6
+Fit = Callable[[CodedSums, Target], Answering]
+
+
+def learned(sums: CodedSums, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
+    """The model whose strength is found from the sums.
+
+    Args:
+        sums: of all records.
+        header: of the coordinator.
+        target: of the run.
+
+    Returns:
+        The head, and facts for the run's result.
+
+    Raises:
+        RunError: where nothing can be learned.
+    """
+    fit = FITS[target.name]
+    if not header.frame or sums.noise is not None:
+        return head_of(fit(sums, target), header, target)
+    factor = column_factors(sums)
+    made = fit(sums.rescaled(factor), target)
+    return head_of(replace(made, weight=made.weight * factor), header, target)
+
+
+def column_factors(sums: CodedSums) -> Tensor:
+    """What makes the columns of a table alike, for exact sums in a frame: public ranges say how far
+    values can lie, not how far they do, and a ridge takes weight from narrow columns.
+
+    Args:
+        sums: without noise.
+
+    Returns:
+        One over the deviation of each column, (d,); one for a constant one.
+    """
+    deviation = sums.covariance.diagonal().clamp_min(0).sqrt()
+    varies = deviation > CONSTANT * deviation.max()
+    return torch.where(varies, 1 / deviation.clamp_min(1e-300), 1.0)
+
+
+def head_of(made: Answering, header: Header, target: Target) -> tuple[Head, dict[str, str | float]]:
+    """The model of a target, and facts for the run's result.
+
+    Args:
+        made: what it answers.
+        header: of the coordinator.
+        target: of the run.
+
+    Raises:
+        RunError: for numbers that are not finite.
+    """
+    if not (made.weight.isfinite().all() and made.bias.isfinite().all()):
+        raise RunError("the sums of this run give no finite model; leave out sites with --without")
+    public = json.dumps({**target.public, **made.public}, sort_keys=True)
+    named = replace(header, classes=made.outputs)
+    head = Head(named, made.weight.float(), made.bias.float(), target=public)
+    return head, {**target.choices, **made.facts}
+
+
+def _number(sums: CodedSums, target: Target) -> Answering:
+    assert isinstance(target, Number)
+    low, high = zip(*target.ranges, strict=True)
+    head = number_head(sums, low, high)
+    facts = {
+        f"explained-{name}": share
+        for name, share in zip(target.columns, head.explained.tolist(), strict=True)
+    }
+    return Answering(
+        target.outputs, head.weight, head.bias, {"deviation": head.deviation.tolist()}, facts
+    )
+
+
+def _labels(sums: CodedSums, target: Target) -> Answering:
+    assert isinstance(target, Labels)
+    annotated = annotated_of(sums, target)
+    moments = sums.moments() if sums.groups else None
+    heads = label_heads(sums, annotated, target.columns, moments, calibrated=True)
+    public = {"prevalence": heads.prevalence.tolist(), "left-out": dict(heads.left_out)}
+    facts = {"labels": float(len(heads.labels)), "labels-left-out": float(len(heads.left_out))}
+    return Answering(heads.labels, heads.weight, heads.bias, public, facts)
+
+
+def annotated_of(sums: CodedSums, target: Labels) -> Annotated:
+    """Sums over the records that are annotated for each label, from either code."""
+    if target.capped:
+        return Annotated.capped(sums, target.members, target.set_entry)
+    return Annotated.exact(sums, len(target.columns))
+
+
+def _time(sums: CodedSums, target: Target) -> Answering:
+    assert isinstance(target, Time)
+    head = risk_head(sums)
+    made = risks(head, cells_of(sums), target)
+    # Of the risk between records, for thirds that are known in public.
+    spread = max(0.0, float(head.weight @ sums.covariance @ head.weight)) ** 0.5
+    return replace(made, public={**made.public, "spread": spread})
+
+
+def risks(head: RiskHead, cells: Cells, target: Time) -> Answering:
+    """A model of risks, which also has the survival of all records.
+
+    Args:
+        head: calibrated.
+        cells: of all records.
+        target: of the run.
+    """
+    curve = kaplan_meier(cells)
+    public = {
+        "hazard": head.hazard.tolist(),
+        "survival": [
+            [round(each, 6) for each in part.tolist()]
+            for part in (curve.survival, curve.low, curve.high)
+        ],
+    }
+    facts = {"events": float(cells.events.sum())}
+    bias = -(head.mean @ head.weight)[None]
+    return Answering(target.outputs, head.weight[None], bias, public, facts)
+
+
+def check_sums(sums: CodedSums, target: Target, largest: float = math.inf) -> None:
+    """Check that some records of the target can have these sums, all statistics together.
+
+    Args:
+        sums: of a site, or of all.
+        target: of the run.
+        largest: norm of a record's features; 1 for clipped ones.
+
+    Raises:
+        SurrogateError: if none can.
+    """
+    CHECKS.get(target.name, _check_finite)(sums, target, largest)
+
+
+def _check_finite(sums: CodedSums, target: Target, largest: float) -> None:
+    check_finite(sums)
+
+
+def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
+    assert isinstance(target, Labels)
+    if target.capped:
+        check_capped(sums, target.members, target.set_entry, largest)
+    else:
+        check_labels(sums, len(target.outputs), largest)
+
+
+# By kind of target: its head, and what its sums cannot be.
+FITS: dict[str, Fit] = {"number": _number, "labels": _labels, "time": _time}
+CHECKS: dict[str, Callable[[CodedSums, Target, float], None]] = {
+    "number": lambda sums, target, largest: check_numbers(sums, largest),
+    "labels": _check_labels,
+    "time": lambda sums, target, largest: check_cells(sums, largest),
+}
+
+
+Parts = Callable[[], Iterable[CodedSums]]
+
+
+def outputs(parts: Parts, target: Target) -> Outputs:
+    """What sites sent, as harm is measured in it.
+
+    Args:
+        parts: gives the sums of each site, one at a time; called several times.
+        target: of the run, of which harm is measured.
+    """
+    return OUTPUTS[target.compared](parts, target)
+
+
+def _numbers(parts: Parts, target: Target) -> Outputs:
+    def coded(sums: CodedSums) -> Coded:
+        assert sums.products is not None
+        squares = sums.products.diagonal().clamp_min(0)
+        noise = torch.zeros_like(squares) if sums.noise is None else sums.noise.sums[1:]
+        return _of_all(sums, sums.code[1:], squares, sums.sums[1:], noise)
+
+    return outputs_of(lambda: map(coded, parts()), CONCORDANCE)
+
+
+def _label_outputs(parts: Parts, target: Target) -> Outputs:
+    assert isinstance(target, Labels)
+
+    def coded(sums: CodedSums) -> Coded:
+        own = annotated_of(sums, target)
+        positive = own.positive.clamp_min(0)
+        return Coded(
+            sums.moment,
+            own.annotated.clamp_min(0),
+            positive,
+            positive,
+            own.positive_sums,
+            own.annotated_sums,
+            own.positive_noise[1],
+        )
+
+    return outputs_of(lambda: map(coded, parts()), AREA)
+
+
+def _times(parts: Parts, target: Target) -> Outputs:
+    """The output is the martingale residual, by the hazard of all records."""
+    codes, noises = zip(*((sums.code, _noise_of(sums)[0]) for sums in parts()), strict=True)
+    noise = float(torch.stack(noises).square().sum().sqrt())
+    residuals = Cells.of(torch.stack(codes).sum(0), noise).residuals
+
+    def coded(sums: CodedSums) -> Coded:
+        totals, squares = residuals @ sums.code, residuals.square() @ sums.code
+        moved = _noise_of(sums)[1] * residuals.norm()
+        return _of_all(
+            sums, totals[None], squares[None], (residuals @ sums.sums)[None], moved[None]
+        )
+
+    return outputs_of(lambda: map(coded, parts()), CONCORDANCE)
+
+
+def _noise_of(sums: CodedSums) -> tuple[Tensor, Tensor]:
+    """Largest noise in an entry of the code and of the sums; zeros without noise."""
+    none = torch.zeros((), dtype=torch.float64)
+    if sums.noise is None:
+        return none, none
+    return sums.noise.code.max(), sums.noise.sums.max()
+
+
+def _of_all(
+    sums: CodedSums, totals: Tensor, squares: Tensor, table: Tensor, noise: Tensor
+) -> Coded:
+    """Outputs that are known of all records."""
+    known = sums.moment.counts.expand(len(totals))
+    return Coded(
+        sums.moment, known, totals, squares, table, known[:, None] * sums.moment.means, noise
+    )
+
+
+# By the kind of a target's code.
+OUTPUTS: dict[str, Callable[[Parts, Target], Outputs]] = {
+    "number": _numbers,
+    "labels": _label_outputs,
+    "time": _times,
+}
 
 
 class FromCodedSums(FromStatistics):
@@ -99,7 +376,7 @@ class FromCodedSums(FromStatistics):
             sums = reduce(operator.add, parts)
         else:
             sums = self._noisy(defended.kept, shares)
-        model, facts = learned_by(self.config.plan)(sums, header, self._target)
+        model, facts = learned(sums, header, self._target)
         return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
@@ -158,12 +435,6 @@ class FromCodedSums(FromStatistics):
         return around_zero(total, sigmas, self._target, mechanism.clip == 0)
 
 
-def learned_by(plan: Plan) -> LearnCoded:
-    """The function that a run's plan names."""
-    learn: LearnCoded = load(plan.combination.learn)
-    return learn
-
-
 def learn_from_sum(total: Total, run: Run) -> Learned:
     """The model from the sum over all sites.
 
@@ -191,7 +462,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         check_sums(sums, target, 1.0 if total.sigmas else math.inf)
     except SurrogateError as error:
         raise false_numbers(str(error)) from None
-    model, facts = learned_by(run.plan)(sums, total.header, target)
+    model, facts = learned(sums, total.header, target)
     mapped = total.mapped(model, run.public_frame(total.dimension))
     return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
 

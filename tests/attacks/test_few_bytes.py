@@ -52,11 +52,11 @@ from fedsurrogate.common.signed_models.signed_model import (
     save_signed_model,
     unpack_gaussians,
 )
-from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.generator_files import read_generator
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.model_proto import unpack_classifier, unpack_parameters
 from fedsurrogate.common.wire.records import unpack_question
+from fedsurrogate.common.wire.tensors import pack
 from fedsurrogate.server_app.offline import _read as stored_bytes
 from fedsurrogate.strategies.base.training import Training
 from tests.common.signed_models.test_signed_model import KEY, model

@@ -17,7 +17,7 @@ from fedsurrogate.common.signed_models.signed_model import unpack_gaussians
 from fedsurrogate.common.wire import generator_files
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.strategies.pooling import public_projection
-from fedsurrogate.strategies.pooling.public_mean import read_public
+from fedsurrogate.strategies.pooling.public_projection import read_public
 
 READERS: dict[str, Callable[[Path], object]] = {
     "features of a site": lambda file: load(

@@ -26,13 +26,14 @@ from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.uncharged import check_room, hold, why_held
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
-from fedsurrogate.client_app.methods.heads.distillation import _classes
+from fedsurrogate.client_app.methods.heads.local_head import _classes
 from fedsurrogate.client_app.model_use import store as models
 from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as replies
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
-from fedsurrogate.client_app.secure_sum import same_sites, store
+from fedsurrogate.client_app.secure_sum import same_sites
+from fedsurrogate.client_app.secure_sum import steps as store
 from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import (
     ConfigError,
@@ -45,7 +46,7 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.member import SumState, begin
+from fedsurrogate.common.secure_sum.protocol import SumState, begin
 from fedsurrogate.common.security.sealing import new_key
 from tests.attacks.test_damaged_files import KEPT, Kept
 from tests.common.signed_models.test_signed_model import model
@@ -95,7 +96,7 @@ WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError],
         "cannot be read or written",
     ),
     "read a sum": (
-        lambda node: store.read(parse_run({}), node, "0" * 32, "north"),
+        lambda node: store.read_state(parse_run({}), node, "0" * 32, "north"),
         StateError,
         "has no state of the secure sum",
     ),
@@ -322,10 +323,10 @@ def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
     other = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
     for node in (blocked(tmp_path), other):
         with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
-            store.create(node, Policy(), "0" * 32, sum_state())
+            store.create_state(node, Policy(), "0" * 32, sum_state())
         with pytest.raises(StateError, match="state of a secure sum cannot be written"):
-            store.write(node, "0" * 32, sum_state())
+            store.write_state(node, "0" * 32, sum_state())
     node = NodeConfig(site="north", state_dir=str(tmp_path / "third"))
-    store.create(node, Policy(), "0" * 32, sum_state())
+    store.create_state(node, Policy(), "0" * 32, sum_state())
     with pytest.raises(StateError, match="it does not begin a second time"):
-        store.create(node, Policy(), "0" * 32, sum_state())
+        store.create_state(node, Policy(), "0" * 32, sum_state())

@@ -26,10 +26,10 @@ from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
-from fedsurrogate.common.methods.fedpft_covariance import form_of
+from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.privacy.mechanism import STATED
 from fedsurrogate.common.run import REASONS, UNSIGNED, Run, parse_run
-from fedsurrogate.common.secure_sum.of_run import (
+from fedsurrogate.common.secure_sum.rules import (
     numbers_of,
     projected_dimensions,
     rules_of,

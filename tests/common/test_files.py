@@ -147,7 +147,7 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         # The list of revoked keys only grows, and two commands may add to it at a time.
         "common/security/registrations.py": {"fsync"},
         # A state of a secure sum is written once: one that exists is an error.
-        "client_app/secure_sum/store.py": {"fsync"},
+        "client_app/secure_sum/steps.py": {"fsync"},
         # What is moved aside, and a file that is locked while it is open.
         "client_app/secure_sum/same_sites.py": {"replace"},
         "server_app/exchange.py": {"replace"},

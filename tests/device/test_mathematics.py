@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._gpu_parity import pooled
-from fedsurrogate.common.surrogates.mixtures import MixtureSettings
-from fedsurrogate.common.surrogates.streamed_fit import fit_streamed
+from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit_streamed
 from fedsurrogate.strategies.closed_form import solvers
 from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of

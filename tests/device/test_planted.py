@@ -21,17 +21,20 @@ from torch import Tensor
 
 from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
 from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
-from fedsurrogate.client_app.methods.dp import linear_clipping
+from fedsurrogate.client_app.methods.dp import record_gradients as linear_clipping
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, exact_gradient
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, exact_gradient
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import Batches
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models import augmentation, head_training
 from fedsurrogate.common.privacy import exact_sums
 from fedsurrogate.common.settings.heads import HeadSettings
-from fedsurrogate.common.surrogates import covariances, k_means, mixtures
-from fedsurrogate.strategies.closed_form import shrinkage, solvers, tridiagonal
+from fedsurrogate.common.surrogates import covariances, mixtures
+from fedsurrogate.common.surrogates import mixtures as k_means
+from fedsurrogate.strategies.closed_form import factored as tridiagonal
+from fedsurrogate.strategies.closed_form import solvers
+from fedsurrogate.strategies.closed_form import solvers as shrinkage
 from fedsurrogate.strategies.fedlap import landscapes
 from tests.device.current import current
 from tests.device.machine import Machine

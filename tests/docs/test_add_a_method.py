@@ -142,7 +142,7 @@ def test_the_nearest_mean_runs_in_every_way_and_costs_what_the_plan_says(
 @pytest.mark.usefixtures("added")
 def test_the_head_is_scikit_learns_nearest_centroid() -> None:
     learn = sys.modules["fedsurrogate.strategies.nearest_mean"].learn
-    from fedsurrogate.strategies.closed_form.received import of_noisy_sums
+    from fedsurrogate.strategies.closed_form.statistics import of_noisy_sums
 
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(300, 7, generator=generator, dtype=torch.float64)

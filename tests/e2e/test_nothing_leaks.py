@@ -277,7 +277,7 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
         {"fedpft.topology": "chain"},
     ),
     "kd": (
-        "fedsurrogate.client_app.methods.heads.distillation.train_on_features",
+        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
         {"method": "kd"},
     ),
     "average": (

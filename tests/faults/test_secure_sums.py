@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedsurrogate.common.methods.secure_sum import WITHHELD
+from fedsurrogate.common.methods.method import WITHHELD
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import numbers_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.wire.sum_proto import unpack_state
 from tests.e2e.hospitals import CLASSES

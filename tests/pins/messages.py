@@ -23,8 +23,7 @@ from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.witness import Witnessed
-from fedsurrogate.common.counting.counts import Counts
-from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
+from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.exchange.message_files import (
     MessageReply,
     MessageRequest,
@@ -39,12 +38,19 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.keys import Member, Secrets, announce, list_digest
-from fedsurrogate.common.secure_sum.masks import own_mask, pair_masks
-from fedsurrogate.common.secure_sum.member import SumState, signed_list
-from fedsurrogate.common.secure_sum.shamir import combine
-from fedsurrogate.common.secure_sum.shares import Dealt, share_digest
-from fedsurrogate.common.secure_sum.words import pack_words
+from fedsurrogate.common.secure_sum.protocol import SumState, signed_list
+from fedsurrogate.common.secure_sum.secrets import (
+    Dealt,
+    Member,
+    Secrets,
+    announce,
+    combine,
+    list_digest,
+    own_mask,
+    pack_words,
+    pair_masks,
+    share_digest,
+)
 from fedsurrogate.common.security.receipts import join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import open_sealed, public_key, sign
 from fedsurrogate.common.security.signed_requests import Request
@@ -59,12 +65,17 @@ from fedsurrogate.common.signed_models.signed_model import (
     unpack_gaussians,
 )
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.covariances import (
+    AnyCovariance,
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+)
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate, Synthetic
 from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
 from fedsurrogate.common.wire.generator_files import pack_generator
 from fedsurrogate.common.wire.model_files import save_model

@@ -20,13 +20,14 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import masked, store
+from fedsurrogate.client_app.secure_sum import steps as masked
+from fedsurrogate.client_app.secure_sum import steps as store
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy import secret_numbers
+from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.member import SumState, begin
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.secure_sum.protocol import SumState, begin
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.sum_proto import map_digest, pack_delivery, pack_map
@@ -104,7 +105,7 @@ def _part(task: Task) -> bytes:
 
     asked = replace(task, payload=pack_delivery([], "sum", task.payload or b""))
     asked = replace(asked, info={**task.info, "sum": "0" * 32})
-    with patch.object(masked, "mask", mask), patch.object(store, "read", lambda *_: state):
+    with patch.object(masked, "mask", mask), patch.object(store, "read_state", lambda *_: state):
         masked.masked_sum(asked)
     vector: bytes = seen[0].astype("<i8").tobytes()
     return vector

@@ -39,8 +39,8 @@ from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies.fedpft import private_head
-from fedsurrogate.strategies.fedpft.learn import learn
-from fedsurrogate.strategies.pooling import mean_lengths
+from fedsurrogate.strategies.fedpft.strategy import learn
+from fedsurrogate.strategies.pooling import class_means as mean_lengths
 from tests.grid import InProcessGrid, metrics_of
 from tests.pins.stored import (
     BEFORE_THE_BREAK,

@@ -1,20 +1,114 @@
-"""A site's gradient under differential privacy: per-record clipping, noise added once to the sum."""
+"""A site's gradient under differential privacy: per-record clipping, noise added once to the sum, or none
+where all sites add theirs together; and DP-SGD of Poisson samples (Abadi et al. 2016).
+
+The unit is a record, or a patient with all of that patient's records. A patient is drawn with all of its
+records, and each of them weighs one over their number. A record's gradient is no longer than the clip C, so
+the sum over a patient is not either: |sum_i w_i g_i| <= sum_i w_i |g_i| <= C. This holds to the last digit,
+because weights and contributions are rounded toward zero. So a step costs the same for patients as for
+records: all that changes is what is added or removed.
+
+Networks of linear layers are clipped without storing per-record gradients ("ghost clipping").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedsurrogate.client_app.methods.dp.record_chunks import aligned, per_record
-from fedsurrogate.client_app.methods.dp.units import Units
+from fedsurrogate.client_app.methods.local_training import PLAIN, Losses, Variant, class_losses
+from fedsurrogate.common.extras.packages import needed_for
 from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum, clip_factors
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.discrete_gaussian import system_uniforms
+from fedsurrogate.common.privacy.exact_sums import CACHED, ExactSum, IntegerSum, clip_factors
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.settings import FedAvgSettings
+
+
+class UnitSample(NamedTuple):
+    """Records that take part in a step.
+
+    Attributes:
+        rows: their indices, (m,).
+        weights: of each, (m,), float64; None where each is a unit of its own.
+    """
+
+    rows: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Units:
+    """The unit that each record belongs to.
+
+    Attributes:
+        count: number of units.
+        owners: index of each record's patient, (n,); None where each record is a unit of its own.
+        weights: of each record, (n,), float64; those of a patient sum to at most one. None where
+            each record is a unit of its own.
+    """
+
+    count: int
+    owners: Tensor | None = None
+    weights: Tensor | None = None
+
+    @classmethod
+    def of(cls, patients: Sequence[str] | None, count: int) -> Units:
+        """The units of records.
+
+        Args:
+            patients: of each record, (n,); None where a record is the unit.
+            count: n, number of records, used without patients.
+
+        Example:
+            >>> Units.of(["ann", "bob", "ann"], 3).weights.tolist(), Units.of(None, 3).count
+            ([0.5, 1.0, 0.5], 3)
+        """
+        if patients is None:
+            return cls(count)
+        places: dict[str, int] = {}
+        owners = [places.setdefault(name, len(places)) for name in patients]
+        weights = unit_weights(patients, count)
+        return cls(len(places), torch.tensor(owners, dtype=torch.int64), weights)
+
+    def sample(self, rate: float) -> UnitSample:
+        """A Poisson sample of units, each with all of its records.
+
+        Args:
+            rate: probability with which each unit is taken, independently.
+        """
+        taken = poisson_sample(self.count, rate)
+        if self.owners is None or self.weights is None:
+            return UnitSample(taken)
+        chosen = torch.zeros(self.count, dtype=torch.bool)
+        chosen[taken] = True
+        rows = chosen[self.owners].nonzero().squeeze(1)
+        return UnitSample(rows, self.weights[rows])
+
+
+def poisson_sample(count: int, rate: float) -> Tensor:
+    """Poisson sample of units, by numbers as secret as noise.
+
+    They have 53 bits: with 24 bits every smaller rate would become 6e-8.
+
+    Args:
+        count: number of units.
+        rate: probability with which each is taken, independently.
+
+    Returns:
+        Indices of the sample's units.
+    """
+    return (system_uniforms(count) < rate).nonzero().squeeze(1)
 
 
 class PrivateGradient:
@@ -195,3 +289,294 @@ def add_clipped(
         scaled = gradients * factors.reshape(-1, *[1] * (gradients.ndim - 1))
         sum_.add(scaled.nan_to_num_(0.0, 0.0, 0.0), weights, lengths)
     return int((norms > clip).sum())
+
+
+USER = "DP-SGD"
+# From features, labels and weights (None for one) of records to the sum of their clipped gradients
+# by parameter, and the number of clipped ones.
+ClippedSums = Callable[[Tensor, Tensor, Tensor | None], tuple[list[IntegerSum], int]]
+
+
+class UnitRecords(NamedTuple):
+    """Records of a site, and whose they are.
+
+    Attributes:
+        features: (n, d).
+        labels: indices of classes, (n,), or the code of another target, (n, q).
+        units: of privacy.
+    """
+
+    features: Tensor
+    labels: Tensor
+    units: Units
+
+
+def train_privately(
+    module: nn.Module,
+    records: UnitRecords,
+    settings: FedAvgSettings,
+    claim: Mechanism,
+    rate: float,
+    variant: Variant = PLAIN,
+) -> dict[str, float]:
+    """Train a network in place by DP-SGD.
+
+    A step takes each unit, a record or a patient, independently with probability
+    `settings.sample_rate` and divides the noisy sum by `settings.batch_size`. Both are public; the
+    number of units, or of those drawn, is private. So a site with more units takes longer steps,
+    which agrees with FedAvg's weights.
+    FedProx's term is added after the noise: it depends on public numbers only, and Opacus' hooks
+    would overwrite it.
+
+    Args:
+        module: the network.
+        records: of the site.
+        settings: steps, sample rate and divisor.
+        claim: its clip and noise multiplier are used.
+        rate: learning rate.
+        variant: the losses of records, and the weight of FedProx's term.
+
+    Returns:
+        Facts that stay at the site.
+
+    Source: Abadi et al. 2016.
+    """
+    summed = _sums_of(module, claim.clip, variant.losses)
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    clipped = drawn = 0
+    signal: list[float] = []
+    for _ in range(settings.private_steps):
+        rows, weights = records.units.sample(settings.sample_rate)
+        features, labels, _ = records
+        if len(rows) < len(labels):
+            features, labels = features[rows], labels[rows]
+        total, cut = summed(features, labels, weights)
+        clipped, drawn = clipped + cut, drawn + len(rows)
+        flat = IntegerSum.joined(total)
+        # All parameters are one statistic: one unit changes all of them together by at most the
+        # clip.
+        noisy = BoundedSum("gradients", flat, claim.clip).noisy(claim.noise_multiplier * claim.clip)
+        signal.append(float(flat.value.norm()) / (noisy.sigma * len(noisy.value) ** 0.5))
+        parts = torch.split(
+            noisy.value / settings.batch_size, [part.fine.numel() for part in total]
+        )
+        with torch.no_grad():
+            for parameter, before, part in zip(module.parameters(), start, parts, strict=True):
+                step = part.reshape(parameter.shape).to(parameter)
+                parameter.sub_(rate * (step + variant.mu * (parameter - before)))
+    return {
+        "clip-fraction": clipped / max(1, drawn),
+        "signal-to-noise-gradients": sum(signal) / len(signal),
+    }
+
+
+def clipped_gradients(
+    module: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    clip: float,
+    losses: Losses = class_losses,
+    weights: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The sum of all records' gradients, each clipped and weighted.
+
+    Args:
+        module: the network.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,), or the code of another target, (n, q).
+        clip: largest norm of one record's gradient, over all parameters.
+        losses: of records.
+        weights: of the records, (n,), see `units.Units`; None for one.
+
+    Returns:
+        The sum (float64), by parameter.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    total, _ = _sums_of(module, clip, losses)(features, labels, weights)
+    return dict(zip(names, (part.value for part in total), strict=True))
+
+
+def _sums_of(module: nn.Module, clip: float, losses: Losses) -> ClippedSums:
+    """The function that sums clipped gradients. For linear layers no gradient of a single record is
+    stored, which takes a small part of the time.
+    """
+    layers = [each for each in module.modules() if [*each.parameters(recurse=False)]]
+    if not all(isinstance(each, nn.Linear) for each in layers):
+        with needed_for(USER):
+            from opacus import GradSampleModule
+
+        sampled = GradSampleModule(module, loss_reduction="sum")
+        return lambda some, truth, weights: _clipped_sum(
+            sampled, some, truth, clip, losses, weights
+        )
+    modules = nn.ModuleList([module])
+
+    def of_linear_layers(
+        features: Tensor, labels: Tensor, weights: Tensor | None
+    ) -> tuple[list[IntegerSum], int]:
+        sums, cut = clipped_sums(
+            modules,
+            lambda some, truth: losses(module(some), truth),
+            (features, labels),
+            clip,
+            weights,
+        )
+        return list(sums.values()), cut
+
+    return of_linear_layers
+
+
+def _clipped_sum(
+    module: nn.Module,
+    features: Tensor,
+    labels: Tensor,
+    clip: float,
+    losses: Losses = class_losses,
+    weights: Tensor | None = None,
+) -> tuple[list[IntegerSum], int]:
+    """The sum, by parameter, of all records' gradients clipped at norm `clip` and weighted; and
+    the number of clipped ones.
+    """
+    parameters = list(module.parameters())
+
+    def gradients(some: Tensor, truth: Tensor) -> list[Tensor]:
+        module.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            # Opacus' hooks fire on outputs as well as inputs; only the outputs' gradients are used.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            losses(module(some), truth).sum().backward()  # type: ignore[no-untyped-call]
+        each = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
+        return [*each, norms_of(each)]
+
+    total, cut, start = sums_like(parameters, clip), 0, 0
+    for *each, norms in per_record(gradients, (features, labels), module, parameters):
+        own = weights_of(weights, start, norms)
+        cut, start = cut + add_clipped(total, each, norms, clip, own), start + len(norms)
+    return [part.total for part in total], cut
+
+
+# A chunk of records is so many times as large as for other networks.
+LARGER = 4
+# The bits of a double that are its exponent, and the shortest input whose digits count.
+EXPONENT, SHORTEST = 0x7FF0000000000000, 2.0**-100
+
+
+def clipped_sums(
+    modules: nn.ModuleList,
+    losses: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    clip: float,
+    weights: Tensor | None = None,
+) -> tuple[dict[str, IntegerSum], int]:
+    """The sum of records' gradients, each clipped over all parameters, and weighted.
+
+    A record's gradient of a layer is the outer product of the layer's input a and the gradient g of
+    its output. So its squared norm is |a|^2 |g|^2, and the clipped sum is one matrix product
+    ("ghost clipping").
+
+    Args:
+        modules: all trained parameters of these belong to linear layers, each used once.
+        losses: computes the loss (n,) of every record from `inputs`, with `modules`.
+        inputs: tensors (n, ...) of the records.
+        clip: largest norm of one record's gradient.
+        weights: of the records, (n,), see `units.Units`; None for one.
+
+    Returns:
+        The sum, by parameter; and the number of clipped gradients.
+
+    Raises:
+        ValueError: for other parameters.
+
+    Source: Goodfellow 2015; Li et al. 2022.
+    """
+    parameters = {
+        name: parameter for name, parameter in modules.named_parameters() if parameter.requires_grad
+    }
+    sums = dict(zip(parameters, sums_like(parameters.values(), clip), strict=True))
+    layers: list[tuple[str, nn.Linear]] = []
+
+    def outer_products(*some: Tensor) -> list[Tensor]:
+        each, seen = _watched(modules, lambda: losses(*some))
+        layers[:] = [(name, module) for name, module, _, _ in seen]
+        covered = [
+            f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()
+        ]
+        if sorted(covered) != sorted(parameters):
+            raise ValueError(
+                "parameters outside linear layers, or used twice: "
+                f"{sorted(set(parameters) ^ set(covered))[:3]}"
+            )
+        backward = torch.autograd.grad(each.sum(), [output for *_, output in seen])
+        # In double precision: the bound must hold to the last digit.
+        lengths = [_lengths(came) for _, _, came, _ in seen]
+        squares = torch.zeros(len(each), dtype=torch.float64, device=each.device)
+        for (_, module, *_), length, after in zip(seen, lengths, backward, strict=True):
+            squares += _lengths(after).square() * (length.square() + (module.bias is not None))
+        return [squares.sqrt(), *lengths, *(came for _, _, came, _ in seen), *backward]
+
+    cut = start = 0
+    for norms, *parts in per_record(
+        outer_products, inputs, modules, list(parameters.values()), larger=LARGER
+    ):
+        factors, count = clip_factors(norms, clip), len(layers)
+        if (own := weights_of(weights, start, norms)) is not None:
+            factors = factors * own
+        lengths = torch.where(factors > 0, norms * factors, 0.0)
+        factors = factors[:, None]
+        cut, start = cut + int((norms > clip).sum()), start + len(norms)
+        # Where the norm is finite, all entries are; other records add nothing.
+        odd = ~norms.isfinite()
+        any_odd = bool(odd.any())
+        for (name, module), length, came, after in zip(
+            layers, parts[:count], parts[count : 2 * count], parts[2 * count :], strict=True
+        ):
+            if any_odd:
+                came, after = (part.masked_fill(odd[:, None], 0) for part in (came, after))
+                length = length.masked_fill(odd, 0)
+            scaled = after * factors
+            sums[f"{name}.weight"].add_products(
+                scaled, _in_single(came), _power_above(length), own, lengths
+            )
+            if module.bias is not None:
+                sums[f"{name}.bias"].add(scaled, own, lengths)
+    return {name: sum_.total for name, sum_ in sums.items()}, cut
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Norms (n,), float64, of the rows of a chunk (n, d)."""
+    rows = aligned(rows)
+    # Long rows some at a time, so that they stay in the processor's cache.
+    size = CACHED if rows.shape[1] > CACHED else len(rows)
+    parts = torch.split(rows, size)
+    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts])
+
+
+def _in_single(values: Tensor) -> Tensor:
+    """Values in at least single precision, in which a power of two multiplies without rounding."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _power_above(lengths: Tensor) -> Tensor:
+    """A power of two above each length (n,), as a column (n, 1), float64."""
+    bits = lengths.clamp_min(SHORTEST).view(torch.int64) & EXPONENT
+    return bits.view(torch.float64)[:, None] * 2
+
+
+def _watched(
+    modules: nn.Module, work: Callable[[], Tensor]
+) -> tuple[Tensor, list[tuple[str, nn.Linear, Tensor, Tensor]]]:
+    """The result of `work`, and the inputs and outputs of every linear layer during it."""
+    seen: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
+
+    def remember(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(module, nn.Linear)
+            seen.append((name, module, inputs[0].detach(), output))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in modules.named_modules():
+            if isinstance(module, nn.Linear):
+                hooks.callback(module.register_forward_hook(remember(name)).remove)
+        return work(), seen

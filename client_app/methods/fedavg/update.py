@@ -1,19 +1,26 @@
 """A site's part in a round of FedAvg and its variants: it trains the received model and sends the
-change of parameters.
+change of parameters. SCAFFOLD keeps a control variate on the site's disk. Personal heads stay at the site:
+FedLambda mixes in a local head, kNN-Per the nearest records, and FedRep trains the body below its own head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp.dp_sgd import (
+from fedsurrogate.client_app.governance.gate import Gate
+from fedsurrogate.client_app.methods.dp.record_gradients import (
     UnitRecords,
+    Units,
     clipped_gradients,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dp.units import Units
-from fedsurrogate.client_app.methods.fedavg import scaffold
+from fedsurrogate.client_app.methods.evaluation import checked_classifier, counted
 from fedsurrogate.client_app.methods.local_training import (
     Losses,
     Variant,
@@ -25,7 +32,11 @@ from fedsurrogate.client_app.methods.local_training import (
     train,
 )
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
-from fedsurrogate.common.models.networks import OFFSETS
+from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import Classifier, Network, class_indices
+from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.networks import HEAD, OFFSETS, body_of, embed, fresh
 from fedsurrogate.common.models.parameters import (
     CONTROL,
     Parameters,
@@ -37,9 +48,10 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.randomness import stream
-from fedsurrogate.common.settings import Model
-from fedsurrogate.common.targets.objective import Objective
+from fedsurrogate.common.settings import HeadSettings, Model
+from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters
+from fedsurrogate.common.wire.records import Info
 
 
 def update(task: Task) -> MethodOutput:
@@ -126,7 +138,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     module = _network(run.objective, kind, features.shape[1], received, start)
     objective = run.objective
     rate = step_length(kind, settings, features, objective.rates.site if objective else 0.0)
-    own = scaffold.read_control(task.state, task.confirmed, start) if common else {}
+    own = read_control(task.state, task.confirmed, start) if common else {}
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
@@ -148,9 +160,9 @@ def _trained(task: Task, received: Parameters) -> Parameters:
     }
     if common:
         rates = {name: rate * variant.faster.get(name, 1.0) for name in moved}
-        new = scaffold.next_control(own, common, moved, steps, rates)
+        new = next_control(own, common, moved, steps, rates)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
-        scaffold.write_control(task.state, received.round, new)
+        write_control(task.state, received.round, new)
     if run.plan.training.sparse:
         moved = largest(moved, settings.keep)
     header = task.header(received.header.classes, frame)
@@ -212,3 +224,279 @@ def _faster(objective: Objective | None, features: Tensor) -> dict[str, float]:
     if objective is None:
         return {}
     return dict.fromkeys(OFFSETS, max(1, len(objective.levels)) * mean_square(features))
+
+
+def read_control(folder: Path, confirmed: int, like: Tensors) -> dict[str, Tensor]:
+    """This site's control variate after the last round that the coordinator used; zero before the
+    first.
+
+    Args:
+        folder: of its files.
+        confirmed: that round; zero before the first.
+        like: parameters of the model; the control variate has their names and shapes.
+
+    Raises:
+        DataError: when its file is missing: without it, c would no longer be the mean of the sites'
+            c_i.
+    """
+    if not confirmed:
+        return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    file = folder / f"control-{confirmed}.safetensors"
+    if not file.is_file():
+        raise DataError(
+            f"the control variate of round {confirmed} is not in {str(folder)!r}; it is needed to "
+            "go on"
+        )
+    control: dict[str, Tensor] = load_file(file)
+    return control
+
+
+def next_control(
+    own: Tensors, common: Tensors, moved: Tensors, steps: int, rates: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """The new control variate c_i - c + (x - y_i) / (steps rate).
+
+    Args:
+        own: c_i, by parameter.
+        common: c, by parameter.
+        moved: y_i - x, by parameter.
+        steps: of training in the round.
+        rates: learning rates, by parameter.
+
+    Source: Karimireddy et al. 2020, option II.
+
+    Example:
+        >>> one = {"weight": torch.ones(1)}
+        >>> next_control(one, one, {"weight": torch.tensor([-1.0])}, steps=2, rates={"weight": 0.25})
+        {'weight': tensor([2.])}
+    """
+    return {name: own[name] - common[name] - moved[name] / (steps * rates[name]) for name in moved}
+
+
+def write_control(folder: Path, number: int, control: Tensors) -> None:
+    """Write the control variate of a round atomically.
+
+    Earlier ones stay: the next request names the round that counts.
+
+    Args:
+        folder: of its files.
+        number: of the round.
+        control: by parameter.
+    """
+    replace_file(folder / f"control-{number}.safetensors", save(dict(control)), durable=False)
+
+
+# Candidate weights of the site's own part in the mixture.
+SHARES = torch.linspace(0, 1, 11)
+# Class probabilities (n, C) of features (n, d), and what makes them from the features, labels and
+# number of classes of the site's own records.
+Scores = Callable[[Tensor], Tensor]
+Fit = Callable[[Tensor, Tensor, int], Scores]
+
+
+def with_head(task: Task, gate: Gate) -> Info:
+    """Evaluate the received head mixed with a head of the site's own (FedLambda).
+
+    Args:
+        task: the request, with the received head.
+        gate: of the site.
+
+    Raises:
+        SurrogateError: for a head that is not this run's.
+    """
+    own = task.run.settings
+    fit = partial(own_head, head=own.head, seed=own.seed)
+    return counted(personal_accuracy(task, checked_classifier(task), fit))
+
+
+def with_neighbours(task: Task, gate: Gate) -> Info:
+    """Evaluate the received head mixed with the site's nearest records (kNN-Per).
+
+    Args:
+        task: as in `with_head`.
+        gate: as in `with_head`.
+
+    Raises:
+        SurrogateError: for a head that is not this run's.
+    """
+    fit = partial(nearest_records, neighbours=task.run.settings.baseline.neighbours)
+    return counted(personal_accuracy(task, checked_classifier(task), fit))
+
+
+def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int]:
+    """Evaluate a mixture of the site's own and federated probabilities.
+
+    The weight of the own part, 0 to 1, maximises validation accuracy; among equals, the likelihood
+    decides. The share `baseline.validation` of the training records is held out for that.
+
+    Args:
+        task: the request.
+        model: the federated head.
+        fit: makes the site's own part.
+
+    Returns:
+        Numbers of correct predictions and of test records.
+
+    Source: kNN-Per (Marfoq et al. 2022).
+    """
+    names = model.header.classes
+    features, labels = task.training_data(names)
+    order = torch.randperm(
+        len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed)
+    )
+    held = max(1, round(task.run.settings.baseline.validation * len(labels)))
+    if held == len(labels):
+        return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
+    validation, rest = order[:held], order[held:]
+    own = fit(model.framed(features[rest]), labels[rest], len(names))
+    share = _share(
+        own(model.framed(features[validation])),
+        model.scores(features[validation]).softmax(1),
+        labels[validation],
+    )
+    test, truth = (
+        task.found.test.features.float(),
+        class_indices(names, task.found.classes)[task.found.test.labels],
+    )
+    if not len(truth):
+        return 0, 0
+    mixed = share * own(model.framed(test)) + (1 - share) * model.scores(test).softmax(1)
+    return int((mixed.argmax(1) == truth).sum()), len(truth)
+
+
+def _share(own: Tensor, federated: Tensor, labels: Tensor) -> float:
+    mixed = SHARES[:, None, None] * own + (1 - SHARES[:, None, None]) * federated
+    right = (mixed.argmax(2) == labels).float().mean(1)
+    likely = (
+        mixed.gather(2, labels.expand(len(SHARES), -1)[:, :, None])
+        .clamp_min(1e-6)
+        .log()
+        .mean((1, 2))
+    )
+    return float(SHARES[int((right + 1e-3 * torch.tanh(likely)).argmax())])
+
+
+def own_head(
+    features: Tensor, labels: Tensor, classes: int, head: HeadSettings, seed: int
+) -> Scores:
+    """Probabilities of a head that is trained on the site's own records.
+
+    Args:
+        features: (n, d).
+        labels: indices of classes, (n,).
+        classes: their number, C.
+        head: how it is trained.
+        seed: of the training.
+    """
+    weight, bias = train_on_features(features, labels, classes, head, seed)
+    return lambda asked: (asked @ weight.T + bias).softmax(1)
+
+
+def nearest_records(features: Tensor, labels: Tensor, classes: int, neighbours: int) -> Scores:
+    """Shares of the classes among the nearest of the site's own records, weighted by distance.
+
+    Args:
+        features: as in `own_head`.
+        labels: as in `own_head`.
+        classes: as in `own_head`.
+        neighbours: number of records, or all if there are fewer.
+    """
+    memory = torch.nn.functional.normalize(features, dim=1)
+    count = min(neighbours, len(labels))
+
+    def scores(asked: Tensor) -> Tensor:
+        distances = torch.cdist(torch.nn.functional.normalize(asked, dim=1), memory)
+        near, index = distances.topk(count, largest=False)
+        weights = (-near / near.mean().clamp_min(1e-9)).softmax(1)
+        return torch.zeros(len(asked), classes).scatter_add_(1, labels[index], weights)
+
+    return scores
+
+
+def update_body(task: Task) -> MethodOutput:
+    """Fit this site's head to the received body, then train the body below this head.
+
+    Args:
+        task: the request, with the body.
+
+    Returns:
+        The body's change.
+
+    Raises:
+        DataError: if no training record is left.
+        SurrogateError: for a model that is not this run's, or a body of another network.
+
+    Source: Collins et al. 2021, algorithm 1. Differs from the paper: the head is fitted anew for
+    every body, as in the paper's analysis; its experiments continue the last round's head for a few
+    steps. So a site keeps no state, and a round that it misses changes nothing.
+    """
+    run, received = task.run, task.received_model()
+    frame = received.header.frame
+    features, labels = task.training_data(received.header.classes, frame)
+    settings, classes = run.settings.fedavg, len(received.header.classes)
+    tensors = _with_own_head(task, received.tensors, features, labels, classes)
+    module = network(settings.kind, features.shape[1], classes, tensors)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith(HEAD))
+    generator = stream(run.settings.seed, task.site, task.round)
+    train(module, features, labels, settings, settings.rate(private=False), generator)
+    trained = body_of(dict(module.named_parameters()))
+    moved = {
+        name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()
+    }
+    header = task.header(received.header.classes, frame)
+    answer = Parameters(header, received.round, moved, len(labels))
+    return MethodOutput(pack_parameters(answer))
+
+
+def own_network(task: Task) -> Classifier:
+    """The received body with a head that this site fits to its own records. Raises SurrogateError,
+    DataError.
+    """
+    received, kind = checked_classifier(task), task.run.settings.fedavg.kind
+    if not isinstance(received, Network) or received.kind != kind:
+        raise SurrogateError(f"a model that is no {kind}")
+    names, frame = received.header.classes, received.header.frame
+    features, labels = task.training_data(names, frame)
+    tensors = _with_own_head(task, body_of(received.tensors), features, labels, len(names))
+    return Network(task.header(names, frame), kind, features.shape[1], tensors)
+
+
+def top_layer(
+    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """A head trained on the body's outputs for features; an empty body gives the head on these
+    themselves.
+
+    Args:
+        task: the request; its settings name the network.
+        body: parameters of the body, by name.
+        features: of the records, (n, d).
+        labels: indices of classes, (n,).
+        classes: C, number of classes.
+
+    Returns:
+        Weight (C, width) and bias (C,).
+
+    Raises:
+        SurrogateError: for a body of another network.
+    """
+    settings = task.run.settings.fedavg
+    module = fresh(settings.kind, features.shape[1], classes, settings.width)
+    wanted = {name: p.shape for name, p in body_of(dict(module.named_parameters())).items()}
+    if {name: tensor.shape for name, tensor in body.items()} != wanted:
+        raise SurrogateError(
+            f"a body that is not that of a {settings.kind} of width {settings.width}"
+        )
+    with torch.no_grad():
+        embedded = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
+    return train_on_features(
+        embedded, labels, classes, task.run.settings.head, task.run.settings.seed
+    )
+
+
+def _with_own_head(
+    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+) -> dict[str, Tensor]:
+    weight, bias = top_layer(task, body, features, labels, classes)
+    return {**body, HEAD + "weight": weight, HEAD + "bias": bias}

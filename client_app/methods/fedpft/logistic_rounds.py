@@ -40,8 +40,8 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     clip,
     unit_weights,
 )
-from fedsurrogate.common.surrogates.coded_sums import coded_statistics
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.class_sums import coded_statistics
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
 # Number of chunks of records whose features are in memory at a time.

@@ -1,10 +1,11 @@
-"""FedPFT at a site: from features to mixtures or noisy sums. It also runs in a notebook; Flower is
-not needed.
+"""FedPFT at a site: from features to mixtures or, under differential privacy, to noisy class sums, DP-EM,
+or the paper's theorem 4.1 as a baseline. It also runs in a notebook; Flower is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,35 +14,38 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.columns import frame_of, framed
-from fedsurrogate.client_app.features.on_disk import forget
+from fedsurrogate.client_app.features.on_disk import clipped_features, forget
 from fedsurrogate.client_app.features.progress import progress
 from fedsurrogate.client_app.features.site_features import SiteFeatures, site_device
 from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
-    Clipped,
-    dp_em,
-    less,
-    noisy_sums,
-    theorem_4_1,
-)
+from fedsurrogate.client_app.methods.dp.record_chunks import per_record
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
-from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.methods.fedpft_covariance import (
+from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
+from fedsurrogate.common.methods.fedpft import (
     AUTO_BITS,
     AUTO_RANK,
     Form,
     form_of,
     in_form,
 )
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
+from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    BoundedSum,
+    Noisy,
+    unit_weights,
+    weigh_own_mean,
+    with_noise,
+)
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.own_mean import ALL
+from fedsurrogate.common.privacy.shares import EM_STEPS
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
-from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.public_map import PublicMap
-from fedsurrogate.common.surrogates.streamed_fit import PASSES, fit_streamed
+from fedsurrogate.common.surrogates.class_sums import Sums, statistics
+from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit, fit_streamed
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
@@ -242,10 +246,11 @@ def _streamed(
 ) -> Surrogate:
     """As `release_mixtures`, of features (n, d) in a file; records with the label -1 are left out."""
     settings, threads = _settings(own, limits), torch.get_num_threads()
-    passes = 2 if settings.components == 1 else 1 + PASSES
     torch.set_num_threads(1)
     try:
-        with progress(header.site, passes * len(labels), what="records") as advance:
+        with progress(
+            header.site, (2 if settings.components == 1 else 1) * len(labels), what="records"
+        ) as advance:
 
             def done(count: int) -> None:
                 advance(count)
@@ -310,3 +315,306 @@ def fedpft_surrogate(task: Task) -> MethodOutput:
         claim,
         made.facts,
     )
+
+
+# Lower bound of variances, which noise may make negative; features have norm at most one.
+SMALLEST_VARIANCE = 1e-8
+# Number of chunks of records whose responsibilities are in memory at a time.
+CHUNKS = 7
+
+
+def unchanged(features: Tensor) -> Tensor:
+    """Features (n, d) as they are."""
+    return features
+
+
+def less(centre: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Subtracts a public point (d,); nothing for None."""
+    return unchanged if centre is None else partial(_subtracted, centre.double())
+
+
+def _subtracted(centre: Tensor, features: Tensor) -> Tensor:
+    return features - centre
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Clipped features of records, with weights.
+
+    Attributes:
+        features: (n, d), of norm at most one.
+        labels: indices of classes, (n,).
+        weights: (n,), which sum to at most one over every unit.
+        clip_fraction: share of the records that were clipped.
+        mapped: whether the features are in a file and not in memory.
+    """
+
+    features: Tensor
+    labels: Tensor
+    weights: Tensor
+    clip_fraction: float
+    mapped: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        features: Tensor,
+        labels: Tensor,
+        units: Sequence[str] | None = None,
+        norm: float = 0.0,
+        change: Callable[[Tensor], Tensor] = unchanged,
+        folder: Path | None = None,
+    ) -> Clipped:
+        """Change features and clip them.
+
+        Args:
+            features: of the records, (n, d).
+            labels: indices of classes, (n,).
+            units: patient of each record, (n,); a patient's weights sum to one. None: each record
+                is a unit.
+            norm: to clip at.
+            change: of features before the clip, by which a record's depend on no other record.
+            folder: where clipped features are kept if memory is not to hold all of them.
+        """
+        clipped, fraction = clipped_features(features, norm, folder, change)
+        return cls(
+            clipped, labels.cpu(), unit_weights(units, len(labels)), fraction, folder is not None
+        )
+
+
+def noisy_sums(
+    data: Clipped, num_classes: int, family: str, claim: Mechanism
+) -> tuple[Sums, dict[str, float]]:
+    """The noisy sums that a site releases, for all classes of the run.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        family: of covariances.
+        claim: whose noise is added.
+
+    Returns:
+        The sums, and facts that stay at the site.
+    """
+    done = [forget] if data.mapped else []
+    sums = statistics(
+        data.features,
+        data.labels,
+        data.weights,
+        num_classes,
+        family,
+        *done,
+    )
+    released = with_noise(sums, claim)
+    return Sums.of(released), _facts(data, released)
+
+
+def dp_em(
+    data: Clipped, num_classes: int, components: int, claim: Mechanism, generator: torch.Generator
+) -> tuple[Mixtures, dict[str, float]]:
+    """Spherical mixtures by EM in which every M-step uses only noisy sums.
+
+    The responsibilities of a record are non-negative and sum to one. So one record changes sizes
+    and sums of all components by at most one, as it does class counts and sums. The claim's budget
+    is split evenly over the `EM_STEPS` releases of these statistics. Variances cost nothing,
+    because features have unit norm. Components start around the noisy class mean in random
+    directions.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        components: of each class.
+        claim: whose noise is added in every step.
+        generator: of the directions, public.
+
+    Returns:
+        The mixtures, and facts that stay at the site.
+
+    Source: DP-EM (Park et al. 2017), algorithm 1.
+    """
+    d = data.features.shape[1]
+    means, sizes = (
+        data.features.new_zeros(num_classes, 1, d),
+        data.features.new_ones(num_classes, 1),
+    )
+    variances = data.features.new_ones(num_classes)
+    for step in range(EM_STEPS):
+        k = means.shape[1]
+        expected_sizes, expected_sums = _expected(data, means, sizes, variances)
+        counts, sums = with_noise(
+            [BoundedSum("counts", expected_sizes, 1.0), BoundedSum("sums", expected_sums, 1.0)],
+            claim,
+        )
+        raw_sizes = counts.value.reshape(num_classes, k)
+        sizes = raw_sizes.clamp_min(1.0)
+        trusted = raw_sizes > 2 * counts.sigma
+        noisy_means = sums.value.reshape(num_classes, k, d) / sizes[:, :, None]
+        # The expected contribution of the noise to a mean's square is known, and subtracted.
+        energy = (noisy_means.square().sum(2) - d * (sums.sigma / sizes).square()).clamp(0, 1)
+        means = torch.where(trusted[:, :, None] | (step == 0), noisy_means, means)
+        proportions = torch.where(trusted, sizes, torch.zeros_like(sizes))
+        proportions = proportions / proportions.sum(1, keepdim=True).clamp_min(1.0)
+        variances = ((1 - (proportions * energy).sum(1)) / d).clamp_min(SMALLEST_VARIANCE)
+        if step == 0:
+            spread = variances.sqrt()[:, None, None]
+            means = means + spread * torch.randn(
+                num_classes, components, d, generator=generator, dtype=torch.float64
+            )
+            sizes = sizes.expand(num_classes, components)
+    kept = proportions > 0
+    if not kept.any():
+        # "No component exceeds the noise" would be one more release, so the largest component
+        # leaves, noisy as it is.
+        kept = raw_sizes == raw_sizes.max()
+        proportions = kept.double()
+    labels = kept.nonzero()[:, 0]
+    rounded = torch.where(kept, sizes, 0.0).sum(1).round().long()
+    # A class whose noisy size does not exceed the noise gets no component and a count of zero.
+    mixtures = Mixtures(
+        rounded,
+        labels,
+        proportions[kept].float(),
+        means[kept].float(),
+        Spherical(variances[labels].float()),
+    )
+    return mixtures, _facts(data, [counts, sums])
+
+
+def theorem_4_1(
+    data: Clipped, num_classes: int, family: str, claim: Mechanism
+) -> tuple[Mixtures, dict[str, float]]:
+    """The paper's mechanism as published: noise of theorem 4.1 on each class's mean and covariance.
+
+    There is no noise on n. Every entry of mean and covariance gets noise (4 / (n epsilon)) sqrt(5
+    ln(4 / delta)); the covariance is made symmetric and projected to positive semi-definite. Kept
+    for comparison: it protects neither class sizes nor which classes a site has.
+
+    Args:
+        data: clipped features.
+        num_classes: C.
+        family: of covariances.
+        claim: its epsilon and delta are used.
+
+    Returns:
+        The mixtures, and facts that stay at the site.
+
+    Raises:
+        ConfigError: at a site that protects patients, which the theorem does not cover.
+
+    Source: FedPFT, theorem 4.1.
+    """
+    if bool((data.weights < 1).any()) or claim.unit == "patient":
+        raise ConfigError(
+            'theorem-4.1 protects single records, but this site protects patients; set unit = "record" in the node-config '
+            "if that is enough, or use fedpft.privacy = 'sums'"
+        )
+    means, tables, counts = [], [], torch.bincount(data.labels, minlength=num_classes)
+    # Of a class's sums, which are n times its mean and covariance.
+    sigma = 4 / claim.epsilon * math.sqrt(5 * math.log(4 / claim.delta))
+    for label in counts.nonzero().flatten().tolist():
+        points = toward_zero(data.features[data.labels == label].double(), COARSE)
+        total = ExactSum(points.shape[1:], 1.0)
+        total.add(points)
+        means.append(BoundedSum("means", total.total, 2.0).noisy(sigma).value / len(points))
+        tables.append(_noisy_covariance(points, total.value, family, sigma))
+    present = counts.nonzero().flatten()
+    ones = torch.ones(len(present))
+    families: dict[str, type[Diagonal] | type[Full] | type[Spherical]] = {
+        "diag": Diagonal,
+        "full": Full,
+        "spherical": Spherical,
+    }
+    covariance = families[family](torch.stack(tables))
+    return Mixtures(counts, present, ones, torch.stack(means).float(), covariance), {
+        "clip-fraction": data.clip_fraction
+    }
+
+
+def _noisy_covariance(points: Tensor, total: Tensor, family: str, sigma: float) -> Tensor:
+    """A class's noisy covariance: variances, or for "full" the Cholesky factor (d, d).
+
+    Args:
+        points: (n, d), multiples of COARSE.
+        total: their sum (d,).
+        family: of covariances.
+        sigma: of the noise on n times the covariance.
+    """
+    n, d = points.shape
+    moment = ExactSum((d, d) if family == "full" else (d,), 1.0)
+    rows, columns = torch.triu_indices(d, d)
+    if family == "full":
+        moment.add_products(points, points)
+        scatter = (moment.value - torch.outer(total, total) / n)[rows, columns]
+    else:
+        moment.add(points.square())
+        scatter = moment.value - total.square() / n
+    if family == "spherical":
+        scatter = scatter.mean(0, keepdim=True)
+    whole = IntegerSum.of(scatter, 4.0)
+    # An entry is rounded to a step, and before that in double precision, by less than n 2^-50.
+    rounding = math.sqrt(len(scatter)) * (whole.step + n * 2.0**-50)
+    noisy = BoundedSum("covariances", whole, 4.0).noisy(sigma, rounding).value / n
+    if family == "full":
+        matrix = torch.zeros(d, d, dtype=torch.float64)
+        matrix[rows, columns] = matrix[columns, rows] = noisy
+        values, vectors = torch.linalg.eigh(matrix)
+        root = vectors * values.clamp_min(SMALLEST_VARIANCE).sqrt()
+        # R of a QR decomposition of the transposed root is the covariance's Cholesky factor, up to
+        # signs.
+        factor: Tensor = torch.linalg.qr(root.T).R.T
+        return factor * factor.diagonal().sign()
+    variances = noisy[0] if family == "spherical" else noisy
+    return variances.clamp_min(SMALLEST_VARIANCE).float()
+
+
+def _expected(
+    data: Clipped, means: Tensor, sizes: Tensor, variances: Tensor
+) -> tuple[IntegerSum, IntegerSum]:
+    """E-step: sizes (C K,) and sums (C K, d) of all components; a record counts only in its own
+    class.
+
+    Memory grows with the records of one class and with C K d, not with their product.
+    """
+    classes, k, d = means.shape
+    counts, sums = ([ExactSum(shape, 1.0) for _ in range(classes)] for shape in ((k,), (k, d)))
+    for label in sorted(set(data.labels.tolist())):
+        rows = data.labels == label
+        centres, variance = means[label].clone(), variances[label]
+        # The square of the record itself is the same for all components.
+        offsets = sizes[label].log() - 0.5 * means[label].square().sum(1) / variance
+
+        def shares(
+            features: Tensor,
+            weights: Tensor,
+            centres: Tensor = centres,
+            offsets: Tensor = offsets,
+            variance: Tensor = variance,
+        ) -> list[Tensor]:
+            # The products are a result too: with small variances, shares of zero and one would hide
+            # their last digits from the test of places.
+            products = torch.nn.functional.linear(features, centres)
+            return [
+                (offsets + products / variance).softmax(1) * weights[:, None],
+                features,
+                weights,
+                products,
+            ]
+
+        for mine, features, own, _ in per_record(
+            shares, (data.features[rows], data.weights[rows]), "shares", [centres], CHUNKS
+        ):
+            counts[label].add(mine, own)
+            sums[label].add_products(mine, features, weights=own)
+    return (
+        IntegerSum.joined([each.total for each in counts]),
+        IntegerSum.joined([each.total for each in sums]).map(lambda rows: rows.reshape(-1, d)),
+    )
+
+
+def _facts(data: Clipped, released: Sequence[Noisy]) -> dict[str, float]:
+    """Facts for the site's own use: the share of clipped features, and the signal-to-noise ratio of
+    each statistic.
+    """
+    return {"clip-fraction": data.clip_fraction} | {
+        f"signal-to-noise-{noisy.name}": noisy.signal_to_noise() for noisy in released
+    }

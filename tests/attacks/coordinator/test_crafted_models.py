@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.models.parameters import by_name
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of
-from fedsurrogate.common.secure_sum.unmasking import unmask
-from fedsurrogate.common.secure_sum.words import unpack_words
+from fedsurrogate.common.secure_sum.protocol import unmask
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of
+from fedsurrogate.common.secure_sum.secrets import unpack_words
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (

@@ -14,12 +14,12 @@ from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import ConfigError, PolicyError, RunError, SurrogateError
-from fedsurrogate.common.methods.fedpft_covariance import form_of
+from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.wire.sum_proto import pack_map
 from fedsurrogate.strategies.pooling.public_projection import with_digest
 from tests.common.test_document import bases

@@ -23,12 +23,11 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.keys import Member
-from fedsurrogate.common.secure_sum.of_run import context_of, local_epsilon, rules_of
-from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.secure_sum.rules import context_of, local_epsilon, rules_of
+from fedsurrogate.common.secure_sum.secrets import Dealt, Member
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.offline import make_request

@@ -24,11 +24,11 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import rules_of
-from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
-from fedsurrogate.common.secure_sum.words import Words, unpack_words
+from fedsurrogate.common.secure_sum.protocol import check_revealed, unmask
+from fedsurrogate.common.secure_sum.rules import rules_of
+from fedsurrogate.common.secure_sum.secrets import Words, unpack_words
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (

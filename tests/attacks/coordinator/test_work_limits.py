@@ -21,7 +21,7 @@ from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
 from fedsurrogate.client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, dp_em
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.requests import answer
 from fedsurrogate.common.errors import (

@@ -16,11 +16,11 @@ import torch
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.of_run import context_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.unmasking import unmask
-from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.common.secure_sum.protocol import unmask
+from fedsurrogate.common.secure_sum.rules import context_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.security.sealing import new_key
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier

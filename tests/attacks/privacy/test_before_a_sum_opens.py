@@ -22,9 +22,9 @@ from fedsurrogate.client_app import requests as answers_of
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.uncharged import Failure
-from fedsurrogate.client_app.secure_sum import masked
-from fedsurrogate.client_app.secure_sum.masked import _random
-from fedsurrogate.common.secure_sum.fixed_point import BITS
+from fedsurrogate.client_app.secure_sum import steps as masked
+from fedsurrogate.client_app.secure_sum.steps import _random
+from fedsurrogate.common.secure_sum.rules import BITS
 from tests.attacks.privacy.neighbours import FAULTS, LABELS, Data, Record
 from tests.attacks.privacy.summing import SMALLEST, SUMS, Summing
 from tests.attacks.privacy.visits import close_logs

@@ -14,15 +14,14 @@ from flwr.app import Message
 from PIL import Image
 
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.counting.counts import Counts
-from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
+from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.common.wire.records import INFO, to_record
-from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
+from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from tests.client_app.model_use.hospitals import CLASSES
 from tests.grid import FIRST_NODE, Fault, InProcessGrid, NodeConfig, default_run_config, events_of
 from tests.strategies.counting.hospitals import POLICY, allow, entries, evaluated, learned

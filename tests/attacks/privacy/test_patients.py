@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.dp import units
-from fedsurrogate.client_app.methods.dpcvae import training_steps
+from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dpcvae import training as training_steps
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
@@ -39,7 +39,7 @@ from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.registry import CLASS, TARGETS
 from fedsurrogate.common.wire.model_proto import pack_classifier, pack_parameters, unpack_parameters

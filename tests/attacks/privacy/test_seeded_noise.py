@@ -24,18 +24,18 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedsurrogate.client_app.methods.dp import units
-from fedsurrogate.client_app.methods.dpcvae import training_steps
+from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dpcvae import training as training_steps
 from fedsurrogate.client_app.processes import warm
-from fedsurrogate.client_app.secure_sum.masked import _random
+from fedsurrogate.client_app.secure_sum.steps import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy import discrete_gaussian as sampler
-from fedsurrogate.common.privacy import gaussian_mechanism, mechanism, secret_numbers
+from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
+from fedsurrogate.common.privacy import gaussian_mechanism, mechanism
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.safe_parsing import read_message
-from fedsurrogate.common.secure_sum.keys import Secrets, announce
-from fedsurrogate.common.secure_sum.shares import deal, open_share
+from fedsurrogate.common.secure_sum.secrets import Secrets, announce, deal, open_share
 from fedsurrogate.common.security.sealing import new_key, public_key, seal
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.common.wire.records import INFO

@@ -22,12 +22,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
 from fedsurrogate.client_app.methods.dp import record_chunks
-from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
-from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum
-from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, unchanged
+from fedsurrogate.client_app.methods.dp import record_gradients as private_training
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
+from fedsurrogate.client_app.methods.dpcvae.training import CVAETrainer, GanTrainer, Trainer
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator

@@ -17,14 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.target_counts import (
+from fedsurrogate.client_app.methods.counting import (
     count_answers,
     count_cells,
     large_cells,
     large_topics,
 )
-from fedsurrogate.common.counting.counts import Counts
-from fedsurrogate.common.counting.counts_proto import pack_counts, unpack_counts
+from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
@@ -35,7 +34,7 @@ from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import INFO, to_record
-from fedsurrogate.strategies.counting.evaluated import payload_of, read_model
+from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from tests.attacks.privacy.neighbours import Record
 from tests.attacks.privacy.visits import PRIVATE, TARGETS, Hospital
 from tests.grid import Fault, NodeConfig, events_of

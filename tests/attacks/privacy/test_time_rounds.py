@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.coded_sums import bounded_sums
-from fedsurrogate.client_app.methods.residual_rounds import residual_sums
+from fedsurrogate.client_app.methods.sums import bounded_sums, residual_sums
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
 from tests.rounds_of_times import Site, hospitals, released, task_of

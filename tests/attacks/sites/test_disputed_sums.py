@@ -17,18 +17,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-import fedsurrogate.client_app.secure_sum.masked as masked
+import fedsurrogate.client_app.secure_sum.steps as masked
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.keys import PURPOSE
-from fedsurrogate.common.secure_sum.of_run import context_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import context_of
+from fedsurrogate.common.secure_sum.secrets import PURPOSE, words
 from fedsurrogate.common.security.sealing import sign
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.common.wire.records import DISPUTED, INFO, PAYLOAD
-from fedsurrogate.strategies.secure_sum.disputes import Dispute, left_out, why
+from fedsurrogate.strategies.secure_sum.steps import Dispute, left_out, why
 from tests.attacks.coordinator.test_secure_sums import NAMES, Hospitals, open_hospitals
 from tests.attacks.coordinator.test_secure_sums import PLAIN as EXACT
 from tests.attacks.coordinator.test_secure_sums import PRIVATE as NOISY

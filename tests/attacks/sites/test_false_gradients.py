@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
-from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.sums import message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
@@ -22,8 +22,8 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft import logistic_sites
-from fedsurrogate.strategies.fedpft.logistic_sites import LogisticRoundsOfSites
+from fedsurrogate.strategies.fedpft import logistic_rounds as logistic_sites
+from fedsurrogate.strategies.fedpft.logistic_rounds import LogisticRoundsOfSites
 
 CLASSES, SITES, FALSE = tuple(map(str, range(10))), 5, "0"
 False_ = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]

@@ -17,7 +17,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Surrogate
-from fedsurrogate.strategies.fedpft.learn import LearnedHead, learn
+from fedsurrogate.strategies.fedpft.strategy import LearnedHead, learn
 from tests.hostile_sites import claiming_each, digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))

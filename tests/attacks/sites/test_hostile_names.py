@@ -57,7 +57,7 @@ from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.server_app.monitoring.prometheus import RunCollector
 from fedsurrogate.server_app.monitoring.watch import show_once, watch
 from fedsurrogate.server_app.report.build import write_csv, write_report
-from fedsurrogate.strategies.counting.evaluated import payload_of
+from fedsurrogate.strategies.counting.strategy import payload_of
 from tests.client_app.audit.test_release_audit import attacked, hospital
 from tests.client_app.model_use.hospitals import site
 from tests.hostile_names import faults_of_page, formulas, hostile_texts, unsafe

@@ -13,8 +13,7 @@ import pytest
 
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Synthetic
 from fedsurrogate.common.wire.model_proto import (
     pack_parameters,
     pack_relay,

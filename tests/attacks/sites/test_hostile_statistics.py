@@ -10,17 +10,14 @@ import torch
 
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.covariances import Diagonal
+from fedsurrogate.common.surrogates.covariances import AnyCovariance, Diagonal, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate
-from fedsurrogate.strategies.closed_form.received import pooled, pooled_by_class
-from fedsurrogate.strategies.closed_form.shrinkage import chosen_with_accuracy
-from fedsurrogate.strategies.closed_form.solvers import lda
-from fedsurrogate.strategies.fedpft.learn import learn
-from fedsurrogate.strategies.fedpft.strategy import FedPFT
+from fedsurrogate.strategies.closed_form.solvers import chosen_with_accuracy, lda
+from fedsurrogate.strategies.closed_form.statistics import pooled, pooled_by_class
+from fedsurrogate.strategies.fedpft.strategy import FedPFT, learn
 
 QUADRATIC = {"fedpft.covariance": "diag", "head.solver": "qda", "defence": "none"}
 

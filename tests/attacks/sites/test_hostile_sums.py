@@ -17,9 +17,9 @@ from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.covariances import cholesky
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
-from fedsurrogate.strategies.robustness.evidence import of_surrogates
+from fedsurrogate.strategies.robustness.harm import of_surrogates
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.strategies.fedpft.learn import learn
 from fedsurrogate.strategies.fedpft.private_head import SITES_DIFFER, _pooled
+from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from tests.hostile_sites import surrogate_of, uneven_digits
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.hostile_sites import ATTACKS, Data, surrogate_of, uneven_digits
 
 ALPHA, SEED, SITES = 0.5, 0, 10

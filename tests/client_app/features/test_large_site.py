@@ -26,9 +26,8 @@ from fedsurrogate.client_app.features.parts import Part
 from fedsurrogate.client_app.features.shards import SHARD, ShardWriter
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
-from fedsurrogate.client_app.methods.message import message
-from fedsurrogate.client_app.methods.sums import class_moments
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums
+from fedsurrogate.client_app.methods.sums import class_moments, message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import Run, parse_run

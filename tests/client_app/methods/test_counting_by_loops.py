@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
     _large_enough,
@@ -25,6 +24,7 @@ from fedsurrogate.client_app.methods.counting import (
     count_decisions,
     histogram_bins,
 )
+from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run

@@ -22,12 +22,13 @@ from fedsurrogate.client_app.methods.counting import counts, summed_counts
 from fedsurrogate.client_app.methods.evaluation import (
     checked_classifier,
     evaluate,
+    of_target,
     received_classifier,
+    received_target_model,
 )
-from fedsurrogate.client_app.methods.target_evaluation import of_target, received_model
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.counting.counts_proto import unpack_counts
+from fedsurrogate.common.counting.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
@@ -243,7 +244,7 @@ def test_a_model_of_numbers_is_measured_on_records_with_values(there: str) -> No
     x = asked.found.test.features
     values = None if there == "no values" else torch.linspace(-2, 2, len(x))[:, None].double()
     found = replace(asked.found, test=replace(asked.found.test, values=values))
-    result = received_model(replace(asked, found=found), None, "7")  # type: ignore[arg-type]
+    result = received_target_model(replace(asked, found=found), None, "7")  # type: ignore[arg-type]
     if there != "all":
         assert result == {"correct": 0, "tested": 0}
         return

@@ -16,9 +16,13 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.heads import distillation
-from fedsurrogate.client_app.methods.heads.distillation import distil
-from fedsurrogate.client_app.methods.heads.local_head import local_head, own_head, student_head
+from fedsurrogate.client_app.methods.heads import local_head as distillation
+from fedsurrogate.client_app.methods.heads.local_head import (
+    distil,
+    local_head,
+    own_head,
+    student_head,
+)
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.methods import target_counts
-from fedsurrogate.client_app.methods.target_counts import (
+from fedsurrogate.client_app.methods import counting as target_counts
+from fedsurrogate.client_app.methods.counting import (
     count_answers,
     count_cells,
     large_cells,
     large_topics,
 )
-from fedsurrogate.client_app.methods.target_evaluation import NOT_ITS_MEANING, of_target
+from fedsurrogate.client_app.methods.evaluation import NOT_ITS_MEANING, of_target
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.limits import norm_of_ones
 from fedsurrogate.common.models.classifiers import Ensemble, Head

@@ -13,7 +13,7 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.methods.counting import counts
 from fedsurrogate.client_app.methods.task import SiteLimits, Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.counting.counts_proto import unpack_counts
+from fedsurrogate.common.counting.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run

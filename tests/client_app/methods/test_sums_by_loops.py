@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods import coded_sums, sums
-from fedsurrogate.client_app.methods.message import message
-from fedsurrogate.client_app.methods.residual_rounds import residual_sums
-from fedsurrogate.client_app.methods.sums import class_moments
+from fedsurrogate.client_app.methods import sums
+from fedsurrogate.client_app.methods import sums as coded_sums
+from fedsurrogate.client_app.methods.sums import class_moments, message, residual_sums
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.sum_proto import pack_map
 from tests.examples import class_sums_run

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.fedavg.personalization import (
+from fedsurrogate.client_app.methods.fedavg.update import (
     _share,
     nearest_records,
     own_head,

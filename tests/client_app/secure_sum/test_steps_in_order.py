@@ -19,12 +19,18 @@ from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import SiteRequest, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import masked, steps
-from fedsurrogate.client_app.secure_sum.masked import masked_sum
-from fedsurrogate.client_app.secure_sum.steps import sum_keys, sum_list, sum_open, sum_shares
+from fedsurrogate.client_app.secure_sum import steps
+from fedsurrogate.client_app.secure_sum import steps as masked
+from fedsurrogate.client_app.secure_sum.steps import (
+    masked_sum,
+    sum_keys,
+    sum_list,
+    sum_open,
+    sum_shares,
+)
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of
 from tests.client_app.requested import Calls, Note, calls
 
 NAME, SITE, FLOWER = "0" * 32, "north", "7"
@@ -52,7 +58,7 @@ class After:
 
 def instead(calls: Calls, module: Any, **results: Any) -> None:
     for name, result in results.items():
-        calls.instead(name, result, module)
+        calls.instead(name, result, module if hasattr(module, name) else module.sum_proto)
 
 
 def step(
@@ -77,14 +83,14 @@ def test_keys_are_made_after_the_policy_has_allowed_the_run_and_stored_before_th
         context_of="context",
         pack_member=b"\x01\xfe",
     )
-    instead(calls, steps.store, create=None)
+    instead(calls, steps, create_state=None)
     assert sum_keys(asked, policy) == "01fe"
     assert calls.made == [
         ("_check_peers", policy, asked.node),
         ("private_key", asked.node, SITE),
         ("context_of", EXACT, NAME),
         ("begin", SITE, b"secret", "context"),
-        ("create", asked.node, policy, NAME, "state"),
+        ("create_state", asked.node, policy, NAME, "state"),
         ("pack_member", "member"),
     ]
 
@@ -98,13 +104,13 @@ def test_shares_are_dealt_after_every_check_of_the_key_list(
     asked, policy = step(calls, run, tmp_path, payload, peers="~/peers.toml" if pinned else "")
     instead(calls, steps, unpack_members=(MEMBERS, b"map"), read_keys={"south": b"s"}, share=("after", "dealt"),
                   pack_dealt=b"out", _check_colluding=None, _check_local=None, _check_together=None)  # fmt: skip
-    instead(calls, steps.store, read="state", write=None)
+    instead(calls, steps, read_state="state", write_state=None)
     assert sum_shares(asked, policy) == (b"out", {"pinned": pinned})
     rules = rules_of(run.settings, 4)
     names = None if run is PRIVATE else ["north", "south", "west", "east"]
     keys = [("read_keys", Path("~/peers.toml").expanduser())] if pinned else []
     assert calls.made == [
-        ("read", run, asked.node, NAME, SITE),
+        ("read_state", run, asked.node, NAME, SITE),
         ("unpack_members", payload or b""),
         ("_check_colluding", policy, rules),
         ("_check_local", policy, run, rules),
@@ -122,7 +128,7 @@ def test_shares_are_dealt_after_every_check_of_the_key_list(
             {"south": b"s"} if pinned else None,
             b"map",
         ),
-        ("write", asked.node, NAME, "after"),
+        ("write_state", asked.node, NAME, "after"),
         ("pack_dealt", "dealt"),
     ]
 
@@ -137,11 +143,11 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
     after = SimpleNamespace(summed=("north", "south"), summed_keys=[b"n", b"s"])
     instead(calls, steps, unpack_list=("summed", "signatures"), agree=(after, b"signature"), _check_together=None,
                   reveal=(after, "revealed"), pack_revealed=b"out", spare_seed=b"spare")  # fmt: skip
-    instead(calls, steps.store, read=state, write=None)
+    instead(calls, steps, read_state=state, write_state=None)
     instead(calls, steps.same_sites, applies=applies, check_summed=None, settle=None)
     rules = rules_of(run.settings, 4)
     begun: list[Note] = [
-        ("read", run, asked.node, NAME, SITE),
+        ("read_state", run, asked.node, NAME, SITE),
         ("unpack_list", b"list"),
     ]
     rule: Note = ("applies", run.plan.mechanism_name, asked.node)
@@ -154,7 +160,7 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
         ("_check_together", policy, run.target, names, rules),
         rule,
         *([("check_summed", asked.node, NAME, [b"n", b"s"])] if applies else []),
-        ("write", asked.node, NAME, after),
+        ("write_state", asked.node, NAME, after),
     ]
     calls.made.clear()
     assert sum_open(asked, policy) == (b"out", {})
@@ -163,7 +169,7 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
         ("reveal", state, "signatures", rules),
         rule,
         *([("settle", asked.node, NAME, [b"n", b"s"])] if applies else []),
-        ("write", asked.node, NAME, after),
+        ("write_state", asked.node, NAME, after),
         ("spare_seed", state),
         ("pack_revealed", "revealed", b"spare"),
     ]
@@ -209,7 +215,7 @@ def masked_by(
     after = After(("north", "west"), {each.site: each for each in MEMBERS})
     instead(calls, masked, unpack_delivery=("delivered", b"map"), map_digest=digest, load=site_sums,
                   mask=(after, b"masked"), pack_masked=b"out", pack_state=b"state")  # fmt: skip
-    instead(calls, masked.store, read=state)
+    instead(calls, masked, read_state=state)
     instead(calls, masked.same_sites, settings_in={"numbers": "s"}, records_in={"training": "r"}, why_changed=why,
                   fixing=nullcontext())  # fmt: skip
     noise = {
@@ -230,8 +236,13 @@ def test_a_masked_vector_is_the_sums_as_whole_numbers_with_noise_or_random(
         calls, run, tmp_path, peers=peers, why=why, far=far
     )
     found = {each[0]: each[1:] for each in calls.made}
-    assert [each[0] for each in calls.made][:4] == ["read", "at", "unpack_delivery", "map_digest"]
-    assert found["read"] == (run, asked.node, NAME, SITE)
+    assert [each[0] for each in calls.made][:4] == [
+        "read_state",
+        "at",
+        "unpack_delivery",
+        "map_digest",
+    ]
+    assert found["read_state"] == (run, asked.node, NAME, SITE)
     assert found["at"] == ("shares",)
     assert found["unpack_delivery"] == (b"delivery",)
     assert found["site_sums"] == (b"map",)

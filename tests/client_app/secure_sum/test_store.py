@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.secure_sum import store
+from fedsurrogate.client_app.secure_sum import steps as store
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.member import PHASES, begin
-from fedsurrogate.common.secure_sum.of_run import context_of
+from fedsurrogate.common.secure_sum.protocol import PHASES, begin
+from fedsurrogate.common.secure_sum.rules import context_of
 from fedsurrogate.common.security.sealing import new_key
 
 RUN = parse_run({"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"})
@@ -40,19 +40,19 @@ def test_a_new_sum_removes_the_states_that_are_older_than_a_run_may_be(
     states = {}
     for name, age in zip(NAMES, ages, strict=False):
         states[name], _ = begin("north", new_key(), context_of(RUN, name))
-        store.create(node, Policy(), name, states[name])
+        store.create_state(node, Policy(), name, states[name])
         moment = time.time() - age
-        os.utime(store.file_of(node, name, "north"), (moment, moment))
-    store.create(node, policy, NAMES[3], begin("north", new_key(), b"")[0])
+        os.utime(store.state_file(node, name, "north"), (moment, moment))
+    store.create_state(node, policy, NAMES[3], begin("north", new_key(), b"")[0])
     for name, age in zip(NAMES, ages, strict=False):
         if age > limit:
             with pytest.raises(StateError, match="no state"):
-                store.read(RUN, node, name, "north")
+                store.read_state(RUN, node, name, "north")
             continue
-        assert store.read(RUN, node, name, "north") == states[name]
+        assert store.read_state(RUN, node, name, "north") == states[name]
         with pytest.raises(StateError, match="has begun"):
-            store.create(node, policy, name, states[name])
-        assert store.read(RUN, node, name, "north") == states[name]
+            store.create_state(node, policy, name, states[name])
+        assert store.read_state(RUN, node, name, "north") == states[name]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.ENOENT])
@@ -66,7 +66,9 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_the_folder_to_loo
     with monkeypatch.context() as patch:
         patch.setattr(store, "os", SimpleNamespace(**vars(os) | {step: fails}))
         with pytest.raises(StateError, match="see state-dir"):
-            store.create(node_in(tmp_path), Policy(), NAMES[0], begin("north", new_key(), b"")[0])
+            store.create_state(
+                node_in(tmp_path), Policy(), NAMES[0], begin("north", new_key(), b"")[0]
+            )
 
 
 def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
@@ -77,11 +79,11 @@ def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
     state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
 
     def fsync(_: int) -> None:
-        kept.append(store.file_of(node, NAMES[0], "north").read_bytes())
+        kept.append(store.state_file(node, NAMES[0], "north").read_bytes())
 
     monkeypatch.setattr(store, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
-    store.create(node, Policy(), NAMES[0], state)
-    assert kept == [store.pack_state(state)]
+    store.create_state(node, Policy(), NAMES[0], state)
+    assert kept == [store.sum_proto.pack_state(state)]
 
 
 @settings(max_examples=20)
@@ -94,9 +96,9 @@ def test_a_state_is_read_only_for_its_own_sum_site_and_settings(
 ) -> None:
     node, name = node_in(tmp_path_factory.mktemp("site")), NAMES[0]
     state, _ = begin("north", new_key(), context_of(RUN, name))
-    store.create(node, Policy(), name, state)
+    store.create_state(node, Policy(), name, state)
     state = replace(state, phase=phase)  # type: ignore[arg-type]
-    store.write(node, name, state)
+    store.write_state(node, name, state)
     other = parse_run({"classes": "a,b,c", "secure-sum": True, "fedpft.covariance": "gram"})
     asked = {
         "": (RUN, name, "north"),
@@ -107,24 +109,24 @@ def test_a_state_is_read_only_for_its_own_sum_site_and_settings(
     }
     if wrong == "phase of another site":
         # The file under another name does not make it another site's.
-        store.file_of(node, name, "north").rename(store.file_of(node, name, "south"))
+        store.state_file(node, name, "north").rename(store.state_file(node, name, "south"))
     elif wrong == "name":
-        store.file_of(node, name, "north").rename(store.file_of(node, NAMES[1], "north"))
+        store.state_file(node, name, "north").rename(store.state_file(node, NAMES[1], "north"))
     run, asked_name, site = asked[wrong]
     if not wrong:
-        assert store.read(run, node, asked_name, site) == state
+        assert store.read_state(run, node, asked_name, site) == state
     else:
         with pytest.raises(StateError):
-            store.read(run, node, asked_name, site)
+            store.read_state(run, node, asked_name, site)
 
 
 @given(st.text(max_size=40) | st.text("0123456789abcdef", min_size=31, max_size=33))
 def test_only_a_name_of_its_form_names_a_sum(name: str) -> None:
     if len(name) == 32 and set(name) <= set("0123456789abcdef"):
-        assert store.name_of({"sum": name}) == name
+        assert store.sum_name({"sum": name}) == name
     else:
         with pytest.raises(SurrogateError, match="without the name"):
-            store.name_of({"sum": name})
+            store.sum_name({"sum": name})
 
 
 def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
@@ -139,8 +141,8 @@ def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
         flush(descriptor)
 
     monkeypatch.setattr(store.os, "fsync", fsync)
-    store.create(node, Policy(), NAMES[0], begin("north", new_key(), b"")[0])
-    written = store.file_of(node, NAMES[0], "north").stat()
+    store.create_state(node, Policy(), NAMES[0], begin("north", new_key(), b"")[0])
+    written = store.state_file(node, NAMES[0], "north").stat()
     assert [(each.st_ino, each.st_size) for each in flushed] == [(written.st_ino, written.st_size)]
     assert written.st_mode & 0o777 == 0o600
 
@@ -151,9 +153,9 @@ def test_a_state_goes_when_it_is_older_than_a_run_and_not_as_old(
 ) -> None:
     node = node_in(tmp_path)
     state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
-    store.create(node, Policy(), NAMES[0], state)
-    file = store.file_of(node, NAMES[0], "north")
+    store.create_state(node, Policy(), NAMES[0], state)
+    file = store.state_file(node, NAMES[0], "north")
     os.utime(file, (1000.0, 1000.0))
     monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: 1060.0 + more))
-    store.create(node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0])
+    store.create_state(node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0])
     assert file.exists() == (not more)

@@ -27,11 +27,9 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import JOINT
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum import noise
-from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
 from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
-from fedsurrogate.common.secure_sum.of_run import numbers_of
-from fedsurrogate.common.secure_sum.rules import SumRules
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules, numbers_of
+from fedsurrogate.common.secure_sum.secrets import words
 
 
 def probabilities(variance: float) -> np.ndarray:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy import accounting, one_run, privacy_filter, secret_numbers, shares
+from fedsurrogate.common.privacy import accounting, one_run, privacy_filter, shares
+from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     _smallest_below,

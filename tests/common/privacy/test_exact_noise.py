@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.methods.dp.record_gradients import add_clipped, norms_of, sums_like
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.exact_sums import IntegerSum

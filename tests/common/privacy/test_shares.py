@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.methods.class_sums import class_sums_plan
+from fedsurrogate.common.methods.sums import class_sums_plan
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.mechanism import NoisyRounds, NoisySums
 from fedsurrogate.common.settings import Settings

@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.common.secure_sum.keys import Member
-from fedsurrogate.common.secure_sum.member import SumState, agree, begin, mask, reveal, share
+from fedsurrogate.common.secure_sum.protocol import (
+    SumState,
+    agree,
+    begin,
+    check_revealed,
+    mask,
+    reveal,
+    share,
+    unmask,
+)
 from fedsurrogate.common.secure_sum.rules import SumRules
-from fedsurrogate.common.secure_sum.shares import Dealt
-from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
-from fedsurrogate.common.secure_sum.words import Words
+from fedsurrogate.common.secure_sum.secrets import Dealt, Member, Words
 from fedsurrogate.common.security.sealing import new_key, public_key
 
 CONTEXT = b"a run and a sum"

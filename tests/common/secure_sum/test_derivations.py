@@ -22,35 +22,53 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError, DisputeError, SealError, SurrogateError
 from fedsurrogate.common.secure_sum import (
-    fixed_point,
-    keys,
-    masks,
     noise,
-    of_run,
     rules,
-    shamir,
-    shares,
 )
-from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
-from fedsurrogate.common.secure_sum.keys import (
+from fedsurrogate.common.secure_sum import (
+    rules as fixed_point,
+)
+from fedsurrogate.common.secure_sum import (
+    rules as of_run,
+)
+from fedsurrogate.common.secure_sum import (
+    secrets as keys,
+)
+from fedsurrogate.common.secure_sum import (
+    secrets as masks,
+)
+from fedsurrogate.common.secure_sum import (
+    secrets as shamir,
+)
+from fedsurrogate.common.secure_sum import (
+    secrets as shares,
+)
+from fedsurrogate.common.secure_sum.protocol import check_revealed, signed_list
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules
+from fedsurrogate.common.secure_sum.secrets import (
     Member,
     Secrets,
     agreed,
     announce,
+    check_dealt,
     check_members,
+    combine,
+    deal,
     derived,
+    keystream,
     list_digest,
     masking_key,
+    open_share,
+    own_mask,
+    pack_words,
+    pair_masks,
     public_half,
     quoted,
+    recover,
+    split,
+    unpack_words,
+    words,
 )
-from fedsurrogate.common.secure_sum.masks import keystream, own_mask, pair_masks
-from fedsurrogate.common.secure_sum.member import signed_list
-from fedsurrogate.common.secure_sum.rules import SumRules
-from fedsurrogate.common.secure_sum.shamir import combine, split
-from fedsurrogate.common.secure_sum.shares import check_dealt, deal, open_share, recover
-from fedsurrogate.common.secure_sum.unmasking import check_revealed
-from fedsurrogate.common.secure_sum.words import pack_words, unpack_words, words
 from fedsurrogate.common.security import sealing
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
 from fedsurrogate.common.surrogate_pb2 import Sealed

@@ -19,13 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import DisputeError, FedSurrogateError
-from fedsurrogate.common.secure_sum import shamir
-from fedsurrogate.common.secure_sum.keys import Member
-from fedsurrogate.common.secure_sum.member import PURPOSE, signed_list, spare_seed
+from fedsurrogate.common.secure_sum import secrets as shamir
+from fedsurrogate.common.secure_sum.protocol import (
+    PURPOSE,
+    check_revealed,
+    signed_list,
+    spare_seed,
+    unmask,
+)
 from fedsurrogate.common.secure_sum.rules import SumRules
-from fedsurrogate.common.secure_sum.shares import KINDS, Dealt
-from fedsurrogate.common.secure_sum.unmasking import check_revealed, unmask
-from fedsurrogate.common.secure_sum.words import Words, words
+from fedsurrogate.common.secure_sum.secrets import KINDS, Dealt, Member, Words, words
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.common.secure_sum.parties import Party, values_of
 

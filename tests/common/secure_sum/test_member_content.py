@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.common.secure_sum.keys import Member
+from fedsurrogate.common.secure_sum.secrets import Member
 
 
 def keys(length: int) -> st.SearchStrategy[bytes]:

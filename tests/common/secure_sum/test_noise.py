@@ -11,7 +11,6 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
-from fedsurrogate.common.secure_sum.fixed_point import FILLED, HALF, FixedPoint
 from fedsurrogate.common.secure_sum.noise import (
     ROOM,
     Shapes,
@@ -21,7 +20,7 @@ from fedsurrogate.common.secure_sum.noise import (
     spare_of,
     spare_variances,
 )
-from fedsurrogate.common.secure_sum.rules import MOST_SPARED, SumRules
+from fedsurrogate.common.secure_sum.rules import FILLED, HALF, MOST_SPARED, FixedPoint, SumRules
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.fixed_point import FixedPoint
-from fedsurrogate.common.secure_sum.of_run import (
+from fedsurrogate.common.secure_sum.rules import (
+    FixedPoint,
     context_of,
     dimensions_of,
     local_epsilon,

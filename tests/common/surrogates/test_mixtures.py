@@ -13,10 +13,14 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
-from fedsurrogate.common.surrogates.k_means import k_means
-from fedsurrogate.common.surrogates.mixtures import RELATIVE_FLOOR, Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
+from fedsurrogate.common.surrogates.mixtures import (
+    RELATIVE_FLOOR,
+    Mixtures,
+    MixtureSettings,
+    fit,
+    k_means,
+)
 from tests.likelihood import log_likelihood
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")

@@ -23,13 +23,16 @@ from fedsurrogate.common.targets.counted import CountedNumbers, CountedTimes
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.number import Number
-from fedsurrogate.common.targets.objective import Objective
-from fedsurrogate.common.targets.target import sums_of_counts
-from fedsurrogate.common.targets.time import Scored, Time, scored, usual_edges, widening_edges
-from fedsurrogate.common.targets.time_rounds import (
+from fedsurrogate.common.targets.target import Objective, sums_of_counts
+from fedsurrogate.common.targets.time import (
+    Scored,
+    Time,
     merged_cells,
     merged_places,
     residual_course,
+    scored,
+    usual_edges,
+    widening_edges,
 )
 from fedsurrogate.common.terms import Term
 

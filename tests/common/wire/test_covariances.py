@@ -6,11 +6,11 @@ import torch
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
+from fedsurrogate.common.wire.tensors import pack_levels, unpack_levels
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate
 
 HEADER = Header("fedpft", "run", "site", "backbone", ("a", "b"))

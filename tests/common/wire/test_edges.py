@@ -28,17 +28,20 @@ from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from fedsurrogate.common.security.signed_requests import Request
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.covariances import (
+    AnyCovariance,
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+)
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.common.surrogates.synthetic import Synthetic
-from fedsurrogate.common.wire import bundles, covariances, generator_files, surrogate_proto
+from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, Synthetic
+from fedsurrogate.common.wire import bundles, generator_files, surrogate_proto
+from fedsurrogate.common.wire import tensors as covariances
 from fedsurrogate.common.wire.bundles import unpack_bundle
-from fedsurrogate.common.wire.covariances import pack_covariance, unpack_covariance
-from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
-from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
 from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
@@ -56,6 +59,13 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, pack_centre
+from fedsurrogate.common.wire.tensors import (
+    pack,
+    pack_covariance,
+    pack_levels,
+    unpack_covariance,
+    unpack_levels,
+)
 
 CLASSES = ("a", "b", "c")
 HEADER = Header("fedpft", "run", "site", "print", CLASSES)

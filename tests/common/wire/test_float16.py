@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.surrogate_pb2 import Halves
-from fedsurrogate.common.wire.float16 import pack, unpack
+from fedsurrogate.common.wire.tensors import pack, unpack
 
 
 @pytest.mark.parametrize("logarithm", [False, True])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.shared_covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire import validation
 from fedsurrogate.common.wire.validation import Expectation, check_surrogate, is_name

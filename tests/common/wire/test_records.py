@@ -14,9 +14,8 @@ from torch import Tensor
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, LowRank, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, without_classes
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import (

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import StateError, SurrogateError
-from fedsurrogate.common.secure_sum.keys import Member, Secrets
-from fedsurrogate.common.secure_sum.member import PHASES, SumState
-from fedsurrogate.common.secure_sum.shares import Dealt
+from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
+from fedsurrogate.common.secure_sum.secrets import Dealt, Member, Secrets
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire import sum_proto
 from tests.totals import unpack_total

@@ -12,9 +12,8 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.float16 import pack
 from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
 from fedsurrogate.common.wire.surrogate_proto import (
     SCHEMA,
@@ -29,6 +28,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_projection,
     unpack_sums,
 )
+from fedsurrogate.common.wire.tensors import pack
 
 SIDES = st.integers(0, 3)
 BAD = st.sampled_from([math.nan, math.inf, -math.inf])

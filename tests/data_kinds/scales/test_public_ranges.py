@@ -24,8 +24,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import Frame
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import Frame, PublicMap
 from fedsurrogate.common.wire.records import pack_surrogate
 from fedsurrogate.common.wire.sum_proto import pack_map
 from fedsurrogate.strategies.fedpft.strategy import FedPFT

@@ -24,7 +24,7 @@ from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.server_app.export.graph import graph_of, write_graph
 from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.strategies.counting.evaluated import payload_of
+from fedsurrogate.strategies.counting.strategy import payload_of
 from tests.server_app.export.test_export import KEY, WITH_ONNX, header, pictures, resized
 from tests.strategies.counting.targets import KINDS
 

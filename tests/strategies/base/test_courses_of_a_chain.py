@@ -27,7 +27,7 @@ from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.chain import RELAY, STATE
 from fedsurrogate.strategies.base.outcome import NO_REPLY
-from fedsurrogate.strategies.heads.head_chain import HeadChain
+from fedsurrogate.strategies.heads.strategy import HeadChain
 from tests.strategies.base.test_collecting import Clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 

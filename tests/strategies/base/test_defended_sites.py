@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.base.defended import Defended, Suspect
-from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.outcome import Defended, Site, Suspect
 from fedsurrogate.strategies.fedavg.strategy import Updates
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.robustness.defence import cap_records, defend_heads, defend_updates
-from fedsurrogate.strategies.robustness.influence import bounded_heads, bounded_updates
-from fedsurrogate.strategies.robustness.update_screening import screen_updates
+from fedsurrogate.strategies.robustness.influence import (
+    bounded_heads,
+    bounded_updates,
+    screen_updates,
+)
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=40, deadline=None)

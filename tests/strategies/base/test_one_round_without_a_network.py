@@ -19,7 +19,6 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
-from fedsurrogate.strategies.base.defended import Defended, Suspect
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFT

@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.wire.float16 import pack, unpack
 from fedsurrogate.common.wire.records import INFO, PAYLOAD
+from fedsurrogate.common.wire.tensors import pack, unpack
 from tests.grid import (
     FAST,
     SECRET,

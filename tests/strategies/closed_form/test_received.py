@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.closed_form.received import (
+from fedsurrogate.strategies.closed_form.statistics import (
     of_mixtures,
     of_noisy_sums,
     pooled,

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.closed_form.cleaned import cleaned
-from fedsurrogate.strategies.closed_form.solving import factor_of, repair_facts, solved
+from fedsurrogate.strategies.closed_form.solvers import cleaned, factor_of, repair_facts, solved
 
 few = settings(max_examples=20, deadline=None)
 SEEDS = st.integers(0, 9999)

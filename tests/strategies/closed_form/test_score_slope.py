@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.strategies.closed_form.score_slope import calibrated
-from fedsurrogate.strategies.closed_form.solvers import Solution, balanced_ridge, lda, ridge
+from fedsurrogate.strategies.closed_form.solvers import (
+    Solution,
+    balanced_ridge,
+    calibrated,
+    lda,
+    ridge,
+)
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 D, CLASSES = 60, 3

@@ -13,10 +13,9 @@ from torch import Tensor
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.strategies.closed_form.site_differences import SiteDifferences
-from fedsurrogate.strategies.closed_form.solvers import balanced_ridge, ridge
+from fedsurrogate.strategies.closed_form.solvers import SiteDifferences, balanced_ridge, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
-from fedsurrogate.strategies.fedpft.learn import by_statistics, learn
+from fedsurrogate.strategies.fedpft.strategy import by_statistics, learn
 
 NAMES = ("a", "b", "c")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsurrogate.strategies.closed_form.factored import Factored
-from fedsurrogate.strategies.closed_form.score_slope import Scores, calibrated, slope_of
-from fedsurrogate.strategies.closed_form.solvers import Solution
+from fedsurrogate.strategies.closed_form.solvers import Scores, Solution, calibrated, slope_of
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 
 Array = NDArray[np.float64]

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full
+from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.shared_covariances import Gram
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.closed_form.factored import Factored
-from fedsurrogate.strategies.closed_form.shrinkage import chosen_with_accuracy
 from fedsurrogate.strategies.closed_form.solvers import (
     _unequal_scales,
     balanced_ridge,
+    chosen_with_accuracy,
     fewest_records,
     lda,
     naive_bayes,
@@ -32,8 +31,12 @@ from fedsurrogate.strategies.closed_form.solvers import (
     ridge,
 )
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.fedpft.learn import _enough, _with_enough_records, one_gaussian_a_class
-from fedsurrogate.strategies.fedpft.strategy import FedPFT
+from fedsurrogate.strategies.fedpft.strategy import (
+    FedPFT,
+    _enough,
+    _with_enough_records,
+    one_gaussian_a_class,
+)
 
 Array = NDArray[np.float64]
 D = 4

@@ -22,11 +22,9 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form.factored import Factored
-from fedsurrogate.strategies.closed_form.received import of_total
-from fedsurrogate.strategies.closed_form.solvers import lda
-from fedsurrogate.strategies.closed_form.solving import factor_of, solved
-from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.closed_form.solvers import factor_of, lda, solved
+from fedsurrogate.strategies.closed_form.statistics import Statistics, of_total, sum_of
+from fedsurrogate.strategies.pooling.plausibility import Total
 from tests.examples import CLASSES, records, statistics_of, three_hospitals
 
 MODULES = [

@@ -11,7 +11,7 @@ from fedsurrogate.common.limits import LARGEST_PRIVATE
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import unpack_classifier
-from fedsurrogate.strategies.counting.evaluated import bounded, payload_of
+from fedsurrogate.strategies.counting.strategy import bounded, payload_of
 
 HEADER = Header("fedpft", "run", "coordinator", "f", ("no", "yes", "perhaps"))
 

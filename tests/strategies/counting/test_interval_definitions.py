@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.strategies.counting.intervals import UNDEFINED, auroc, rate, share_of, total
+from fedsurrogate.strategies.counting.results import UNDEFINED, auroc, rate, share_of, total
 
 Z = NormalDist().inv_cdf(0.975)
 CELLS = st.lists(st.sampled_from([-3.0, 0.0, 1.0, 6.5, 40.0, 900.0]), min_size=1, max_size=4)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.strategies.counting.intervals import UNDEFINED, Z, auroc, rate
+from fedsurrogate.strategies.counting.results import UNDEFINED, Z, auroc, rate
 
 CELLS = st.lists(st.integers(60, 400), min_size=3, max_size=8)
 

@@ -28,19 +28,25 @@ from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
-from fedsurrogate.strategies.counting.evaluated import evaluated_payload, payload_of, read_model
-from fedsurrogate.strategies.counting.intervals import auroc, rate, total
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
+    auroc,
     evaluation_result,
     keep_result,
     pooled,
+    rate,
     records_counted,
     result_of,
     summed_result,
+    total,
 )
-from fedsurrogate.strategies.counting.strategy import Counting
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.counting.strategy import (
+    Counting,
+    evaluated_payload,
+    payload_of,
+    read_model,
+)
+from fedsurrogate.strategies.pooling.plausibility import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=25, deadline=None)

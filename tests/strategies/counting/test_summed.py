@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-import fedsurrogate.client_app.secure_sum.masked as masked
+import fedsurrogate.client_app.secure_sum.steps as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
-from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report

@@ -21,7 +21,7 @@ from fedsurrogate.common.targets.counted import (
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time, widening_edges
-from fedsurrogate.strategies.counting.target_results import evaluation_of_target
+from fedsurrogate.strategies.counting.results import evaluation_of_target
 
 POOL, DRAWS = 30_000, 1_000
 # That a curve reaches the horizon in spite of the noise says something of the draw.

@@ -18,12 +18,13 @@ from fedsurrogate.common.targets.counted import CountedLabels, CountedNumbers, C
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
-from fedsurrogate.strategies.counting.intervals import auroc, rate
-from fedsurrogate.strategies.counting.target_results import (
+from fedsurrogate.strategies.counting.results import (
+    auroc,
     evaluation_of_target,
+    rate,
     survey_of_target,
 )
-from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank
+from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
 
 few = settings(max_examples=40, deadline=None)
 Z = 1.959963984540054

@@ -21,8 +21,8 @@ from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.counted import COUNTED, THIRD
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.strategies.counting.evaluated import payload_of
-from fedsurrogate.strategies.targets.survival import Cells, kaplan_meier, log_rank
+from fedsurrogate.strategies.counting.strategy import payload_of
+from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
 from tests import commands
 from tests.grid import FAST, NodeConfig, metrics_of
 from tests.strategies.counting.hospitals import allow, counted, entries, evaluated

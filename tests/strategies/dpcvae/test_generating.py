@@ -16,7 +16,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.generating import (
+from fedsurrogate.strategies.dpcvae.strategy import (
     SIZES,
     check_first_round,
     class_means,

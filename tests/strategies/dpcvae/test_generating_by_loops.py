@@ -24,7 +24,7 @@ from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.generating import (
+from fedsurrogate.strategies.dpcvae.strategy import (
     SIZES,
     _weights,
     check_first_round,

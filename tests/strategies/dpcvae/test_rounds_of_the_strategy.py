@@ -23,12 +23,16 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import from_record
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.from_sums import absorb_total
-from fedsurrogate.strategies.dpcvae.generating import class_means, expected_shapes
-from fedsurrogate.strategies.dpcvae.shared_generator import FILE, GeneratorSource
-from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
+from fedsurrogate.strategies.dpcvae.strategy import (
+    DPCVAE,
+    FILE,
+    GeneratorSource,
+    absorb_total,
+    class_means,
+    expected_shapes,
+)
+from fedsurrogate.strategies.pooling.plausibility import Total
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.robustness.defence import defend_updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -16,12 +16,15 @@ from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import INFO, from_record
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae import shared_generator as module
-from fedsurrogate.strategies.dpcvae.from_sums import absorb_total
-from fedsurrogate.strategies.dpcvae.generating import expected_shapes, head_of
-from fedsurrogate.strategies.dpcvae.shared_generator import GeneratorSource
-from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.dpcvae import strategy as module
+from fedsurrogate.strategies.dpcvae.strategy import (
+    DPCVAE,
+    GeneratorSource,
+    absorb_total,
+    expected_shapes,
+    head_of,
+)
+from fedsurrogate.strategies.pooling.plausibility import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
 from tests.strategies.dpcvae.test_generating_by_loops import D

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsurrogate.client_app.secure_sum.masked as masked
+import fedsurrogate.client_app.secure_sum.steps as masked
 from fedsurrogate.client_app.methods.dpcvae.training import generator_sums
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
 from tests.client_app.methods.dpcvae.test_training import Site, run
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images

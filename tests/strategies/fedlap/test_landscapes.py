@@ -19,8 +19,7 @@ from fedsurrogate.common.models.networks import convnet, parameters_of, split_in
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import FedLAPSettings
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.surrogates.surrogates import Header, Synthetic, check_synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap.landscapes import (

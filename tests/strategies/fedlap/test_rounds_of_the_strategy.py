@@ -14,8 +14,7 @@ from safetensors.torch import load
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import strategy as module
 from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn

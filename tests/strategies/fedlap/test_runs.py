@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.server_app.report.build import write_report

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.methods.fedpft_covariance import (
+from fedsurrogate.common.methods.fedpft import (
     AUTO_RANK,
     LARGEST_GRAM,
     explained,
@@ -25,7 +25,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.common.wire.validation import Expectation, check_reply, check_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.pins.facts import facts
 
 BUDGET: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.strategies.fedpft.bounded_gradients import Given, within_bounds
+from fedsurrogate.strategies.fedpft.logistic_rounds import Given, within_bounds
 
 
 def honest(seed: int, count: int, spread: float, noise: float, rounds: int) -> dict[str, Given]:

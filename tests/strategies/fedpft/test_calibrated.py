@@ -17,11 +17,10 @@ from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
 from fedsurrogate.common.privacy.mechanism import NoisySums
 from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.strategies.closed_form.score_slope import LEAST, Scores, slope_of
-from fedsurrogate.strategies.fedpft.calibrated import of_classes, spread_of
-from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
+from fedsurrogate.strategies.closed_form.solvers import LEAST, Scores, slope_of
+from fedsurrogate.strategies.fedpft.private_head import learn_from_sums, of_classes, spread_of
 from fedsurrogate.strategies.pooling.class_means import Components
 
 few = settings(max_examples=40, deadline=None)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
-from fedsurrogate.strategies.closed_form.cleaned import RIDGE, cleaned
-from fedsurrogate.strategies.fedpft.cleaned_covariance import expected
+from fedsurrogate.common.surrogates.covariances import LowRank
+from fedsurrogate.strategies.closed_form.solvers import RIDGE, cleaned
+from fedsurrogate.strategies.fedpft.private_head import expected
 from fedsurrogate.strategies.pooling.class_means import Components
 
 D = 120

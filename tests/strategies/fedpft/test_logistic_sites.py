@@ -19,7 +19,7 @@ from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     bounded_round,
     in_bins,
 )
-from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.sums import message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
@@ -28,9 +28,12 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
-from fedsurrogate.strategies.fedpft.logistic_sites import LogisticRoundsOfSites
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.fedpft.logistic_rounds import (
+    LogisticRoundsOfSites,
+    absorb_total,
+    usual_length,
+)
+from fedsurrogate.strategies.pooling.plausibility import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 BASE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from scipy.special import log_softmax, softmax
 
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import gaps
 from fedsurrogate.common.methods.logistic_rounds import FACTORS, LENGTH
-from fedsurrogate.strategies.fedpft.logistic_slope import UNSURE, USUAL, factor_of
+from fedsurrogate.strategies.fedpft.logistic_rounds import UNSURE, USUAL, factor_of
 
 LARGE = st.floats(-6e4, 6e4)
 

@@ -19,9 +19,13 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedpft.logistic_rounds import LogisticStart, absorb_total, head_of
-from fedsurrogate.strategies.fedpft.logistic_slope import factor_of
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.fedpft.logistic_rounds import (
+    LogisticStart,
+    absorb_total,
+    factor_of,
+    head_of,
+)
+from fedsurrogate.strategies.pooling.plausibility import Total
 
 C, D, STEPS = 3, 4, 3
 CLIP, CONSTANT = 0.75, 0.25

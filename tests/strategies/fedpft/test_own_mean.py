@@ -33,8 +33,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogat
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.fedpft.learn import learn
-from fedsurrogate.strategies.fedpft.strategy import FedPFT
+from fedsurrogate.strategies.fedpft.strategy import FedPFT, learn
 
 CLASSES = ("a", "b")
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}

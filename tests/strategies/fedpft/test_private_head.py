@@ -17,11 +17,10 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures, fold
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, without_classes
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft.learn import learn
 from fedsurrogate.strategies.fedpft.private_head import (
     SITES_DIFFER,
     _diagonal,
@@ -32,6 +31,7 @@ from fedsurrogate.strategies.fedpft.private_head import (
     observed_within,
     unused,
 )
+from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
 
 CLASSES = ("a", "b", "c")

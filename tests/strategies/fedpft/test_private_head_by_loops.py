@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedsurrogate.common.privacy.mechanism import NoisySums
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
-from fedsurrogate.common.surrogates.shared_covariances import LowRank
+from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.fedpft.private_head import (
     _diagonal,

@@ -15,7 +15,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
 from fedsurrogate.strategies.base import collection
-from fedsurrogate.strategies.heads.local import Local
+from fedsurrogate.strategies.heads.strategy import Local
 from tests.strategies.base.test_collecting import Clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -20,15 +20,12 @@ from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.strategies.base.defended import Defended
-from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.outcome import Defended, Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.representation import Representation
-from fedsurrogate.strategies.fedavg.strategy import Updates
-from fedsurrogate.strategies.heads import local
+from fedsurrogate.strategies.fedavg.strategy import Representation, Updates
+from fedsurrogate.strategies.heads import strategy as local
 from fedsurrogate.strategies.heads import strategy as module
-from fedsurrogate.strategies.heads.local import Local
-from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.heads.strategy import Heads, Local
 from fedsurrogate.strategies.robustness.defence import defend_heads
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -216,7 +213,7 @@ def test_sites_with_local_heads_introduce_themselves_once_and_train_when_they_ju
 def test_a_shared_body_is_judged_by_the_own_heads_of_all_sites(
     monkeypatch: pytest.MonkeyPatch, reports: list[float | None]
 ) -> None:
-    from fedsurrogate.strategies.fedavg import representation
+    from fedsurrogate.strategies.fedavg import strategy as representation
 
     strategy = Representation({"method": "fedrep"}, Kept())
     strategy.outcome.sites = {at: Site(f"s{at}", "used", "") for at in range(len(reports))}

@@ -10,7 +10,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.strategies.pooling.class_means import by_site
 from fedsurrogate.strategies.pooling.site_weights import scaled
-from fedsurrogate.strategies.robustness.evidence import of_surrogates
+from fedsurrogate.strategies.robustness.harm import of_surrogates
 from tests.hostile_sites import digits_of, surrogate_of
 
 CLASSES = tuple(map(str, range(10)))

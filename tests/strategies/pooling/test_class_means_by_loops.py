@@ -22,11 +22,11 @@ from fedsurrogate.strategies.pooling.class_means import (
     Components,
     by_site,
     differ_across,
+    even_lengths,
     noise_of_counts_and_sums,
     pool,
     shrink,
 )
-from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
 
 Array = NDArray[np.float64]
 CLAIM = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()

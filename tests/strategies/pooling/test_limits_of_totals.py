@@ -15,8 +15,12 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.pooling.plausibility import check_gradients, check_moments, weight_of
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.pooling.plausibility import (
+    Total,
+    check_gradients,
+    check_moments,
+    weight_of,
+)
 
 HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
 D, TOLERANCE = 3, 1e-2

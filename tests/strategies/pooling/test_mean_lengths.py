@@ -15,11 +15,11 @@ from fedsurrogate.strategies.fedpft.private_head import SITES_DIFFER, _pooled
 from fedsurrogate.strategies.pooling.class_means import (
     by_site,
     differ_across,
+    even_lengths,
     noise_of_counts_and_sums,
     pool,
     shrink,
 )
-from fedsurrogate.strategies.pooling.mean_lengths import even_lengths
 
 CLAIM = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()
 OF_COUNT, OF_SUM, DRAWS = 14.0, 1.0, 20

@@ -10,14 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.methods.class_sums import MOMENTS
 from fedsurrogate.common.methods.heads import HEAD_AND_FEATURES
 from fedsurrogate.common.methods.method import fields_of
+from fedsurrogate.common.methods.sums import MOMENTS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.columns import Frame
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
+from fedsurrogate.common.surrogates.covariances import (
+    AnyCovariance,
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+)
 from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.strategies.pooling.columns import Change, moved_parameters, moved_surrogate
 

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import dimensions_of
+from fedsurrogate.common.secure_sum.rules import dimensions_of
 from fedsurrogate.common.settings.features import FEWEST_MAPPED
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
 from fedsurrogate.strategies.pooling.public_projection import (
     RIDGE,

@@ -23,7 +23,7 @@ from fedsurrogate.strategies.pooling.robust_centres import (
     trimmed_mean,
 )
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.robustness.update_screening import screen_updates
+from fedsurrogate.strategies.robustness.influence import screen_updates
 
 SITES, CLASSES, DIMENSION = 8, 5, 20
 

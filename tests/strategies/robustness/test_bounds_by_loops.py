@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
 from fedsurrogate.strategies.robustness.influence import (
     bounded,
     bounded_heads,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from fedsurrogate.strategies.closed_form.site_differences import SiteDifferences
+from fedsurrogate.strategies.closed_form.solvers import SiteDifferences
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.robustness import harm
-from fedsurrogate.strategies.robustness.evidence import sites_of
+from fedsurrogate.strategies.robustness.harm import sites_of
 
 Array = NDArray[np.float64]
 few = settings(max_examples=25, deadline=None)

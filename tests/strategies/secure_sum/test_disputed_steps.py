@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, SealError, SurrogateError
-from fedsurrogate.common.secure_sum.member import begin
+from fedsurrogate.common.secure_sum.protocol import begin
 from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.security.sealing import new_key
 from fedsurrogate.common.wire import sum_proto
 from fedsurrogate.common.wire.records import DISPUTED
 from fedsurrogate.strategies.base.reported import RefusedError
-from fedsurrogate.strategies.secure_sum.disputes import Dispute, left_out, why
+from fedsurrogate.strategies.secure_sum.steps import Dispute, left_out, why
 from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.secure_sum.test_totals import prepared

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import fedsurrogate.client_app.secure_sum.masked as masked
+import fedsurrogate.client_app.secure_sum.steps as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -117,7 +117,7 @@ def test_noise_of_training_at_each_site_is_as_without_secure_sums(
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     monkeypatch.setattr(
-        "fedsurrogate.client_app.methods.dp.units.system_uniforms",
+        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms",
         lambda count: (torch.arange(count) % 20) / 20,
     )
     settings = {

@@ -19,21 +19,21 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import save_file
 from scipy import stats
 
-import fedsurrogate.client_app.secure_sum.masked as masked
+import fedsurrogate.client_app.secure_sum.steps as masked
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.noise import noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.wire.model_files import load_model
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.fedpft import strategy
-from fedsurrogate.strategies.pooling.total import Total
+from fedsurrogate.strategies.pooling.plausibility import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.totals import unpack_total
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.words import words
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import DISPUTED
 from fedsurrogate.strategies.base.outcome import Site
-from fedsurrogate.strategies.secure_sum.disputes import Dispute, disputes_in, left_out, why
+from fedsurrogate.strategies.secure_sum.steps import Dispute, disputes_in, left_out, why
 from fedsurrogate.strategies.secure_sum.strategy import TOTAL_FILE, SecureSum
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -14,12 +14,12 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums
+from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums
 from fedsurrogate.common.costs import payload_bytes
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets import received
+from fedsurrogate.strategies.targets import sums as received
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.time import risk_head

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.coded_sums import bounded_sums
-from fedsurrogate.client_app.methods.message import message
+from fedsurrogate.client_app.methods.sums import bounded_sums, message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.secure_sum.same_sites import settings_in
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import Frame, public_frame
-from fedsurrogate.common.surrogates.public_map import PublicMap
+from fedsurrogate.common.surrogates.columns import Frame, PublicMap, public_frame
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.targets.strategy import FromCodedSums

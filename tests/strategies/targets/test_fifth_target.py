@@ -19,9 +19,9 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Facts, Kind, Target
-from fedsurrogate.strategies.targets import learning
-from fedsurrogate.strategies.targets.learning import Answering
+from fedsurrogate.strategies.targets import strategy as learning
 from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.strategy import Answering
 from fedsurrogate.strategies.targets.sums import CodedSums
 
 

@@ -24,8 +24,8 @@ from fedsurrogate.common.targets.labels import SET_PART, Labels
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.targets import received
 from fedsurrogate.strategies.targets.labels import Annotated
-from fedsurrogate.strategies.targets.learning import annotated_of, check_sums
-from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.strategy import annotated_of, check_sums
+from fedsurrogate.strategies.targets.sums import CodedSums, check_capped
 from tests.coded import capped_code, coded, noisy, ridge_discriminant
 
 NAMES = ("a", "b", "c")

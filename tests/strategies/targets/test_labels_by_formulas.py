@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     CAUTION,
     Directions,
     Outcomes,

@@ -22,7 +22,8 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.checks import (
+from fedsurrogate.strategies.targets.sums import (
+    CodedSums,
     check_capped,
     check_cells,
     check_exact,
@@ -30,7 +31,6 @@ from fedsurrogate.strategies.targets.checks import (
     check_noisy,
     check_numbers,
 )
-from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import coded, exact_code, noisy, number_sums
 
 Array = NDArray[np.float64]

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.targets.number import NumberHead, number_head
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     Directions,
     Fitted,
+    NumberHead,
     Outcomes,
     cross_validated,
     expected,
+    number_head,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import noisy, number_sums

@@ -12,19 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.methods.coded_sums import CodedRecords, exact_sums
+from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.base.defended import Defended
+from fedsurrogate.strategies.base.outcome import Defended
+from fedsurrogate.strategies.pooling.plausibility import Total
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets import strategy as module
-from fedsurrogate.strategies.targets.received import around_zero, of_site
 from fedsurrogate.strategies.targets.strategy import FromCodedSums, learn_from_sum
+from fedsurrogate.strategies.targets.sums import around_zero, of_site
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 NUMBER: dict[str, Any] = {"target": "number", "target-range": "0,400"}
@@ -50,7 +50,7 @@ class Learned:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
-        monkeypatch.setattr(module, "learned_by", lambda plan: self)
+        monkeypatch.setattr(module, "learned", self)
 
     def __call__(self, sums: Any, header: Header, target: Any) -> Any:
         self.seen.append((sums, header, target))

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.targets.target import Target
-from fedsurrogate.strategies.targets.received import around_zero, of_site
-from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.sums import CodedSums, around_zero, of_site
 from tests.coded import moment_of
 
 D = 3

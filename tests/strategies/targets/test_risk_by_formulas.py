@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.targets.time import at_risk_in
-from fedsurrogate.strategies.targets.survival import Cells
 from fedsurrogate.strategies.targets.time import (
+    Cells,
     RiskHead,
     _weights,
     calibrated_head,
@@ -138,7 +138,7 @@ def test_weights_under_noise_are_those_expected_for_the_likeliest_spread(
     counted = cells_of(sums)
     score = torch.randn(3, generator=torch.Generator().manual_seed(seed)).double() * 20
     weight, excess = _weights(score, noise, counted, sums)
-    from fedsurrogate.strategies.targets.strength import Directions
+    from fedsurrogate.strategies.targets.number import Directions
 
     assert sums.noise is not None
     clean = Directions.of_noisy(sums.covariance, sums.noise.squares / max(sums.records, 1.0), 0.0)

@@ -19,12 +19,12 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.pooling import rounds_of_sums
+from fedsurrogate.strategies.pooling.plausibility import Total
 from fedsurrogate.strategies.pooling.rounds_of_sums import check_charged
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.pooling.total import Total
 from fedsurrogate.strategies.targets import in_rounds
 from fedsurrogate.strategies.targets.in_rounds import TargetRounds, absorb_total
-from fedsurrogate.strategies.targets.received import sum_rounding
+from fedsurrogate.strategies.targets.sums import sum_rounding
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}

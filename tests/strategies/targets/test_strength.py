@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 import fedsurrogate as fs
 from fedsurrogate.strategies.targets.labels import Annotated, label_heads
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     CAUTION,
     Directions,
     Outcomes,

@@ -18,6 +18,7 @@ from fedsurrogate.strategies.targets.strength import (
     Outcomes,
     cross_validated,
     expected,
+    number_head,
     of_least_error,
 )
 

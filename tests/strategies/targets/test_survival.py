@@ -17,9 +17,12 @@ from benchmarks.targets_survival import coverage
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.targets.time import Time, widening_edges
 from fedsurrogate.strategies.targets.sums import CodedSums
-from fedsurrogate.strategies.targets.survival import Cells, Curve, kaplan_meier, log_rank
 from fedsurrogate.strategies.targets.time import (
+    Cells,
+    Curve,
     cells_of,
+    kaplan_meier,
+    log_rank,
     risk_head,
     risk_of_rounds,
     second_code,

@@ -24,7 +24,7 @@ from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.noise import site_variances
-from fedsurrogate.common.secure_sum.of_run import local_epsilon, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.flat import Scalar
 from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head

@@ -10,15 +10,16 @@ import torch
 from opacus import GradSampleModule
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp.dp_sgd import _clipped_sum, clipped_gradients
-from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
 from fedsurrogate.client_app.methods.dp.record_gradients import (
+    _clipped_sum,
     add_clipped,
+    clipped_gradients,
     clipped_sum,
+    clipped_sums,
     norms_of,
     sums_like,
 )
-from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
+from fedsurrogate.client_app.methods.dpcvae.training import trainer_of
 from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords

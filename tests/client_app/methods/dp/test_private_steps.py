@@ -18,10 +18,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import units
-from fedsurrogate.client_app.methods.dp.dp_sgd import UnitRecords, train_privately
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dp.units import Units, poisson_sample
+from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp.record_gradients import (
+    PrivateGradient,
+    UnitRecords,
+    Units,
+    poisson_sample,
+    train_privately,
+)
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, parameters_of

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import units
-from fedsurrogate.client_app.methods.dp.dp_sgd import (
+from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp.record_gradients import (
     UnitRecords,
+    Units,
     clipped_gradients,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dp.units import Units
 from fedsurrogate.client_app.methods.local_training import Variant, class_losses
 from fedsurrogate.common.models.networks import linear
 

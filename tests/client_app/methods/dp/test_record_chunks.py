@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsurrogate.client_app.methods.dp import record_chunks
-from fedsurrogate.client_app.methods.dp.linear_clipping import _lengths
 from fedsurrogate.client_app.methods.dp.record_chunks import (
     TOGETHER,
     WideLinear,
     per_record,
     way_of,
 )
-from fedsurrogate.client_app.methods.dp.record_gradients import norms_of
-from fedsurrogate.client_app.methods.fedpft import private_surrogate
+from fedsurrogate.client_app.methods.dp.record_gradients import _lengths, norms_of
+from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.dpcvae import received_generator
+from fedsurrogate.client_app.methods.dpcvae import downstream as received_generator
 from fedsurrogate.client_app.methods.dpcvae.downstream import (
     LabelledEmbeddings,
     fidelity,
     head_on,
     mix,
+    site_records,
+    use_generator,
 )
-from fedsurrogate.client_app.methods.dpcvae.received_generator import site_records, use_generator
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError

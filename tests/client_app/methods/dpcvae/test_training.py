@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.dp import units
-from fedsurrogate.client_app.methods.dp.linear_clipping import clipped_sums
+from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sums
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
-from fedsurrogate.client_app.methods.dpcvae.training import train_generator
-from fedsurrogate.client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.methods.dpcvae.training import (
     CVAETrainer,
     private_gradient,
+    train_generator,
     trainer_of,
 )
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
@@ -48,7 +48,7 @@ from fedsurrogate.common.privacy.accounting import (
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.generating import take_in
+from fedsurrogate.strategies.dpcvae.strategy import take_in
 
 CLASSES = ("a", "b", "c")
 PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5, "classes": ",".join(CLASSES)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.fedavg.personalization import (
+from fedsurrogate.client_app.methods.fedavg.update import (
     Scores,
     _share,
     nearest_records,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.fedavg.representation import own_head, own_network, update_body
+from fedsurrogate.client_app.methods.fedavg.update import own_network, top_layer, update_body
 from fedsurrogate.client_app.methods.heads.local_head import local_head
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -62,7 +62,7 @@ def test_an_empty_body_gives_the_local_head() -> None:
     linear = config.settings.fedavg.model_copy(update={"model": "linear"})
     here = task(replace(config, settings=config.settings.model_copy(update={"fedavg": linear})))
     assert body_of(parameters_of(fresh("linear", 8, 3, 0))) == {}
-    weight, bias = own_head(here, {}, *here.training_data(CLASSES), 3)
+    weight, bias = top_layer(here, {}, *here.training_data(CLASSES), 3)
     alone = local_head(here)
     assert torch.equal(weight, alone.weight)
     assert torch.equal(bias, alone.bias)
@@ -75,7 +75,7 @@ def test_only_the_body_leaves_and_it_was_trained_below_a_fixed_head() -> None:
     moved = unpack_parameters(update_body(here).payload).tensors
     assert moved.keys() == body().keys() == {"hidden.weight", "hidden.bias"}
     features, labels = here.training_data(CLASSES)
-    weight, bias = own_head(here, here.received_model().tensors, features, labels, 3)
+    weight, bias = top_layer(here, here.received_model().tensors, features, labels, 3)
 
     def loss(tensors: dict[str, torch.Tensor]) -> float:
         head = {HEAD + "weight": weight, HEAD + "bias": bias}

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.dp import dp_sgd
+from fedsurrogate.client_app.methods.dp import record_gradients as dp_sgd
 from fedsurrogate.client_app.methods.fedavg.update import gradient_sums
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -35,7 +35,7 @@ from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.targets.answers import answers_of
 from fedsurrogate.common.targets.labels import Labels
-from fedsurrogate.common.targets.objective import Objective
+from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.validation import Expectation, check_reply

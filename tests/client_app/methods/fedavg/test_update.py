@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry, site_function
-from fedsurrogate.client_app.methods.dp import dp_sgd as private_training
-from fedsurrogate.client_app.methods.dp.dp_sgd import UnitRecords, train_privately
-from fedsurrogate.client_app.methods.dp.units import Units
-from fedsurrogate.client_app.methods.fedavg import scaffold
+from fedsurrogate.client_app.methods.dp import record_gradients as private_training
+from fedsurrogate.client_app.methods.dp.record_gradients import UnitRecords, Units, train_privately
+from fedsurrogate.client_app.methods.fedavg import update as scaffold
 from fedsurrogate.client_app.methods.fedavg.update import update, weighted_update
 from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
 from fedsurrogate.client_app.methods.task import Task
@@ -33,8 +32,7 @@ from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.aggregation import aggregate
-from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.strategies.fedavg.strategy import absorb, aggregate, with_memory
 
 CLASSES = ("a", "b", "c")
 
@@ -317,11 +315,10 @@ def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
     if "mechanism" in forgotten:
         monkeypatch.setattr(ExactSum, "_factors", lambda *arguments: None)
     if forgotten:
-        for module in ("record_gradients", "linear_clipping"):
-            monkeypatch.setattr(
-                f"fedsurrogate.client_app.methods.dp.{module}.clip_factors",
-                lambda norms, clip: torch.ones_like(norms),
-            )
+        monkeypatch.setattr(
+            "fedsurrogate.client_app.methods.dp.record_gradients.clip_factors",
+            lambda norms, clip: torch.ones_like(norms),
+        )
     features, labels = data(40)
     features[-1] = 1000 * features[-1].flip(0)
     more, fewer = (
@@ -392,7 +389,9 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
-    monkeypatch.setattr("fedsurrogate.client_app.methods.dp.units.system_uniforms", torch.zeros)
+    monkeypatch.setattr(
+        "fedsurrogate.client_app.methods.dp.record_gradients.system_uniforms", torch.zeros
+    )
     sigma, _ = claim.noise["gradients"]
     records = UnitRecords(features, labels, Units(len(labels)))
     for mu in (0.0, 5.0):

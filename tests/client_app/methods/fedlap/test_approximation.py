@@ -22,13 +22,13 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     add_clipped,
     clipped_sum,
     norms_of,
+    poisson_sample,
     sums_like,
 )
-from fedsurrogate.client_app.methods.dp.units import poisson_sample
 from fedsurrogate.client_app.methods.fedlap import approximation as fedlap
 from fedsurrogate.client_app.methods.fedlap.approximation import approximate
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
-from fedsurrogate.client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.methods.fedlap.statistics import (
     IMAGE_STEP,
     MODEL_STEP,
     Search,
@@ -52,7 +52,7 @@ from fedsurrogate.common.models.networks import convnet, parameters_of, split_in
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedLAPSettings
-from fedsurrogate.common.surrogates.synthetic import Synthetic, check_synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic, check_synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 

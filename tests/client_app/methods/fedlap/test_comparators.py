@@ -14,8 +14,8 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.fedlap import comparators
-from fedsurrogate.client_app.methods.fedlap.comparators import dsc, feddm, perturbed, psg
+from fedsurrogate.client_app.methods.fedlap import approximation as comparators
+from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
 from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -25,7 +25,7 @@ from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.synthetic import Synthetic
+from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.fedlap.gradient_matching import matching_slope
-from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, real_class_gradients
+from fedsurrogate.client_app.methods.fedlap.statistics import (
+    CLASS_GRADIENTS,
+    matching_slope,
+    real_class_gradients,
+)
 from fedsurrogate.common.models.augmentation import Change, draw
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient, loss, mismatch
 from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.methods.fedlap.trust_region import (
+from fedsurrogate.client_app.methods.fedlap.statistics import (
     Search,
     ServerWalk,
     effective_radius,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from fedsurrogate.client_app.methods.fedpft import private_surrogate
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em
+from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, dp_em
 from fedsurrogate.common.privacy.exact_sums import COARSE
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.mechanism import Mechanism

@@ -18,8 +18,8 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft import private_surrogate as fedpft_private
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, noisy_sums
+from fedsurrogate.client_app.methods.fedpft import surrogate as fedpft_private
+from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import parse_run

@@ -12,9 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.fedpft import private_surrogate as fedpft_private
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import Clipped, dp_em, theorem_4_1
-from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
+from fedsurrogate.client_app.methods.fedpft import surrogate as fedpft_private
+from fedsurrogate.client_app.methods.fedpft.surrogate import (
+    Clipped,
+    SiteData,
+    dp_em,
+    make_surrogate,
+    theorem_4_1,
+)
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy, clip

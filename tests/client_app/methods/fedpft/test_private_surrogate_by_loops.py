@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.methods.fedpft import private_surrogate
-from fedsurrogate.client_app.methods.fedpft.private_surrogate import (
+from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
+from fedsurrogate.client_app.methods.fedpft.surrogate import (
     Clipped,
     dp_em,
     less,

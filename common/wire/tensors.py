@@ -1,18 +1,132 @@
-"""Covariances as 16-bit numbers, and loadings at 8 bits."""
+"""Tensors as scaled 16-bit numbers, whose scale avoids overflow and underflow and whose precision is the
+11 bits of a half; covariances in them, with loadings at 8 bits and a scale for each column.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
-from fedsurrogate.common.surrogates.shared_covariances import AnyCovariance, Gram, LowRank
-from fedsurrogate.common.wire.float16 import LARGEST_HALF, pack, unpack
-from fedsurrogate.common.wire.levels import pack_levels, unpack_levels
+from fedsurrogate.common.surrogate_pb2 import Halves, Levels
+from fedsurrogate.common.surrogates.covariances import (
+    AnyCovariance,
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+)
+
+LARGEST_HALF = 65504.0
+
+
+def pack(values: Tensor, *, logarithm: bool = False) -> Halves:
+    """Encode values as 16-bit numbers.
+
+    A common scale is divided out first, so values times 1e-4 or 1e4 give the same halves.
+
+    Args:
+        values: of any shape.
+        logarithm: encode logarithms. Values must then be positive, and may span any orders of
+            magnitude.
+
+    Example:
+        >>> unpack(pack(torch.tensor([1e-9, 2e-9])), "values", (2,)).tolist()
+        [9.999999717180685e-10, 1.999999943436137e-09]
+    """
+    values = values.detach().to("cpu", torch.float64)
+    if logarithm:
+        scale = float(np.float32(values.log().mean().exp())) or float(np.finfo(np.float32).tiny)
+        values = (values / scale).log()
+    else:
+        scale = float(np.float32(values.abs().max())) or 1.0 if values.numel() else 1.0
+        values = values / scale
+    data = values.numpy().astype("<f2").tobytes()
+    return Halves(shape=list(values.shape), scale=scale, logarithm=logarithm, data=data)
+
+
+def unpack(halves: Halves, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode 16-bit numbers.
+
+    Args:
+        halves: the message.
+        name: of the tensor, for the error.
+        shape: that the tensor must have.
+
+    Returns:
+        The tensor, float32.
+
+    Raises:
+        SurrogateError: with the name, if shape, size or scale is wrong.
+    """
+    if tuple(halves.shape) != shape:
+        raise SurrogateError(f"{name} of shape {tuple(halves.shape)[:4]}, expected {shape}")
+    # No valid tensor has several dimensions and one of size zero; torch fails on such a shape if
+    # the others are huge.
+    if len(halves.data) != 2 * math.prod(shape) or (len(shape) > 1 and 0 in shape):
+        raise SurrogateError(f"{name} of {len(halves.data)} bytes do not fill the shape {shape}")
+    if not 0 < halves.scale < np.inf:
+        raise SurrogateError(f"{name} with scale {halves.scale}; a positive number is needed")
+    values = torch.from_numpy(np.frombuffer(halves.data, dtype="<f2").astype(np.float32)).reshape(
+        shape
+    )
+    return (values.exp() if halves.logarithm else values) * halves.scale
+
+
+BITS, MOST = 8, 127
+
+
+def pack_levels(matrix: Tensor) -> Levels:
+    """Encode a matrix: entries are multiples of their column's scale over 127.
+
+    Args:
+        matrix: (n, m).
+
+    Example:
+        >>> matrix = torch.tensor([[1.0, 10.0], [-0.5, 5.0]])
+        >>> levels = pack_levels(matrix)
+        >>> len(levels.data), bool((unpack_levels(levels, (2, 2)) - matrix).abs().max() < 0.05)
+        (4, True)
+    """
+    scales = pack(matrix.double().abs().amax(0).clamp_min(1e-30), logarithm=True)
+    exact = unpack(scales, "scales", (matrix.shape[1],)).double()
+    levels = (matrix.double() / exact * MOST).round().clamp(-MOST, MOST).to(torch.int8)
+    data = levels.numpy().tobytes()
+    return Levels(shape=list(matrix.shape), bits=BITS, scales=scales, data=data)
+
+
+def unpack_levels(levels: Levels, shape: tuple[int, ...]) -> Tensor:
+    """Decode a matrix of `pack_levels`.
+
+    Args:
+        levels: the message.
+        shape: that the matrix must have, (n, m).
+
+    Returns:
+        The matrix, float32.
+
+    Raises:
+        SurrogateError: for another shape, or numbers of other than 8 bits.
+    """
+    if levels.bits != BITS:
+        raise SurrogateError(f"loadings of {levels.bits} bits; {BITS} are allowed next to 16")
+    if tuple(levels.shape) != tuple(shape) or len(levels.data) != shape[0] * shape[1]:
+        raise SurrogateError(
+            f"loadings of shape {tuple(levels.shape)[:4]} in {len(levels.data)} bytes, expected "
+            f"{shape}"
+        )
+    if not levels.scales.logarithm:
+        raise SurrogateError("scales of loadings must travel as logarithms")
+    scales = unpack(levels.scales, "scales of loadings", (shape[1],))
+    numbers = np.frombuffer(levels.data, dtype=np.int8).astype(np.float32)
+    shares: Tensor = torch.from_numpy(numbers).reshape(shape) / MOST
+    return shares * scales
 
 
 def pack_covariance(
