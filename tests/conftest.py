@@ -35,7 +35,8 @@ import torch
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.privacy import mechanism, privacy_filter, secret_numbers
+from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
+from fedsurrogate.common.privacy import mechanism, privacy_filter
 from tests import quick
 from tests.samples import Samples, sample
 

@@ -21,7 +21,6 @@ from fedsurrogate.client_app.methods import evaluation
 from fedsurrogate.client_app.methods.counting import counts, summed_counts
 from fedsurrogate.client_app.methods.evaluation import (
     checked_classifier,
-    evaluate,
     of_target,
     received_classifier,
     received_target_model,
@@ -189,20 +188,6 @@ def test_a_model_of_another_run_backbone_or_dimension_is_refused() -> None:
             continue
         with pytest.raises(SurrogateError, match=words):
             checked_classifier(asked)
-
-
-def test_the_evaluation_of_a_method_gets_the_request_the_gate_and_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(
-        evaluation, "load", lambda name: lambda *asked: given.append((name, *asked)) or {"ok": 1}
-    )
-    run = parse_run({})
-    asked: Any = task(run, [], None, 1)
-    gate: Any = object()
-    assert evaluate(asked, gate, "77") == {"ok": 1}
-    assert given == [(run.plan.combination.evaluate, asked, gate, "77")]
 
 
 NUMBER = parse_run({"target": "number", "target-range": "-3,3", "value-columns": "size"})

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.site_limits import SiteLimits
 from fedsurrogate.client_app.methods.evaluation import checked_classifier
-from fedsurrogate.client_app.methods.message import message
-from fedsurrogate.client_app.methods.sums import class_moments
+from fedsurrogate.client_app.methods.sums import class_moments, message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError

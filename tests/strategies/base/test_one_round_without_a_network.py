@@ -20,7 +20,7 @@ from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
 from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.strategies.base.outcome import Defended, Site, Suspect
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.strategies.base.test_courses_of_a_run import Kept
 

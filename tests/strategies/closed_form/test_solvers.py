@@ -16,10 +16,9 @@ from fedsurrogate.common.wire.model_files import load_model, save_model
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.factored import Factored
-from fedsurrogate.strategies.closed_form.received import pooled, summed
-from fedsurrogate.strategies.closed_form.shrinkage import SHRINKAGES, chosen_with_accuracy
-from fedsurrogate.strategies.closed_form.solvers import lda, ridge
-from fedsurrogate.strategies.fedpft.learn import learn
+from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge
+from fedsurrogate.strategies.closed_form.statistics import pooled, summed
+from fedsurrogate.strategies.fedpft.strategy import learn
 
 CLASSES = tuple("abcd")
 

@@ -21,10 +21,14 @@ from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_nois
 from fedsurrogate.common.privacy.mechanism import Mechanism, NoisySums
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.of_run import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.words import words
-from fedsurrogate.strategies.counting.intervals import auroc, rate
-from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.strategies.counting.results import (
+    PooledCounts,
+    auroc,
+    evaluation_result,
+    rate,
+)
 
 RUNS, SITES, DELTA = 500, 2, 1e-5
 # Of 500 runs at 95 %, fewer than this many hold the truth in one of ten thousand tests.

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.strategies.targets.checks import check_cells, check_labels, check_numbers
-from fedsurrogate.strategies.targets.sums import CodedSums
+from fedsurrogate.strategies.targets.sums import (
+    CodedSums,
+    check_cells,
+    check_labels,
+    check_numbers,
+)
 from tests.coded import coded, exact_code, noisy, number_sums
 
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.strategies.targets.strength import (
+from fedsurrogate.strategies.targets.number import (
     Directions,
     Outcomes,
     cross_validated,
     expected,
-    number_head,
     of_least_error,
 )
 

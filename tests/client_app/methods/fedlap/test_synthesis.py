@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
-    MODEL_STEP,
     Batches,
-    Search,
     Statistic,
     class_mean_slope,
     class_means,
