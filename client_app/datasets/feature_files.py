@@ -96,7 +96,7 @@ def read_safetensors(source: DataSource, name: str, left: LeftOut) -> Records:
         each: [cell for own in all_ for cell in own.tolist()] for each, all_ in tensors.items()
     }
     records = SourceTable(files[0], columns).records(source, left)
-    declared = [header.classes.split(",") for header in headers]
+    declared = [header.classes.split(",") if source.target is None else () for header in headers]
     sizes = list(map(len, parts))
     records = with_declared(records, columns.get("y", ()), files, sizes, declared, left)
     records = replace(

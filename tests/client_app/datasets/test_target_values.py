@@ -43,7 +43,8 @@ def write(folder: Path, kind: str, cells: Cells, train: int = 0) -> None:
             for name, own in columns.items()
         }
         x = torch.from_numpy(np.stack([each.flatten() for each in pixels])).float()
-        save_file({"x": x, **tensors}, folder / "f.safetensors")
+        # A list of classes is nothing to a run of other targets.
+        save_file({"x": x, **tensors}, folder / "f.safetensors", {"classes": "absent,present"})
         return
     if kind == "parquet":
         files = []
