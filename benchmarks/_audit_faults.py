@@ -77,24 +77,24 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "hardly any noise": (_NOISE, _integers(64**2)),
         "features not clipped": ("fedsurrogate.client_app.features.on_disk.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
-        "gradients not clipped": (f"{_SITE}.dp.linear_clipping.clip_factors", _whole),
+        "gradients not clipped": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
         "a name may stand twice": (
             "fedsurrogate.common.wire.surrogate_proto.distinct_names",
             lambda names, what: tuple(names),
         ),
-        "all records instead of a sample": (f"{_SITE}.dp.units.poisson_sample", _all),
-        "one sample for all steps": (f"{_SITE}.dp.units.poisson_sample", _Once()),
+        "all records instead of a sample": (f"{_SITE}.dp.record_gradients.poisson_sample", _all),
+        "one sample for all steps": (f"{_SITE}.dp.record_gradients.poisson_sample", _Once()),
         "each image counts, not each bag": (
             "fedsurrogate.client_app.datasets.dataset.pooled",
             lambda images, *rules: images,
         ),
         "each gradient counts, not each patient": (
-            f"{_SITE}.dp.units.unit_weights",
+            f"{_SITE}.dp.record_gradients.unit_weights",
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
         "each record counts, not each patient": (
-            f"{_SITE}.fedpft.private_surrogate.unit_weights",
+            f"{_SITE}.fedpft.surrogate.unit_weights",
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
     }[fault]
