@@ -74,6 +74,7 @@ ALONE = (
         "kd",
         "local",
         "ensemble",
+        "ensemble-max",
         "average",
         "fedbe",
         "fedkt",

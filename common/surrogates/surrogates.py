@@ -14,14 +14,13 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.limits import LARGEST_COUNT
-from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 
 if TYPE_CHECKING:
     from fedsurrogate.common.privacy.mechanism import Mechanism
+    from fedsurrogate.common.settings import FedLAPSettings
 
 
 @dataclass(frozen=True)

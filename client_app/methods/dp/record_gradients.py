@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,9 @@ from fedsurrogate.common.privacy.discrete_gaussian import system_uniforms
 from fedsurrogate.common.privacy.exact_sums import CACHED, ExactSum, IntegerSum, clip_factors
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.settings import FedAvgSettings
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.settings import FedAvgSettings
 
 
 class UnitSample(NamedTuple):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp import record_gradients as units
-from fedsurrogate.client_app.methods.dpcvae import training as training_steps
+from fedsurrogate.client_app.methods.dpcvae import training_steps
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError

@@ -25,7 +25,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients as units
-from fedsurrogate.client_app.methods.dpcvae import training as training_steps
+from fedsurrogate.client_app.methods.dpcvae import training_steps
 from fedsurrogate.client_app.processes import warm
 from fedsurrogate.client_app.secure_sum.steps import _random
 from fedsurrogate.common import surrogate_pb2 as pb
