@@ -182,7 +182,7 @@ def test_a_model_of_another_run_backbone_or_dimension_is_refused() -> None:
             assert checked_classifier(asked).header == model.header
             rows = [(2, True), (3, True), (0, True), (1, True)]
             result = evaluation.received_model(
-                replace(asked, found=task(run, rows, None, 1).found), None, "7"
+                replace(asked, found=task(run, rows, None, 1).found), None
             )  # type: ignore[arg-type]
             assert result["tested"] == 4
             continue
@@ -229,7 +229,7 @@ def test_a_model_of_numbers_is_measured_on_records_with_values(there: str) -> No
     x = asked.found.test.features
     values = None if there == "no values" else torch.linspace(-2, 2, len(x))[:, None].double()
     found = replace(asked.found, test=replace(asked.found.test, values=values))
-    result = received_target_model(replace(asked, found=found), None, "7")  # type: ignore[arg-type]
+    result = received_target_model(replace(asked, found=found), None)  # type: ignore[arg-type]
     if there != "all":
         assert result == {"correct": 0, "tested": 0}
         return
