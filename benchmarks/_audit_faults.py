@@ -64,8 +64,6 @@ def planted(fault: str) -> AbstractContextManager[Any]:
     """A context in which this fault is in the code. The mechanism shortens nothing there: it would keep
     the bound that a method has not kept.
     """
-    stack = ExitStack()
-    stack.enter_context(patch.object(ExactSum, "_factors", _unbounded))
     target, replacement = {
         "half of the noise": (_NOISE, _integers(4)),
         "a third of the noise": (_NOISE, _integers(9)),
@@ -98,5 +96,8 @@ def planted(fault: str) -> AbstractContextManager[Any]:
             lambda units, count: torch.ones(count, dtype=torch.float64),
         ),
     }[fault]
-    stack.enter_context(patch(target, replacement))
-    return stack
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(ExactSum, "_factors", _unbounded))
+        stack.enter_context(patch(target, replacement))
+        # A fault that cannot be planted leaves nothing behind.
+        return stack.pop_all()
