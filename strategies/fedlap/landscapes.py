@@ -65,6 +65,16 @@ def limited_radii(radii: Mapping[str, float]) -> dict[str, float]:
     return {site: max(radius, floor) for site, radius in radii.items()}
 
 
+def used_radii(radii: Mapping[str, float], settings: FedLAPSettings) -> dict[str, float]:
+    """Radii by site as the coordinator uses them: limited, unless its descent is plain.
+
+    Args:
+        radii: as the sites report them.
+        settings: of the method.
+    """
+    return dict(radii) if settings.descent == "plain" else limited_radii(radii)
+
+
 def limited_weights(weights: Sequence[float], lengths: Sequence[float]) -> list[float]:
     """Weights of sets, so that no gradient counts as more than LONGEST times the median one.
 
@@ -136,16 +146,14 @@ def learn(training: Training, sets: Sequence[Synthetic], device: str = "cpu") ->
         records, training.memory, settings.remembered(bool(training.config.settings.epsilon))
     )
     number = sets[0].round
-    plain = settings.descent == "plain"
-    radii = {each.header.site: each.radius for each in sets}
-    radii = radii if plain else limited_radii(radii)
+    radii = used_radii({each.header.site: each.radius for each in sets}, settings)
     radius = common_radius(settings.rule, list(radii.values()), settings.trust_radius)
     changes = draws(
         settings.augment, stream(training.config.settings.seed, "fedlap", "coordinator", number)
     )
     current, steps, edge = start, 0, 0
     rate = settings.rate(number, training.config.rounds)
-    descent = Descent(rate, settings.server_steps, radius, plain)
+    descent = Descent(rate, settings.server_steps, radius, settings.descent == "plain")
     for here, outside in walk(body, start, records, descent, changes):
         current, steps, edge = here, steps + 1, edge + outside
     moved = distance(current, start)

@@ -15,7 +15,7 @@ from fedsurrogate.common.wire.model_proto import unpack_synthetic
 from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.base.rounds import Rounds
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn, limited_radii
+from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn, used_radii
 from fedsurrogate.strategies.robustness.defence import defend_synthetic
 
 SHEETS = ("first", "middle", "last")
@@ -91,8 +91,9 @@ class FedLAP(Rounds[Synthetic]):
             Facts for the round's event: the descent, and the sites' radii.
         """
         radii = {each.header.site: each.radius for each in replies}
-        raised = [site for site, radius in limited_radii(radii).items() if radius > radii[site]]
-        if raised and self.config.settings.fedlap.descent != "plain":
+        used = used_radii(radii, self.config.settings.fedlap)
+        raised = [site for site, radius in used.items() if radius > radii[site]]
+        if raised:
             self.recorder.event("radius-raised", sites=raised, round=training.round + 1)
         self._keep_sheets(training.round + 1, replies)
         step = learn(training, replies, self.device)

@@ -417,23 +417,25 @@ def _weighed(evidence: Evidence, most: int, limits: Tensor, out: Tensor) -> Tens
         if float(over[at]) <= 1.02:
             break
         if needed[at]:
-            harms = [over[at] * limits[at]]
-            for step in STEPS[:-1]:
-                tried = weights.clone()
-                tried[at] *= step
-                harms.append(largest(evidence.weighed(tried).harms())[at])
+            harms = [_with_less(evidence, weights, at, step)[1] for step in (1.0, *STEPS[:-1])]
             of_classes = torch.stack(harms).min()
             if of_classes <= out[at]:
                 limits[at] = torch.maximum(limits[at], of_classes + BY_CLASSES)
             needed[at] = False
             continue
         for step in STEPS:
-            tried = weights.clone()
-            tried[at] *= step
-            if step == 0.0 or largest(evidence.weighed(tried).harms())[at] <= limits[at]:
+            tried, harm = _with_less(evidence, weights, at, step)
+            if step == 0.0 or harm <= limits[at]:
                 break
         weights = tried
     return weights
+
+
+def _with_less(evidence: Evidence, weights: Tensor, at: int, share: float) -> tuple[Tensor, Tensor]:
+    """The weights with a share of one site's, and its harm then."""
+    less = weights.clone()
+    less[at] *= share
+    return less, largest(evidence.weighed(less).harms())[at]
 
 
 def by_chance(evidence: Evidence, own: Tensor) -> Tensor:
