@@ -18,15 +18,14 @@ from torch.func import functional_call, grad, vmap
 from benchmarks._audit_site import OWN_BINS, Canaries, Seen
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
 from fedsurrogate.client_app.methods.local_training import network
-from fedsurrogate.common.counting.counts import unpack_counts
+from fedsurrogate.common.methods.counting import unpack_counts
 from fedsurrogate.common.methods.generators import first_round_shares
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import split_input
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import weight_of
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean, weight_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters, unpack_synthetic

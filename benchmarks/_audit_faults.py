@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian, seeded
 from fedsurrogate.common.privacy.exact_sums import ExactSum
+from fedsurrogate.common.privacy.gaussian_mechanism import discrete_gaussian, seeded
 
 
 def _integers(parts: int) -> Any:
@@ -69,11 +69,11 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "a third of the noise": (_NOISE, _integers(9)),
         "the state of the noise is used again": (_NOISE, _repeated),
         "a quarter of the noise": (
-            "fedsurrogate.common.secure_sum.noise.discrete_gaussian",
+            "fedsurrogate.common.secure_sum.protocol.discrete_gaussian",
             _integers(16),
         ),
         "hardly any noise": (_NOISE, _integers(64**2)),
-        "features not clipped": ("fedsurrogate.client_app.features.on_disk.clip", _as_they_are),
+        "features not clipped": ("fedsurrogate.client_app.features.cache.clip", _as_they_are),
         "embeddings not clipped": (f"{_SITE}.dpcvae.training.clip", _as_they_are),
         "gradients not clipped": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),
         "clip forgotten": (f"{_SITE}.dp.record_gradients.clip_factors", _whole),

@@ -20,14 +20,13 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.counted import EDGE
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import from_record, to_record
-from fedsurrogate.server_app.deployment.local_engine import quiet
-from fedsurrogate.server_app.deployment.local_grid import LocalGrid
-from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.deployment.local_engine import LocalGrid, quiet
+from fedsurrogate.server_app.serverapp import federate
 
 LARGEST = 2**30
 # Of a site's backbone, and of the column that holds a label.

@@ -25,20 +25,27 @@ from benchmarks.audit import MECHANISMS
 from fedsurrogate.client_app.audit.release_audit import _half
 from fedsurrogate.client_app.datasets.partition import _dirichlet_parts
 from fedsurrogate.client_app.methods.dp.record_gradients import poisson_sample
-from fedsurrogate.common.privacy.discrete_gaussian import (
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    BoundedSum,
+    Noisy,
     discrete_gaussian,
     secret_bytes,
     seeded,
     system_normals,
     system_uniforms,
 )
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum import secrets as masks
 from fedsurrogate.common.secure_sum import secrets as shamir
-from fedsurrogate.common.secure_sum.noise import noise_of_site, noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.secure_sum.protocol import (
+    noise_of_site,
+    noise_of_sum,
+    numbers_of,
+    rules_of,
+    shapes_of,
+    spare_of,
+)
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.wire.model_proto import unpack_parameters

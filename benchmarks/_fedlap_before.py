@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.client_app.methods.fedlap import statistics
-from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, loss
 from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.models.training_parts import Change
 
 SETTINGS: dict[str, Any] = {
     "fedlap.image-steps": 100,

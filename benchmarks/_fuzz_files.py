@@ -21,14 +21,14 @@ from benchmarks._fuzz_mutations import (
     of_tensors,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
+from fedsurrogate.common import message_files
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, DataError, SealError, SurrogateError
-from fedsurrogate.common.exchange import message_files
 from fedsurrogate.common.models.generators import fresh_generator, tensors_of
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security import signed_requests
+from fedsurrogate.common.security import documents
+from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
-from fedsurrogate.common.security.signed_requests import read_request
 from fedsurrogate.common.signed_models.making import received_model, signed_values
 from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
@@ -38,8 +38,7 @@ from fedsurrogate.common.signed_models.signed_model import (
     sign_model,
     unpack_gaussians,
 )
-from fedsurrogate.common.wire import bundles
-from fedsurrogate.common.wire.bundles import unpack_bundle
+from fedsurrogate.common.wire import records
 from fedsurrogate.common.wire.generator_files import (
     manifest_of,
     pack_generator,
@@ -48,11 +47,13 @@ from fedsurrogate.common.wire.generator_files import (
     read_synthetic_set,
     write_synthetic_set,
 )
-from fedsurrogate.common.wire.model_files import load_model, save_model
 from fedsurrogate.common.wire.model_proto import (
+    load_model,
     pack_classifier,
+    save_model,
 )
-from fedsurrogate.strategies.pooling.public_projection import read_centre
+from fedsurrogate.common.wire.records import unpack_bundle
+from fedsurrogate.strategies.pooling.class_means import read_centre
 from tests.pins import messages as pins
 
 
@@ -67,7 +68,7 @@ def signed_files() -> Iterator[Parser]:
         REFUSES,
         pinned("bundle"),
         signed_file,
-        partial(_signed_again, purpose=bundles.PURPOSE, private=pins.SITE),
+        partial(_signed_again, purpose=records.PURPOSE, private=pins.SITE),
     )
     for name, parse, private, purpose, allowed in (
         (
@@ -122,8 +123,8 @@ def _signed_again(content: bytes, purpose: bytes, private: bytes) -> bytes:
 def _request_again(body: bytes) -> bytes:
     with suppress(ValueError, RecursionError):
         body = (json.dumps(json.loads(body), indent=2, sort_keys=True) + "\n").encode()
-    signature = sign(body, pins.COORDINATOR, signed_requests.PURPOSE).hex()
-    return signed_requests.FIRST_LINE.encode() + signature.encode() + b"\n" + body
+    signature = sign(body, pins.COORDINATOR, documents.PURPOSE).hex()
+    return documents.FIRST_LINE.encode() + signature.encode() + b"\n" + body
 
 
 def _sealed_again(content: bytes) -> bytes:

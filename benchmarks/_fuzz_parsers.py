@@ -35,29 +35,34 @@ from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
 from fedsurrogate.client_app.methods.heads import local_head as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.counting.counts import unpack_counts
-from fedsurrogate.common.data_report import DataReport, Loss, reports_from
+from fedsurrogate.common.costs import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
-from fedsurrogate.common.models.model_quality import (
+from fedsurrogate.common.methods.counting import unpack_counts
+from fedsurrogate.common.models.class_measures import (
     ModelQuality,
     packed_quality,
     quality_of,
     unpacked_quality,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
-from fedsurrogate.common.security.receipts import parse_receipts
-from fedsurrogate.common.security.registrations import read_table
+from fedsurrogate.common.security.proposals import (
+    CURVE,
+    Proposal,
+    SignedProposal,
+    new_request,
+    read_request,
+    read_setting,
+)
+from fedsurrogate.common.security.registrations import parse_receipts, read_table
 from fedsurrogate.common.security.sealing import public_key, read_keys
-from fedsurrogate.common.signed_models.run_folders import settings_of_run
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.signed_models.making import settings_of_run
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.targets.answers import checked_target
 from fedsurrogate.common.targets.measures import MEASURES
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
     unpack_parameters,
@@ -65,10 +70,10 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_synthetic,
 )
 from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate
-from fedsurrogate.server_app.runs.json_files import EVENTS, EventFile, read_json, read_object
-from fedsurrogate.strategies.base.introductions import introduction
-from fedsurrogate.strategies.base.reported import measures_in
+from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
+from fedsurrogate.server_app.runs.state import EVENTS, EventFile, read_json, read_object
+from fedsurrogate.strategies.base.federation import introduction
+from fedsurrogate.strategies.base.outcome import measures_in
 from fedsurrogate.strategies.base.training import Training
 from tests.pins import messages as pins
 
@@ -197,25 +202,37 @@ def _sums() -> Iterator[Parser]:
     """Messages of secure sums, and what a site keeps of one."""
     delivery = of_message(pb.SumDelivery)
     kinds: list[tuple[str, Any, str, Any]] = [
-        ("sum: member", sum_proto.unpack_member, "sum: member", of_message(pb.SumMember)),
-        ("sum: key list", sum_proto.unpack_members, "sum: key list", of_message(pb.SumMembers)),
-        ("sum: dealt", sum_proto.unpack_dealt, "sum: dealt", of_message(pb.SumDealt)),
-        ("sum: delivery", sum_proto.unpack_delivery, "sum: delivery", delivery),
-        ("sum: map", sum_proto.unpack_map, "sum: map", of_message(pb.PublicMap)),
+        ("sum: member", surrogate_proto.unpack_member, "sum: member", of_message(pb.SumMember)),
+        (
+            "sum: key list",
+            surrogate_proto.unpack_members,
+            "sum: key list",
+            of_message(pb.SumMembers),
+        ),
+        ("sum: dealt", surrogate_proto.unpack_dealt, "sum: dealt", of_message(pb.SumDealt)),
+        ("sum: delivery", surrogate_proto.unpack_delivery, "sum: delivery", delivery),
+        ("sum: map", surrogate_proto.unpack_map, "sum: map", of_message(pb.PublicMap)),
         (
             "sum: masked",
-            lambda content: sum_proto.unpack_masked(content, 9),
+            lambda content: surrogate_proto.unpack_masked(content, 9),
             "sum: masked",
             of_message(pb.MaskedSum),
         ),
-        ("sum: list", sum_proto.unpack_list, "sum: list", of_message(pb.SumList)),
-        ("sum: revealed", sum_proto.unpack_revealed, "sum: revealed", of_message(pb.SumRevealed)),
-        ("sum: spare", sum_proto.unpack_spare, "sum: revealed", of_message(pb.SumRevealed)),
+        ("sum: list", surrogate_proto.unpack_list, "sum: list", of_message(pb.SumList)),
+        (
+            "sum: revealed",
+            surrogate_proto.unpack_revealed,
+            "sum: revealed",
+            of_message(pb.SumRevealed),
+        ),
+        ("sum: spare", surrogate_proto.unpack_spare, "sum: revealed", of_message(pb.SumRevealed)),
     ]
     for name, parse, begins, change in kinds:
         yield Parser(name, parse, REFUSES, pinned(begins), change)
     state = of_message(pb.SumState)
-    yield Parser("sum: state", sum_proto.unpack_state, (StateError,), pinned("sum: state"), state)
+    yield Parser(
+        "sum: state", surrogate_proto.unpack_state, (StateError,), pinned("sum: state"), state
+    )
 
 
 def _texts() -> Iterator[Parser]:

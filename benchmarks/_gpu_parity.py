@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from benchmarks import _gpu_limits
 from benchmarks._gpu_rows import Case, LeftOutError, Row, Sizes, parity, relative
-from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
+from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     Batches,
     Search,
@@ -36,11 +36,10 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
 )
 from fedsurrogate.common.backbones.backbones import frozen_forward
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
-from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import Decoder, Encoder
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, gradient
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
+from fedsurrogate.common.models.training_parts import draws, train_on_features
 from fedsurrogate.common.surrogates.covariances import gram
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit, k_means
 from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge

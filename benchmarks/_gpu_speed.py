@@ -37,7 +37,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     clipped_sums,
 )
 from fedsurrogate.client_app.methods.dpcvae.training_steps import exact_gradient, private_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, Synthesis, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, Synthesis, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     GRADIENT,
     IMAGE_STEP,
@@ -48,10 +48,9 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
     effective_radius,
 )
 from fedsurrogate.client_app.methods.local_training import train
-from fedsurrogate.common.models.augmentation import draws
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.loss_landscape import Descent, gradient
 from fedsurrogate.common.models.networks import mlp
+from fedsurrogate.common.models.training_parts import draws, train_on_features
 from fedsurrogate.common.surrogates.covariances import gram
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit, fit_streamed, k_means
 from fedsurrogate.strategies.closed_form.solvers import Solution, lda, ridge
@@ -481,7 +480,7 @@ def _private(
     """
     noise = 0.0
     if noise_is_there():
-        from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
+        from fedsurrogate.common.privacy.gaussian_mechanism import discrete_gaussian
 
         noise = once(lambda: discrete_gaussian(2**60, numbers))
     plain = seconds(without, clock.device, clock.repeats)

@@ -28,7 +28,7 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
 from benchmarks.harness.similarity import best_match
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 
 SIDE, ENLARGED, CLASSES = 32, 64, 20

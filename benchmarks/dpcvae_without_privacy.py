@@ -33,7 +33,7 @@ from fedsurrogate.common.models.generators import (
     labels_evenly,
     scaled,
 )
-from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 

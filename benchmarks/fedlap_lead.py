@@ -27,11 +27,11 @@ from benchmarks.harness.seeds import mean_and_deviation
 from fedsurrogate.client_app.methods.fedlap import approximation, statistics
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.models import loss_landscape
-from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
 from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.models.training_parts import Change
 from fedsurrogate.common.settings import FedLAPSettings
-from fedsurrogate.strategies.fedlap import landscapes
+from fedsurrogate.strategies import fedlap
 
 NAME = "fedlap-lead-cifar10"
 Step = tuple[dict[str, Tensor], bool]
@@ -70,7 +70,7 @@ def momentum(lasting: bool, share: float = 0.9) -> AbstractContextManager[Any]:
             yield here, far > radius
         last.update(speed)
 
-    return patch.object(landscapes, "walk", walk)
+    return patch.object(fedlap, "walk", walk)
 
 
 def averaged() -> AbstractContextManager[Any]:
@@ -86,7 +86,7 @@ def averaged() -> AbstractContextManager[Any]:
         tail = [here for here, _ in path[len(path) // 2 :]]
         yield {name: torch.stack([here[name] for here in tail]).mean(0) for name in start}, False
 
-    return patch.object(landscapes, "walk", walk)
+    return patch.object(fedlap, "walk", walk)
 
 
 def curvature(times: float) -> AbstractContextManager[Any]:
@@ -112,7 +112,7 @@ def curvature(times: float) -> AbstractContextManager[Any]:
         descent = replace(descent, radius=radius)
         yield from loss_landscape.walk(body, start, records, descent, changes)
 
-    return patch.object(landscapes, "walk", walk)
+    return patch.object(fedlap, "walk", walk)
 
 
 def scaled_images() -> AbstractContextManager[Any]:

@@ -108,21 +108,21 @@ def answered(name: str, data: Path, state: Path) -> dict[str, Any]:
     released payload.
     """
     from fedsurrogate.client_app import requests
-    from fedsurrogate.client_app.governance import uncharged
+    from fedsurrogate.client_app.governance import release
     from fedsurrogate.client_app.governance.gate import open_ledger
     from fedsurrogate.client_app.node_config import parse_node_config
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.wire.records import from_record, to_record
 
     torch.set_num_threads(1)
-    load = uncharged.load_site  # type: ignore[attr-defined]
+    load = release.load_site  # type: ignore[attr-defined]
 
     def loaded(*given: Any) -> Any:
         own = load(*given)
         print("loaded", flush=True)
         return own
 
-    uncharged.load_site = loaded  # type: ignore[attr-defined]
+    release.load_site = loaded  # type: ignore[attr-defined]
     places = {
         "data-dir": str(data),
         "cache-dir": str(state / "cache"),

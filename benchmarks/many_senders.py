@@ -40,8 +40,7 @@ from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
 from fedsurrogate.server_app.deployment.addresses import connect
-from fedsurrogate.server_app.deployment.control import run
-from fedsurrogate.server_app.deployment.submit import flower_environment, stop_process
+from fedsurrogate.server_app.deployment.submit import flower_environment, run, stop_process
 from fedsurrogate.server_app.runs.state import when
 
 SENDERS = (10, 20, 30, 40, 50)

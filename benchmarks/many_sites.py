@@ -36,7 +36,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.local_engine import run_here
 from fedsurrogate.strategies.counting.strategy import read_model
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads
+from fedsurrogate.strategies.targets.number import Annotated, label_heads
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded, exact_code
 

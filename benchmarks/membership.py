@@ -34,7 +34,7 @@ from fedsurrogate.client_app.audit.output import claim_broken
 from fedsurrogate.client_app.audit.release_audit import audit_release
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 
 EPSILONS = (0.0, 1.0, 10.0)
 CLASSES = ",".join(map(str, range(10)))

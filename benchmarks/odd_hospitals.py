@@ -18,7 +18,7 @@ from benchmarks.harness.commands import json_of, run_command
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared, stored_images
-from fedsurrogate.server_app.report.site_map import site_map_of, words_of
+from fedsurrogate.server_app.report.site_distances import site_map_of, words_of
 from fedsurrogate.server_app.runs.reader import read_run
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

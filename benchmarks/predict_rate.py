@@ -24,7 +24,7 @@ from PIL import Image
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import peak
-from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.device_processes import in_parts
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.prediction import BATCH, Predictor, predict

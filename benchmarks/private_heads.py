@@ -42,16 +42,16 @@ from fedsurrogate.common.methods.logistic_rounds import (
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import rules_of
+from fedsurrogate.common.secure_sum.protocol import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, head_of
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.class_means import read_map
+from fedsurrogate.strategies.pooling.site_weights import Total
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 TRUSTS = {

@@ -35,7 +35,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogat
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.strategies.fedpft import sampling
 from fedsurrogate.strategies.fedpft.strategy import learn
-from fedsurrogate.strategies.pooling.public_projection import read_centre
+from fedsurrogate.strategies.pooling.class_means import read_centre
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -43,7 +43,7 @@ from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies import stored_strategy, strategy_of
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import with_memory
+from fedsurrogate.strategies.fedavg import with_memory
 from tests.hostile_sites import shifted, uneven_digits
 
 COLUMNS = (

@@ -25,11 +25,26 @@ from benchmarks.harness.results import machine, report, stored
 from benchmarks.harness.samples import feature_settings, sample_folder, shared
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import agree, begin, mask, reveal, share, unmask
-from fedsurrogate.common.secure_sum.rules import dimensions_of, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import (
+    agree,
+    begin,
+    dimensions_of,
+    mask,
+    numbers_of,
+    reveal,
+    rules_of,
+    shapes_of,
+    share,
+    unmask,
+)
 from fedsurrogate.common.secure_sum.secrets import pack_words
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.wire.sum_proto import pack_dealt, pack_member, pack_members, pack_revealed
+from fedsurrogate.common.wire.surrogate_proto import (
+    pack_dealt,
+    pack_member,
+    pack_members,
+    pack_revealed,
+)
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.runs.reader import read_run
 
@@ -262,7 +277,7 @@ def hostile(sites: int, again: bool, forgotten: list[str]) -> None:
     class, which no range and no clip can tell from honest ones. again: continue with the rows that
     the file of an earlier call lacks. forgotten: runs, by their names, that are measured anew.
     """
-    import fedsurrogate.client_app.secure_sum.steps as module
+    import fedsurrogate.client_app.secure_sum as module
 
     before = stored("secure-sums-hostile") if again else {}
     real, rows = (

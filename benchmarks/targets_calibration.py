@@ -21,7 +21,7 @@ from fedsurrogate.common.models.class_measures import calibration_error
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, SQUARES, SUMS
-from fedsurrogate.strategies.targets.labels import label_heads
+from fedsurrogate.strategies.targets.number import label_heads
 from fedsurrogate.strategies.targets.strategy import annotated_of
 from tests.coded import coded, noisy
 

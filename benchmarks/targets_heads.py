@@ -31,8 +31,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.time import Time, widening_edges
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads
-from fedsurrogate.strategies.targets.number import number_head
+from fedsurrogate.strategies.targets.number import Annotated, label_heads, number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.time import Cells, risk_head, risk_of_rounds, second_code
 from tests.coded import capped_code, coded, exact_code, noisy, number_sums

@@ -32,16 +32,16 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of
 from fedsurrogate.common.secure_sum.secrets import words
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.sum_proto import pack_map
+from fedsurrogate.common.wire.surrogate_proto import pack_map
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.targets.in_rounds import TargetRounds
+from fedsurrogate.strategies.pooling.site_weights import Total
+from fedsurrogate.strategies.targets.strategy import TargetRounds
 
 NAME = "targets-times-runs"
 SETS, SITES, SPLITS = ("veterans", "rossi", "whas500", "gbsg2", "aids"), (5, 50), 5

@@ -16,9 +16,9 @@ from PIL import Image
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from fedsurrogate.server_app.runs.json_files import METRICS, read_json
+from fedsurrogate.server_app.runs.state import METRICS, read_json
 
 SITES, CLASSES, DELTA = 4, ("normal", "pneumonia"), 1e-5
 MEASURES = ("accuracy", "balanced_accuracy", "macro_auroc")

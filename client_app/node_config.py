@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from fedsurrogate.common.errors import ConfigError, StorageError
-from fedsurrogate.common.extras.needed import packages_for
+from fedsurrogate.common.extras import packages_for
 from fedsurrogate.common.identity import Name
-from fedsurrogate.common.machine.user_folders import (
+from fedsurrogate.common.machine import (
     CACHE,
     STATE,
     home_folder,
@@ -23,9 +23,8 @@ from fedsurrogate.common.machine.user_folders import (
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, DataKind, Device, Names, Section
-from fedsurrogate.common.settings.base import MiB, Range
+from fedsurrogate.common.settings.base import MiB, Range, Scalar, parse_settings
 from fedsurrogate.common.settings.base import Unit as Quantity
-from fedsurrogate.common.settings.flat import Scalar, parse_settings
 
 # Treatment of a DICOM file that holds several images.
 Frames = Literal["refuse", "first", "middle", "all"]
@@ -259,7 +258,7 @@ def check_folders(node: NodeConfig) -> None:
 def is_protected(private: bool, node: NodeConfig) -> bool:
     """Whether a private run uses records of a hospital.
 
-    Then the rule of client_app/governance/uncharged.py holds. False for public data: the bundled
+    Then the rule of client_app/governance/release.py holds. False for public data: the bundled
     digits, and a share of the run's own data.
 
     Args:

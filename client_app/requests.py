@@ -25,18 +25,17 @@ from fedsurrogate.client_app.features.site_features import (
     site_name,
 )
 from fedsurrogate.client_app.governance import work_limits
-from fedsurrogate.client_app.governance.approvals import after
-from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.governance.kept_files import remove_oldest
+from fedsurrogate.client_app.governance.gate import Gate, after, open_gate
 from fedsurrogate.client_app.governance.policy import note_policy
 from fedsurrogate.client_app.governance.release import (
     charge_and_release,
     entry,
+    hold,
     prepare,
+    without_records,
 )
 from fedsurrogate.client_app.governance.sealed_only import check_counting, check_work, in_clear
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.governance.uncharged import hold, without_records
+from fedsurrogate.client_app.governance.work_limits import SiteLimits, remove_oldest
 from fedsurrogate.client_app.methods.chain_step import kept_head
 from fedsurrogate.client_app.methods.evaluation import own_classifier, received_classifier
 from fedsurrogate.client_app.methods.pooled_baselines import check_comparable, compare
@@ -52,7 +51,7 @@ from fedsurrogate.client_app.node_config import (
 )
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.own_files import close_to_others
-from fedsurrogate.client_app.secure_sum.steps import sum_keys, sum_list, sum_open, sum_shares
+from fedsurrogate.client_app.secure_sum import sum_keys, sum_list, sum_open, sum_shares
 from fedsurrogate.common.errors import (
     ConfigError,
     DataError,
@@ -61,14 +60,14 @@ from fedsurrogate.common.errors import (
     PolicyError,
     SurrogateError,
 )
-from fedsurrogate.common.extras.needed import check_packages
+from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.files import stage_file
-from fedsurrogate.common.logs.output import TextLines
+from fedsurrogate.common.logs import TextLines
 from fedsurrogate.common.methods.method import load
-from fedsurrogate.common.privacy.discrete_gaussian import repeatable
+from fedsurrogate.common.privacy.gaussian_mechanism import repeatable
 from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.settings.flat import Scalar, parse_overrides
+from fedsurrogate.common.settings.base import Scalar, parse_overrides
 from fedsurrogate.common.signed_models.making import received_model
 from fedsurrogate.common.version import own_version
 from fedsurrogate.common.wire.model_proto import pack_classifier

@@ -228,7 +228,7 @@ def print_error(text: str) -> None:
 def run_config_of(settings: Sequence[str] | None) -> Run:
     """The run configuration from `--run-config`. Raises ConfigError."""
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.base import parse_overrides
 
     return parse_run(parse_overrides(settings or []))
 
@@ -255,7 +255,7 @@ def run_command(app: Callable[[], object]) -> None:
         print_error(f"error: {error}")
         sys.exit(1)
     except (ImportError, MemoryError, OSError) as error:
-        from fedsurrogate.common.machine.memory import no_room
+        from fedsurrogate.common.machine import no_room
 
         if why := no_room(error):
             print_error(f"error: {why}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import make_server
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -18,8 +18,8 @@ from fedsurrogate.common.methods import METHODS, method_of, plan_of
 from fedsurrogate.common.methods.fedpft import largest_gram
 from fedsurrogate.common.methods.method import Method, Plan
 from fedsurrogate.common.privacy.accounting import Unit
+from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, stated
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.privacy.own_mean import KEPT, stated
 from fedsurrogate.common.settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
@@ -28,10 +28,8 @@ from fedsurrogate.common.settings import (
     FedLAPSettings,
     Settings,
 )
-from fedsurrogate.common.settings.features import AUTO
-from fedsurrogate.common.settings.flat import Scalar, parse_settings
-from fedsurrogate.common.settings.gone import without_gone
-from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.base import Scalar, parse_settings, without_gone
+from fedsurrogate.common.settings.heads import AUTO, TargetSettings
 from fedsurrogate.common.targets.target import Objective, Target
 from fedsurrogate.common.terms import signed_fields
 
@@ -145,7 +143,7 @@ class Run:
             ConfigError: for ranges of another number of columns.
         """
         # Of tensors, which checks before a run do without.
-        from fedsurrogate.common.surrogates.columns import public_frame
+        from fedsurrogate.common.surrogates.mixtures import public_frame
 
         return public_frame(self.settings.features.ranges, dimension, self.private)
 

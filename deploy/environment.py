@@ -156,7 +156,7 @@ def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
 def _install(folder: Path, asked: argparse.Namespace) -> None:
     import lock
 
-    from fedsurrogate.common.machine.environment_path import environment_remark
+    from fedsurrogate.common.machine import environment_remark
 
     locked, began, python = lock.read(asked.lock), time.monotonic(), _python_of(folder)
     names = locked.names(asked.extras)

@@ -34,14 +34,19 @@ if not Path(__file__).with_name("common").is_dir():
     __path__.append(str(Path(__file__).parents[1]))
 
 if TYPE_CHECKING:
-    from fedsurrogate._estimators import FederatedClassifier, FederatedRegressor
+    from fedsurrogate._estimators import FederatedClassifier, FederatedRegressor, FederatedSurvival
     from fedsurrogate._images import features, labelled_features, register_backbone
-    from fedsurrogate._methods import MethodTable, methods
     from fedsurrogate._model import ImageModel, Model
-    from fedsurrogate._privacy import epsilon, noise_multiplier, noisy
-    from fedsurrogate._simulation import Result, simulate
-    from fedsurrogate._surrogate import Surrogate, fit, learn, load
-    from fedsurrogate._survival import FederatedSurvival
+    from fedsurrogate._simulation import MethodTable, Result, methods, simulate
+    from fedsurrogate._surrogate import (
+        Surrogate,
+        epsilon,
+        fit,
+        learn,
+        load,
+        noise_multiplier,
+        noisy,
+    )
     from fedsurrogate._sweep import Sweep, sweep
     from fedsurrogate.common.errors import (
         BackboneError,
@@ -122,7 +127,7 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         value = getattr(import_module(f"fedsurrogate.{_HOMES[name]}"), name)
         if isinstance(value, FunctionType):
-            from fedsurrogate._arguments import checked
+            from fedsurrogate._inputs import checked
 
             value = checked(value)
     else:

@@ -10,19 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate._arguments import shown, writing
 from fedsurrogate._arrays import Array, in_own_type, names_of
-from fedsurrogate._data import Images
-from fedsurrogate._images import are_features, backbone_of, computed
-from fedsurrogate._inputs import as_features, feature_names
+from fedsurrogate._images import Images, are_features, backbone_of, computed
+from fedsurrogate._inputs import as_features, feature_names, shown, writing
 from fedsurrogate._targets import answers, is_of_target, predictions, score
+from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.column_names import check_columns, columns_in
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import save_model
 
 
 class Model:

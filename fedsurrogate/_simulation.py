@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,31 +13,29 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsurrogate._arguments import is_whole, shown
-from fedsurrogate._arrays import Array, Labels
-from fedsurrogate._bags import COLUMN, numbered
-from fedsurrogate._data import Images
-from fedsurrogate._frames import data_frame
+from fedsurrogate._arrays import COLUMN, Array, Labels, data_frame, numbered
 from fedsurrogate._images import (
+    Images,
     NamedRecords,
     ValuedRecords,
     feature_columns,
     is_own,
     records_for,
 )
-from fedsurrogate._inputs import class_names, flat_settings
+from fedsurrogate._inputs import class_names, flat_settings, is_whole, shown
 from fedsurrogate._model import Model
 from fedsurrogate._targets import target_in, with_target_columns
-from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
-from fedsurrogate.common.backbones.column_names import check_columns
+from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, check_columns
 from fedsurrogate.common.errors import ConfigError, DataError, RunError
 from fedsurrogate.common.identity import check_one_truth
+from fedsurrogate.common.methods import METHODS
+from fedsurrogate.common.methods.method import Kind
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import in_class_order
-from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
-from fedsurrogate.server_app.monitoring.progress import Progress
+from fedsurrogate.server_app.monitoring.watch import Progress
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.scores import (
     AUROC,
@@ -47,7 +45,7 @@ from fedsurrogate.server_app.runs.scores import (
     in_words,
     scores_of,
 )
-from fedsurrogate.server_app.trial_process import Start
+from fedsurrogate.server_app.sweep import Start
 
 Pair = tuple[Array, Array]
 # Settings with which features are computed here.
@@ -494,3 +492,77 @@ def _write(
             share = (bags[-1] % len(known) == number).nonzero().flatten()
             save(f"{name}-test", len(known), share)
     return names, classes
+
+
+WORDS: dict[Kind, str] = {
+    "one-shot": "once",
+    "chain": "site to site",
+    "rounds": "in rounds",
+    "alone": "nothing",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class MethodTable:
+    """A table of methods.
+
+    Attributes:
+        rows: of each its name, its title, when sites send, whether it has a mechanism of privacy,
+            and its source.
+
+    Example:
+        >>> table = methods()
+        >>> len(table), sorted(table.rows[0])
+        (25, ['method', 'paper', 'privacy', 'sends', 'title'])
+    """
+
+    rows: tuple[dict[str, Any], ...]
+
+    def to_frame(self) -> Any:
+        """A pandas data frame, with the names as its index.
+
+        Raises:
+            PackageError: without pandas.
+        """
+        return data_frame(self.rows).set_index("method")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        lines = [tuple(self.rows[0]), *(tuple(map(_cell, row.values())) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def methods() -> MethodTable:
+    """All methods that `method` may name.
+
+    Example:
+        >>> [row["method"] for row in methods()][:2]
+        ['fedpft', 'fedlap']
+    """
+    return MethodTable(
+        tuple(
+            {
+                "method": each.name,
+                "title": each.title,
+                "sends": WORDS[each.usual.kind],
+                "privacy": each.private,
+                "paper": each.paper,
+            }
+            for each in METHODS.values()
+        )
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

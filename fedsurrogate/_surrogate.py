@@ -11,9 +11,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from fedsurrogate._arguments import shown, writing
-from fedsurrogate._arrays import Array, names_of
-from fedsurrogate._bags import pooled
+from fedsurrogate._arrays import Array, names_of, pooled
 from fedsurrogate._inputs import (
     as_features,
     check_budget,
@@ -21,6 +19,8 @@ from fedsurrogate._inputs import (
     feature_names,
     flat_settings,
     labelled,
+    shown,
+    writing,
 )
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._targets import sent_at_once, values_of, with_target_columns
@@ -28,18 +28,23 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.backbones.column_names import with_columns
+from fedsurrogate.common.backbones.backbone_names import with_columns
 from fedsurrogate.common.backbones.feature_power import raised, with_power
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.method import load as load_target
-from fedsurrogate.common.privacy.budget_remarks import budget_remarks
+from fedsurrogate.common.privacy.accounting import (
+    GaussianEvent,
+    budget_remarks,
+    calibrate,
+    epsilon_spent,
+)
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_files import load_model
+from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.common.wire.records import pack_question
 from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.pooling.public_projection import read_centre
+from fedsurrogate.strategies.pooling.class_means import read_centre
 
 # The name of a site that the user gave none.
 UNNAMED = "site"
@@ -402,3 +407,94 @@ def _surrogate(payload: bytes, config: Run) -> Surrogate:
     strategy = stored_strategy(config)(config)
     sent = strategy.unpack(payload)
     return Surrogate(payload, config, sent.header, strategy.records(sent), strategy.dimension(sent))
+
+
+def epsilon(
+    noise_multiplier: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1
+) -> float:
+    """Epsilon at `delta` of Gaussian releases together, for adding or removing one record.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the L2 sensitivity.
+        delta: in (0, 1).
+        sample_rate: of Poisson samples; 1 for all records.
+        steps: number of releases.
+
+    Returns:
+        Epsilon: exact for a sample rate of 1, else by dp-accounting's privacy loss distributions.
+
+    Raises:
+        ConfigError: for numbers out of their range.
+
+    Source:
+        Balle & Wang 2018.
+
+    Example:
+        >>> round(epsilon(noise_multiplier=4.0, delta=1e-5), 3)
+        0.926
+    """
+    return epsilon_spent([GaussianEvent(noise_multiplier, sample_rate, steps)], delta)
+
+
+def noise_multiplier(
+    epsilon: float, delta: float, *, sample_rate: float = 1.0, steps: int = 1
+) -> float:
+    """The smallest noise multiplier with which releases stay within (epsilon, delta).
+
+    The inverse of `epsilon`.
+
+    Args:
+        epsilon: of all releases together.
+        delta: of all releases together.
+        sample_rate: of Poisson samples; 1 for all records.
+        steps: number of releases.
+
+    Returns:
+        Standard deviation of the noise over the L2 sensitivity.
+
+    Raises:
+        ConfigError: for numbers out of their range.
+
+    Example:
+        >>> round(noise_multiplier(epsilon=1.0, delta=1e-5), 3)
+        3.731
+    """
+    return calibrate(epsilon, delta, sample_rate, steps)
+
+
+def noisy(
+    features: Array,
+    labels: Array,
+    *,
+    classes: Sequence[object],
+    epsilon: float,
+    delta: float,
+    **settings: Any,
+) -> Surrogate:
+    """Noisy class sums of a site's records: `fit` with a budget.
+
+    Covered: one record more or less (one patient with `patients`), for this one release. Not
+    covered: further releases of the same records, which compose, and the backbone's own training
+    data.
+
+    Args:
+        features: (n, d).
+        labels: (n,), class names or integers.
+        classes: all classes of the run.
+        epsilon: of this release.
+        delta: of this release.
+        settings: further arguments of `fit`.
+
+    Returns:
+        What the site would send.
+
+    Raises:
+        ConfigError: for settings that do not agree.
+        DataError: for features or labels that cannot be used.
+
+    Example:
+        >>> x, y = [[0.1, 0.9], [0.3, 0.8], [0.9, 0.2]], [0, 0, 1]
+        >>> noisy(x, y, classes=range(3), epsilon=1.0, delta=1e-5).classes
+        ('0', '1', '2')
+    """
+    return fit(features, labels, classes=classes, epsilon=epsilon, delta=delta, **settings)

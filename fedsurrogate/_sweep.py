@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-from fedsurrogate._arguments import check, is_whole, shown, writing
-from fedsurrogate._data import Images
-from fedsurrogate._frames import data_frame
-from fedsurrogate._inputs import flat_settings
+from fedsurrogate._arrays import data_frame
+from fedsurrogate._images import Images
+from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
 from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
 from fedsurrogate.server_app.sweep import (
+    Start,
     Summary,
     Trial,
     Varied,
@@ -31,7 +31,6 @@ from fedsurrogate.server_app.sweep import (
     sweep_file,
     text_of,
 )
-from fedsurrogate.server_app.trial_process import Start
 
 # Of a trial, what `simulate` takes as an argument.
 NO_SETTINGS = {"method", "backbone", "sites"}

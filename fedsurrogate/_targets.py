@@ -16,13 +16,13 @@ from fedsurrogate._arrays import columns_of, reals_of
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.target_values import checked
-from fedsurrogate.common.backbones.column_names import listed
+from fedsurrogate.common.backbones.backbone_names import listed
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import parse_settings
-from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.base import parse_settings
+from fedsurrogate.common.settings.heads import TargetSettings
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of

@@ -2,21 +2,267 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.signed_models.making import feature_settings
-from fedsurrogate.common.signed_models.run_folders import settings_of_run
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.backbones.feature_power import power_for, raised
+from fedsurrogate.common.backbones.own_backbones import own_head
+from fedsurrogate.common.errors import ConfigError, DataError, RunError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
+from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.privacy.accounting import budget_shares
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    ALL,
+    KEPT,
+    OwnParts,
+    clip,
+    stated,
+    weigh_own_mean,
+    with_noise,
+)
+from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.heads import FEWEST_MAPPED
+from fedsurrogate.common.signed_models.making import MODEL_FILE, feature_settings, settings_of_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.surrogates.class_sums import Sums, statistics
+from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, class_order
 from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.targets.target import Facts
-from fedsurrogate.server_app.runs.json_files import read_json
-from fedsurrogate.server_app.runs.json_values import as_number, at
+from fedsurrogate.common.wire.model_proto import (
+    load_model,
+    pack_classifier,
+    save_model,
+    unpack_classifier,
+)
+from fedsurrogate.common.wire.records import unpack_question
+from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.server_app.runs.state import as_number, at, read_json
+from fedsurrogate.strategies import stored_strategy
+from fedsurrogate.strategies.base.collection import Unrecorded
+from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
+from fedsurrogate.strategies.base.outcome import PointSource, Suspect
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
+from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
+from fedsurrogate.strategies.pooling.class_means import (
+    CENTRE,
+    NAME,
+    POWER,
+    leading,
+    read_public,
+    whitened,
+)
+
+EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
+# Draws of the noise; records in the pool of features, and at most at one site.
+DRAWS, POOL, MOST_RECORDS = 3, 4000, 20_000
+FAMILY, RANK = "lowrank", 16
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSource:
+    """Features of all classes to draw records from.
+
+    Attributes:
+        x: features, (n, d).
+        y: labels, (n,).
+        classes: their number.
+        how: where they come from, in words.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    how: str
+
+
+def features_with(classes: int, dimension: int, expected: float, seed: int = 0) -> LabelledSource:
+    """Gaussian classes around random directions.
+
+    Args:
+        classes: their number.
+        dimension: of the features.
+        expected: the share that the true centres classify rightly; it decides the distance of the
+            classes.
+        seed: of the directions and the features.
+
+    Returns:
+        The features.
+
+    Example:
+        >>> source = features_with(classes=2, dimension=3, expected=0.9)
+        >>> tuple(source.x.shape), source.y[:4].tolist()
+        ((4000, 3), [0, 1, 0, 1])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.nn.functional.normalize(
+        torch.randn(classes, dimension, generator=generator), dim=1
+    )
+    y = torch.arange(POOL) % classes
+    noise = torch.randn(POOL, dimension, generator=generator)
+
+    def reached(distance: float) -> float:
+        points, means = distance * centres[y] + noise, distance * centres
+        scores = points @ means.T - means.square().sum(1) / 2
+        return float((scores.argmax(1) == y).double().mean())
+
+    low, high = 0.0, 100.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) < expected else (low, middle)
+    how = (
+        f"random Gaussian classes in {dimension} dimensions, at a distance at which {expected:.0%} "
+        "is reached without noise (--expected, --dimension; better: --like RUN)"
+    )
+    return LabelledSource(high * centres[y] + noise, y, classes, how)
+
+
+def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
+    """Synthetic features drawn from the surrogates of an earlier run.
+
+    Args:
+        run: its run folder.
+        classes: names of the classes, in the order of the labels.
+
+    Returns:
+        The features.
+
+    Raises:
+        RunError: the surrogates lack one of the classes, or there are none to draw features from.
+    """
+    config = settings_of_run(run)
+    strategy = stored_strategy(config)(config, Unrecorded(), pick_device("cpu"))
+    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    learned = strategy.learn(strategy.in_one_frame(stored), config.settings.classes)
+    known = learned.model.header.classes
+    if learned.source is None or (missing := sorted(set(classes) - set(known))):
+        lacking = (
+            "it stored no surrogates to draw features from"
+            if learned.source is None
+            else f"it lacks {missing[0]!r}"
+        )
+        raise RunError(f"--like {run}: {lacking}; name another run, or leave it out")
+    x, y = learned.source.sample(0, POOL)
+    index = torch.tensor([list(classes).index(name) if name in classes else -1 for name in known])[
+        y
+    ]
+    kept = index >= 0
+    return LabelledSource(
+        x[kept].float(),
+        index[kept],
+        len(classes),
+        f"features drawn from the surrogates of {run.name}",
+    )
+
+
+def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, Any]:
+    """As `estimate`, from the result of a survey. A secure sum shows no site's records: there, all
+    sites have as many.
+
+    Args:
+        survey: the result.
+        source: features to draw records from.
+
+    Returns:
+        As from `estimate`.
+    """
+    if "per_site" in survey:
+        return estimate(list(survey["per_site"].values()), source)
+    sites = survey["sites"]
+    each = [round(row["value"] / sites) for row in survey["classes"].values()]
+    result = estimate([each] * sites, source)
+    return result | {
+        "how": f"{result['how']}; the records are divided evenly, because a secure sum shows no "
+        "site's"
+    }
+
+
+def estimate(
+    counts: Sequence[Sequence[int]], source: LabelledSource, seed: int = 0
+) -> dict[str, Any]:
+    """Accuracy at each epsilon: the sites of a survey are simulated with as many records of each
+    class as it counted.
+
+    Each simulated site releases noisy class sums as `fedpft` does, the coordinator learns from
+    them, and the head is tested on features that no site has. No site's data are used beyond the
+    counts.
+
+    Args:
+        counts: records of each site and class, noisy, (S, C).
+        source: features to draw records from.
+        seed: of the order of the features and of the draws of records.
+
+    Returns:
+        "accuracy": by epsilon, the mean over a few draws of the noise, in [0, 1]. "how": how it was
+        estimated, in words.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(source.y), generator=generator)
+    x, y = source.x[order].double(), source.y[order]
+    x = clip(weigh_own_mean(x, _weight(x)), 0.0)[0]
+    test = torch.arange(len(y)) < len(y) // 4
+    pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
+    sites = []
+    for each in counts:
+        scale = min(1.0, MOST_RECORDS / max(1, sum(max(0, n) for n in each)))
+        drawn = [
+            pool[torch.randint(len(pool), (round(max(0, n) * scale),), generator=generator)]
+            for n, pool in zip(each, pools, strict=True)
+            if len(pool)
+        ]
+        rows = torch.cat(drawn)
+        sites.append((x[rows], y[rows]))
+    accuracies = {}
+    for epsilon in EPSILONS:
+        shares = [
+            _accuracy(sites, epsilon, source.classes, (x[test], y[test])) for _ in range(DRAWS)
+        ]
+        accuracies[f"{epsilon:g}"] = sum(shares) / DRAWS
+    how = (
+        f"estimated by simulating fedpft with noisy class sums at delta {DELTA:g}, as many records "
+        f"as the survey found, and {source.how}; real features may be easier or harder"
+    )
+    return {"accuracy": accuracies, "how": how}
+
+
+def _weight(features: Tensor) -> OwnParts:
+    return KEPT if features.shape[1] >= FEWEST_MAPPED else ALL
+
+
+def _accuracy(
+    sites: Sequence[tuple[Tensor, Tensor]],
+    epsilon: float,
+    classes: int,
+    test: tuple[Tensor, Tensor],
+) -> float:
+    names = tuple(map(str, range(classes)))
+    claim = NoisySums(SUMS, epsilon, DELTA, partial(budget_shares, FAMILY)).mechanism()
+    claim = claim.of("record", stated(_weight(sites[0][0])))
+    surrogates = []
+    for number, (x, y) in enumerate(sites):
+        released = with_noise(statistics(x, y, torch.ones(len(y)), classes, FAMILY), claim)
+        header = Header("fedpft", "", str(number), "features", names)
+        surrogates.append(SumsSurrogate(header, Sums.of(released), claim))
+    try:
+        head, _ = learn_from_sums(surrogates, FAMILY, RANK)
+    except RunError:
+        # No class stands out from the noise: a guess.
+        return 1 / classes
+    right, tested = head.accuracy(test[0].float(), names, test[1])
+    return right / tested
+
 
 # Of a simulated run, the settings that decide which records its sites have.
 RECORDS = (
@@ -164,3 +410,235 @@ def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]
         if isinstance(classes, dict)
         else []
     )
+
+
+def write_public_map(
+    public: str, out: Path, backbone: str = "pixels", weights_path: str = "", power: float = 0.0
+) -> str:
+    """Write the map that `features.projection` takes.
+
+    Its centre is the mean of the features. Its directions are those of the backbone's own head for
+    whitened features; without a head here, the principal components of the features.
+
+    Args:
+        public: safetensors file with features `x` of public images, as `site features` writes it.
+        out: the file of the map.
+        backbone: that made the features.
+        weights_path: file of its weights; empty for those that its library has stored here.
+        power: of the features in the run; 0 for that of a run with this backbone.
+
+    Returns:
+        What was written, in words.
+
+    Raises:
+        ConfigError: for a file without features.
+    """
+    from safetensors.torch import save
+
+    power = power or power_for(backbone)
+    features = raised(read_public(public), power)
+    count, dimension = features.shape
+    head, centre = own_head(backbone, weights_path, dimension), features.mean(0)
+    rows = (
+        leading(features - centre)[: max(1, count - 1)]
+        if head is None
+        else whitened(head - head.mean(0), features)
+    )
+    tensors = {NAME: rows.float().contiguous(), CENTRE: centre.to(torch.float32)}
+    replace_file(out, save(tensors, {POWER: f"{power:g}"}))
+    source = "principal components" if head is None else f"the head of {backbone}"
+    return (
+        f"{len(rows):,} directions of {dimension:,} dimensions, from {source} and {count:,} public "
+        f"images, for features.power = {power:g}"
+    )
+
+
+# By name: the coordinator's code does not import the site's. In a simulation, this machine is every
+# site.
+TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+
+
+def relearn(
+    run: Path, without: Sequence[str] = (), classes: Sequence[str] = (), defence: str = ""
+) -> tuple[Path, Classifier]:
+    """Learn a head from all stored surrogates except those of some sites.
+
+    Every site and class has its own sampling stream. So the head is exactly the head of a run
+    without these sites: their contribution is removed, not only reduced.
+
+    Args:
+        run: the run folder.
+        without: names of the sites that are left out.
+        classes: names of the classes that the head is for; empty for all.
+        defence: against hostile sites; that of the run if empty. Sites that it left out are back with
+            "none".
+
+    Returns:
+        The new folder in the run folder, `relearned/<UTC time>/`, with model and manifest; and the
+        model.
+
+    Raises:
+        ConfigError: for a defence that the method does not have.
+        RunError: for an unknown site or class, or if the run stored nothing of each site, or
+            nothing is left to learn from.
+    """
+    config = settings_of_run(run)
+    if config.settings.secure_sum:
+        raise RunError(
+            "this run stored only the sum over its sites, and a site cannot be taken out of a "
+            "secure sum; run again without that site, which the sites answer while enough of them "
+            "take part"
+        )
+    if config.plan.kind == "chain" and not config.settings.epsilon and without:
+        raise RunError(
+            "the last surrogate of a chain stands for the records of all its sites, and one site "
+            "cannot be removed from it; run again without that site"
+        )
+    if defence:
+        config = Run.resolve(config.settings.model_copy(update={"defence": defence}))
+    strategy = _strategy(run, config)
+    stored = [strategy.unpack(payload) for payload in read_payloads(run)]
+    sites = [sent.header.site for sent in stored]
+    if missing := set(without) - set(sites):
+        raise RunError(f"site {sorted(missing)[0]!r} is not in this run; it has {', '.join(sites)}")
+    # As the sites sent them, each in the frame of its own columns.
+    kept = strategy.in_one_frame([each for each in stored if each.header.site not in without])
+    known = config.settings.classes or class_order(kept)
+    _check_classes(classes, known)
+    wanted = (
+        tuple(name for name in known if name in classes) if classes else config.settings.classes
+    )
+    suspects: list[Suspect] = []
+    if classes:
+        # Sites are screened by all of their classes, not only by the selected ones.
+        suspects = strategy.defend(kept, known).suspects
+        accused = {suspect.site for suspect in suspects}
+        parts = [
+            strategy.restricted(sent, classes) for sent in kept if sent.header.site not in accused
+        ]
+        kept = [part for part in parts if part is not None]
+    if not kept:
+        raise RunError("no surrogate is left to learn from")
+    learned = strategy.learn(in_order(kept), wanted)
+    model = learned.model
+    folder = run / "relearned" / f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
+    folder.mkdir(parents=True)
+    save_model(model, folder / "model.safetensors")
+    facts: dict[str, object] = {
+        "sites": [sent.header.site for sent in kept],
+        "without": list(without),
+        "classes": list(model.header.classes),
+    }
+    if learned.defended.capped:
+        facts["capped"] = learned.defended.capped
+    if suspects := suspects + learned.defended.suspects:
+        facts["suspects"] = {suspect.site: suspect.reason for suspect in suspects}
+    (folder / "manifest.json").write_text(json.dumps(facts, indent=2) + "\n")
+    return folder, model
+
+
+@dataclass(frozen=True)
+class RelearnedScores:
+    """How good a new model of a simulation is on its test records.
+
+    Attributes:
+        tested: number of the records.
+        accuracy: of the new model, on the records of its classes.
+        before: of the run's own model, on the same records.
+        measures: of a model of another target, by what it answers; else empty.
+    """
+
+    tested: int
+    accuracy: float = 0.0
+    before: float = 0.0
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def scores_of(run: Path, model: Classifier) -> RelearnedScores | None:
+    """Test a new model on the test records of a simulation.
+
+    Args:
+        run: the run folder.
+        model: learned from what the run stored.
+
+    Returns:
+        The scores; None where the run was no simulation.
+
+    Raises:
+        FedSurrogateError: the test records are no longer there.
+    """
+    if read_json(run, "manifest.json").get("simulated") is not True:
+        return None
+    config = settings_of_run(run)
+    records = import_module(TEST_RECORDS)
+    if config.target is not None:
+        features, values = records.test_values(config.settings, config.power, config.target)
+        outputs, target = model.header.classes, target_of_model(model)
+        sums = measured(target, outputs, model.scores(features), values)
+        return RelearnedScores(len(features), measures=metrics_of(sums))
+    features, labels, names = records.test_features(config.settings, config.power)
+    known = class_indices(model.header.classes, names)[labels] >= 0
+    if not known.any():
+        raise DataError(f"no test record of {', '.join(model.header.classes)}")
+    of_classes = features[known], names, labels[known]
+    # As sites receive them, at 16 bits.
+    right, before = (
+        unpack_classifier(pack_classifier(each)).accuracy(*of_classes)[0]
+        for each in (model, load_model(run / MODEL_FILE))
+    )
+    count = int(known.sum())
+    return RelearnedScores(count, right / count, before / count)
+
+
+def stored_source(run: Path) -> PointSource | None:
+    """What draws synthetic features from the surrogates of a stored run, as it does at the end of a run.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The source; None where the run has stored nothing to draw from.
+
+    Raises:
+        SurrogateError: for stored surrogates that cannot be read.
+    """
+    config = settings_of_run(run)
+    try:
+        strategy = _strategy(run, config)
+        payloads = read_payloads(run)
+    except RunError:
+        return None
+    stored = strategy.in_one_frame([strategy.unpack(each) for each in payloads])
+    learned: Learned = strategy.learn(in_order(stored), config.settings.classes)
+    return learned.source
+
+
+def _strategy(run: Path, config: Run) -> OneShot[Any]:
+    """What learns again from what a run stored. Raises RunError for a method that stores nothing."""
+    device = pick_device(config.settings.device)
+    return stored_strategy(config)(config, Unrecorded(), device, _stored_centre(run))
+
+
+def _check_classes(classes: Sequence[str], known: Sequence[str]) -> None:
+    """Raise RunError for classes that a run does not have, or for one alone."""
+    if missing := set(classes) - set(known):
+        raise RunError(
+            f"class {sorted(missing)[0]!r} is not in this run; it has {', '.join(known)}"
+        )
+    if len(set(classes)) == 1:
+        raise RunError(
+            f"classes = {classes[0]!r}: a head tells two classes apart, or more; name another one"
+        )
+
+
+def _stored_centre(run: Path) -> Tensor | None:
+    """The public centre of the features of a stored run, as the sites had it.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The centre, (d,); None without one.
+    """
+    file = run / CENTRE_FILE
+    return unpack_question(file.read_bytes() if file.exists() else None)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.labels import Annotated, _outcome, discriminant
-from fedsurrogate.strategies.targets.number import Directions
+from fedsurrogate.strategies.targets.number import Annotated, Directions, _outcome, discriminant
 from fedsurrogate.strategies.targets.sums import CodedSums, Noise
 
 

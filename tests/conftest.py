@@ -35,8 +35,7 @@ import torch
 from hypothesis import settings
 
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
-from fedsurrogate.common.privacy import mechanism, privacy_filter
+from fedsurrogate.common.privacy import accounting, gaussian_mechanism, mechanism
 from tests import quick
 from tests.samples import Samples, sample
 
@@ -59,7 +58,7 @@ SLOW = (
 # Seconds after which a test counts as hanging, fixtures included. All other tests: `timeout` in
 # pyproject.toml.
 LIMITS = {"slow": 900, "faults": 3600}
-# What a command adds a filter to when it opens its log: see `common/logs/output.py`.
+# What a command adds a filter to when it opens its log: see `common/logs.py`.
 LOGS = ("flwr", "fedsurrogate.site")
 
 
@@ -127,13 +126,13 @@ def pytest_configure(config: pytest.Config) -> None:
     KEYS.salt = config.getoption("--noise", 0)
     if config.getoption("--quick", False):
         config.pluginmanager.register(quick)
-    secret_numbers.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
+    gaussian_mechanism.os = SimpleNamespace(urandom=KEYS.urandom)  # type: ignore[attr-defined]
     os.fsync = _flush
     _heed_signals()
     if not hasattr(config, "workerinput"):
         _own_home(config)
     mechanism._calibrated = _found_once(mechanism._calibrated, Path.home() / "noise")
-    for module, name in ((mechanism, "_spent"), (privacy_filter, "composed")):
+    for module, name in ((mechanism, "_spent"), (accounting, "composed")):
         setattr(module, name, _found_once(getattr(module, name), Path.home() / "spent"))
 
 
@@ -245,7 +244,7 @@ def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise of privacy with keys of the operating system, as outside of tests."""
-    monkeypatch.setattr(secret_numbers, "os", os)
+    monkeypatch.setattr(gaussian_mechanism, "os", os)
 
 
 @pytest.fixture
@@ -253,7 +252,7 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
     runs.
     """
-    import fedsurrogate.client_app.secure_sum.steps as masked
+    import fedsurrogate.client_app.secure_sum as masked
 
     found: dict[str, np.ndarray] = {}
     real = masked.mask

@@ -19,7 +19,7 @@ from fedsurrogate.common.methods.sums import class_sums_plan
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import parse_settings
+from fedsurrogate.common.settings.base import parse_settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 

@@ -25,9 +25,9 @@ from fedsurrogate.client_app.clientapp import app as client_app
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.common.wire.records import INFO, PAYLOAD, record_bytes
-from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
 from fedsurrogate.server_app.serverapp import app as server_app
 
 Scalar = str | int | float | bool
@@ -42,7 +42,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="features-")
 # Little training, for tests that need no good head.
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 POLL = "fedsurrogate.strategies.base.collection.POLL_SECONDS"
-DRAWN = "fedsurrogate.server_app.federate.write_report"
+DRAWN = "fedsurrogate.server_app.serverapp.write_report"
 JUDGED = "fedsurrogate.client_app.methods.pooled_baselines.quality_of"
 # Part of paths that must not leave a site.
 SECRET = "geheim7f3a"

@@ -12,7 +12,7 @@ import pytest
 from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS
 from fedsurrogate.common.methods.method import Method, Plan, count
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 
 CLASSES = ",".join(map(str, range(10)))
 SPECS: dict[str, Method] = {**METHODS, "fedpft chain": FEDPFT_CHAIN}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load

@@ -41,7 +41,6 @@ MAY_NAME_FLOWER = {
     "client_app/processes/app_process.py",
     "server_app/serverapp.py",
     "server_app/deployment/local_engine.py",
-    "server_app/deployment/local_grid.py",
     "server_app/exchange.py",
     "common/wire/records.py",
 }
@@ -229,7 +228,6 @@ def test_private_modules_of_flower_are_told_from_public_ones(
         PLAYS_SUPERNODES,
         MEASURES_FLOWER,
         "common/flower/v134.py",
-        "common/flower/v134_simulation.py",
     ],
 )
 def test_what_may_import_private_modules_of_flower_does(path: str) -> None:
@@ -553,7 +551,7 @@ def test_apps_start_without_heavy_libraries(module: str) -> None:
 def test_commands_that_wait_for_others_load_no_heavy_library(tmp_path: Path) -> None:
     """`coordinator run` starts at once, and `site join` stays small for as long as a site takes part."""
     run = (
-        "import fedsurrogate.server_app.deployment.control; "
+        "import fedsurrogate.server_app.deployment.submit; "
         "import fedsurrogate.server_app.lifecycle.before_start"
     )
     assert imported_by(run, ("flwr", "grpc", "torch", *HEAVY)) == []
@@ -562,7 +560,7 @@ def test_commands_that_wait_for_others_load_no_heavy_library(tmp_path: Path) -> 
     join = (
         "from fedsurrogate.client_app.node_config import NodeConfig; "
         "from fedsurrogate.client_app.cli.join import check_settings; "
-        "from fedsurrogate.client_app.processes.joining import looked_at; "
+        "from fedsurrogate.client_app.processes.supervisor import looked_at; "
         "import fedsurrogate.client_app.processes.supervisor; "
         f"own = {{'state_dir': {str(tmp_path / 'state')!r}, 'cache_dir': {str(tmp_path / 'cache')!r}}}; "
         "check_settings(NodeConfig(data='digits', **own)); "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.methods import METHODS, Method
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from tests.grid import metrics_of, run_federation, sites
 
 # A guess is right one time in ten.

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 import pytest
 from packaging.requirements import Requirement
 
-from fedsurrogate.common.extras.packages import DECODERS, DISTRIBUTIONS, EXTRAS
+from fedsurrogate.common.extras import DECODERS, DISTRIBUTIONS, EXTRAS
 from tests.documents import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.common.extras.packages import DISTRIBUTIONS, EXTRAS, install_command
+from fedsurrogate.common.extras import DISTRIBUTIONS, EXTRAS, install_command
 from tests.documents import ROOT, blocks
 from tests.test_dependencies import PROJECT, closure
 from tests.uses_of_extras import USES

@@ -13,7 +13,7 @@ from fedsurrogate.client_app.cli.doctor import settings_in
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.security.sealing import new_key, public_key, read_keys
-from fedsurrogate.server_app.deployment.federation_rules import RULES, approvals_needed
+from fedsurrogate.server_app.deployment.audit_log import RULES, approvals_needed
 
 KEYS = "".join(f'"{name}" = "{public_key(new_key()).hex()}"\n' for name in ("north", "süd"))
 # By what is read: the reader, and lines.

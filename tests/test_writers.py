@@ -14,10 +14,10 @@ from tests.imports import called, holds_for
 from tests.test_architecture import ROOMS, sources, tree
 
 CODE = sources(*ROOMS)
-PAGES, ESCAPES, CONSOLE = "common/pages/html.py", "common/escapes.py", "common/command_line.py"
+PAGES, ESCAPES, CONSOLE = "common/pages/svg.py", "common/escapes.py", "common/command_line.py"
 # Modules that insert markup of their own, such as pictures.
 TRUST = {
-    "client_app/audit/page.py",
+    "client_app/audit/output.py",
     "client_app/model_use/page.py",
     "common/pages/of_classes.py",
     "server_app/report/build.py",
@@ -25,10 +25,8 @@ TRUST = {
 }
 # What else a module writes as Markdown: numbers, and texts of a fixed form.
 PLAIN_MARKDOWN = {
-    "server_app/export/measured.py": {
-        *("view.sites", "limits", "low", "high", "' | '.join(map(for_markdown, row))"),
-    },
     "server_app/export/model_card.py": {
+        *("view.sites", "limits", "low", "high", "' | '.join(map(for_markdown, row))"),
         *("licence", "words", "side", "how", "each", "facts.sites", "facts.dimension"),
         *("facts.created", "model.signer", "preprocessing.resize", "preprocessing.interpolation"),
         *("json.dumps(metric)", "_what(target)", "_output(columns)", "', '.join(shown)"),
@@ -71,7 +69,7 @@ def faults(path: str, module: ast.Module) -> list[str]:
         found.append("markup that is trusted")
     written = list(texts(nodes))
     pages = any(HTML.search(text) for text in written)
-    if pages and path != "common/pages/style.py" and "render_page" not in names:
+    if pages and path != "common/pages/svg.py" and "render_page" not in names:
         found.append("HTML without render_page")
     if any(re.match(r"## |\|-{3}", text) for text in written):
         found += markdown_faults(path, nodes)
@@ -123,7 +121,7 @@ def test_nothing_is_written_past_the_functions_that_escape(path: str) -> None:
         "from markupsafe import Markup",
         "from html import escape",
         "from rich.console import Console\nConsole().print(name)",
-        "from fedsurrogate.common.pages.html import trusted\ntrusted(name)",
+        "from fedsurrogate.common.pages.svg import trusted\ntrusted(name)",
         "page = f'<table><td>{name}</td>'",
         "page = '<!doctype html>' + name",
         "lines = ['## Title', f'The class {name}']",

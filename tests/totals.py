@@ -5,8 +5,12 @@ from __future__ import annotations
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.sum_proto import Words, unpack_words
-from fedsurrogate.common.wire.surrogate_proto import unpack_claim, unpack_header
+from fedsurrogate.common.wire.surrogate_proto import (
+    Words,
+    unpack_claim,
+    unpack_header,
+    unpack_words,
+)
 
 
 def unpack_total(payload: bytes) -> tuple[Header, tuple[str, ...], Words, Mechanism | None]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import fedsurrogate as fs
-from fedsurrogate._frames import data_frame
+from fedsurrogate._arrays import data_frame
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_gradients
@@ -31,7 +31,7 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     time_measures,
 )
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.extras.packages import EXTRAS
+from fedsurrogate.common.extras import EXTRAS
 from fedsurrogate.common.models.networks import convnet
 from fedsurrogate.server_app.export.graph import check_onnx
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine

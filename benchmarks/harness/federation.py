@@ -35,10 +35,9 @@ from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import load as imported
 from fedsurrogate.common.models.classifiers import Classifier, Head
-from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.models.generators import Generator
-from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.models.networks import body_of
+from fedsurrogate.common.models.networks import body_of, pick_device
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header
 from fedsurrogate.common.wire.model_proto import (
@@ -51,9 +50,9 @@ from fedsurrogate.common.wire.records import Info, unpack_surrogate
 from fedsurrogate.strategies import stored_strategy, strategy_of
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import head_of, take_in
-from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
-from fedsurrogate.strategies.fedlap.landscapes import learn
+from fedsurrogate.strategies.dpcvae import head_of, take_in
+from fedsurrogate.strategies.fedavg import absorb, with_memory
+from fedsurrogate.strategies.fedlap import learn
 
 Settings = Mapping[str, Any]
 Classes = tuple[str, ...]

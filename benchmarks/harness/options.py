@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 
 from benchmarks.harness.samples import feature_settings
-from fedsurrogate.common.settings.flat import Scalar, parse_overrides
+from fedsurrogate.common.settings.base import Scalar, parse_overrides
 
 
 def described(doc: str | None) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,7 +28,7 @@ from benchmarks.harness.results import report
 from benchmarks.harness.samples import shared
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 
 # Settings of each run; the rows it gives, with the part of its scores.
 RUNS: dict[str, dict[str, Any]] = {

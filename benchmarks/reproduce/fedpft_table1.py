@@ -22,7 +22,7 @@ from benchmarks.harness.federation import accuracies, load_seed, run_rows
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
-from fedsurrogate.common.settings.flat import Scalar, parse_overrides
+from fedsurrogate.common.settings.base import Scalar, parse_overrides
 
 # Training images, classes, foundation model.
 PAPER: dict[str, tuple[int, int, str]] = {

@@ -18,7 +18,7 @@ from benchmarks.harness.results import report
 from benchmarks.harness.seeds import mean_and_deviation
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 
 CHAIN = {"fedpft.topology": "chain"}
 ROWS: dict[str, dict[str, Any] | None] = {

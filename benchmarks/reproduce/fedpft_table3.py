@@ -27,7 +27,7 @@ from benchmarks.harness.plots import draw_images
 from benchmarks.harness.results import report
 from benchmarks.harness.similarity import C1, C2, SIGMA, WINDOW, psnr
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.strategies.fedpft.strategy import learn
 

@@ -31,8 +31,8 @@ from fedsurrogate.common.models.generators import (
     scaled,
     tensors_of,
 )
-from fedsurrogate.common.models.optimizers import UncompiledAdam
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters

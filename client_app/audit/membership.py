@@ -4,7 +4,8 @@ they compare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +13,140 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.audit.nearest import means_of
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_measures import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
-from fedsurrogate.common.privacy.one_run import Guesses, guess
-from fedsurrogate.common.privacy.own_mean import weight_of
-from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.privacy.accounting import Guesses, epsilon_bound, guess
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, weight_of
+from fedsurrogate.common.surrogates.class_sums import fold, unfold
+from fedsurrogate.common.surrogates.surrogates import (
+    Header,
+    SumsSurrogate,
+    Surrogate,
+    in_class_order,
+)
+from fedsurrogate.common.targets.target import (
+    CODE,
+    PRODUCTS,
+    RECORDS,
+    SQUARES,
+    SUMS,
+    TOTALS,
+    Target,
+)
+
+# A mean is a copy of a record if it is nearer than this share of the usual distance between any two
+# records.
+COPY = 0.1
+Near = tuple[str, float, float]
+
+
+@dataclass(frozen=True)
+class NearestRecords:
+    """Means of the release and the records next to them.
+
+    Attributes:
+        ratio: median over the means of (distance to the nearest record used) / (distance to the
+            nearest record of the class that was not used); one where the release is no nearer to
+            its own records than to others.
+        smallest: the smallest ratio.
+        copies: share of the means that are nearly a record.
+        classes: those with such a mean.
+    """
+
+    ratio: float
+    smallest: float
+    copies: float
+    classes: tuple[str, ...]
+
+
+def usual_distance(features: Tensor) -> float:
+    """The median distance of two records; features (n, d)."""
+    some = features[
+        torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:500]
+    ].double()
+    return float(torch.pdist(some).median())
+
+
+def means_of(sent: object) -> tuple[Tensor, Tensor] | None:
+    """Means in a release.
+
+    They are the means of a mixture's components, or of the classes in sums.
+
+    Args:
+        sent: the release.
+
+    Returns:
+        Means (m, d), and the class (m,) of each, an index into its header's classes; None if it has
+        no means.
+    """
+    match sent:
+        case Surrogate():
+            return sent.mixtures.means.double(), sent.mixtures.labels
+        case Parameters() if {"counts", "sums"} <= sent.tensors.keys():
+            counts, sums = sent.tensors["counts"], sent.tensors["sums"].double()
+            there = counts > 0
+            return (sums / counts.clamp_min(1)[:, None])[there], torch.arange(len(counts))[there]
+    return None
+
+
+def nearest(
+    sent: object, classes: tuple[str, ...], features: Tensor, labels: Tensor, inside: Tensor
+) -> list[Near]:
+    """For each mean of a release, distances to the records next to it.
+
+    Args:
+        sent: the release.
+        classes: names of classes.
+        features: of the records, (n, d).
+        labels: indices into `classes`, (n,).
+        inside: whether a record was used, (n,) bool.
+
+    Returns:
+        For each mean: its class, and distances to the nearest record used and the nearest one not
+        used. The latter is of the same class, or of any class where the release used all records of
+        this one.
+    """
+    near: list[Near] = []
+    if (read := means_of(sent)) is None:
+        return near
+    header: Header = getattr(sent, "header")  # noqa: B009
+    means, kinds = read
+    for mean, kind in zip(means, kinds.tolist(), strict=True):
+        name = header.classes[kind]
+        own = labels == classes.index(name)
+        used, others = features[own & inside].double(), features[own & ~inside].double()
+        if not len(others):
+            others = features[~inside].double()
+        if len(used) and len(others):
+            distances = [torch.cdist(mean[None], rows)[0] for rows in (used, others)]
+            near.append((name, float(distances[0].min()), float(distances[1].min())))
+    return near
+
+
+def summary(near: list[Near], usual: float) -> NearestRecords | None:
+    """All means together.
+
+    Args:
+        near: of each mean, see `nearest`.
+        usual: distance of two records, see `usual_distance`.
+
+    Returns:
+        The summary; None if there are no means.
+
+    Example:
+        >>> summary([("cat", 1.0, 2.0), ("dog", 3.0, 3.0)], usual=2.0)
+        NearestRecords(ratio=0.75, smallest=0.5, copies=0.0, classes=())
+    """
+    if not near:
+        return None
+    ratios = [used / max(other, 1e-12) for _, used, other in near]
+    copies = [name for name, used, _ in near if used < COPY * usual]
+    return NearestRecords(
+        float(np.median(ratios)), min(ratios), len(copies) / len(near), in_class_order(set(copies))
+    )
+
 
 # Records of the prior for a record's own variance: with few trials, the variance of all records
 # counts more.
@@ -151,7 +277,7 @@ def answers(trials: Trials, share: float = 0.2) -> Guesses:
 
     The first half of the pairs are the attacker's shadow models. Of each later pair one release is
     attacked alone: its complement has the same coin tosses. So the answers depend on the tosses
-    through the attacked releases only, as the theorem behind `fedsurrogate.common.privacy.one_run` asks.
+    through the attacked releases only, as the theorem behind `fedsurrogate.common.privacy.accounting` asks.
 
     Args:
         trials: pairs of complementary halves.
@@ -347,3 +473,187 @@ def _finite(scores: Matrix) -> Matrix:
         return scores
     low, high = (scores[known].min(), scores[known].max()) if known.any() else (0.0, 1.0)
     return np.where(known, scores, low - BEYOND * max(high - low, 1.0))
+
+
+# Shares of all scores that the attacker names: the highest ones, and the lowest ones.
+SHARES = (0.001, 0.01, 0.1, 0.5)
+# Probability that the interval of an excess does not hold it.
+INTERVAL_ERROR = 0.01
+# Probability that `proven_epsilon` exceeds a true claim. Theorem 5.2 refutes nothing at an error
+# below ten times delta.
+FALSE_ALARM = 1e-3
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By how much an attack finds more than a claim allows; negative where it finds less.
+
+    The attacker names records as members, or as others. The interval is that of the threshold with
+    the largest `low`; the claim is broken if this is above 0.
+
+    Attributes:
+        excess: true_rate minus what the claim allows at this false_rate.
+        low: lower end of its interval.
+        high: upper end of its interval.
+        true_rate: of the records that are what the attacker names, the share that it names.
+        false_rate: of the records that are not, the share that it names.
+    """
+
+    excess: float
+    low: float
+    high: float
+    true_rate: float
+    false_rate: float
+
+
+def allowed_auc(epsilon: float, delta: float) -> float:
+    """Largest AUC of any attack on an (epsilon, delta)-DP release of one record.
+
+    It is the area under the release's trade-off curve. No attack has less than one minus this,
+    either: turned round, it would have more.
+
+    Args:
+        epsilon: of the claim; 0 for no claim.
+        delta: of the claim.
+
+    Example:
+        >>> round(allowed_auc(1.0, 0.0), 3), allowed_auc(0.0, 0.0)
+        (0.731, 1.0)
+    """
+    if not epsilon:
+        return 1.0
+    corner = (1 - delta) / (1 + math.exp(epsilon))
+    false = np.array([0.0, corner, 1 - delta, 1.0])
+    true = np.array([delta, 1 - corner, 1.0, 1.0])
+    return float(np.trapezoid(true, false))
+
+
+def largest_excess(ratios: Matrix, members: Mask, epsilon: float, delta: float) -> Excess | None:
+    """The largest excess of TPR over e^epsilon FPR + delta, over thresholds, in both directions.
+
+    The attacker names the records with the highest or the lowest scores, as members or as others:
+    an attack that is far worse than a guess is a strong one turned round. The interval is Student's
+    over the pairs, whose noise is independent, and no narrower than that of independent records. It
+    holds for all thresholds and directions together (Bonferroni).
+
+    Args:
+        ratios: scores (K, n), of pairs of complementary releases, in which each record is a member
+            once.
+        members: (K, n), whether a release was made with a record.
+        epsilon: of the claim.
+        delta: of the claim.
+
+    Returns:
+        The excess; None if the claim allows everything at all these thresholds.
+    """
+    from scipy.stats import t as student
+
+    order = np.sort(ratios, axis=None)
+    counts = [max(1, round(share * order.size)) for share in SHARES]
+    named = [ratios >= order[-number] for number in counts] + [
+        ratios <= order[number - 1] for number in counts
+    ]
+    pairs, count = len(ratios) // 2, members.shape[1]
+    width = student.ppf(1 - INTERVAL_ERROR / (4 * len(named)), pairs - 1)
+    excesses = []
+    for chosen in named:
+        rates = [
+            (chosen & mask)[: 2 * pairs].reshape(pairs, -1).sum(1) / count
+            for mask in (members, ~members)
+        ]
+        for true, false in (rates, rates[::-1]):
+            if math.exp(epsilon) * float(false.mean()) + delta >= 1:
+                continue
+            each = true - math.exp(epsilon) * false - delta
+            spread = [rate.mean() * (1 - rate.mean()) for rate in (true, false)]
+            least = (spread[0] + math.exp(2 * epsilon) * spread[1]) / (pairs * count)
+            error = width * math.sqrt(max(each.var(ddof=1) / pairs, least))
+            middle = float(each.mean())
+            excesses.append(
+                Excess(
+                    middle, middle - error, middle + error, float(true.mean()), float(false.mean())
+                )
+            )
+    return max(excesses, key=lambda each: each.low, default=None)
+
+
+def proven_epsilon(trials: Trials, delta: float) -> float:
+    """Epsilon that an attack refutes, with a probability of error of FALSE_ALARM at most.
+
+    It holds for every mechanism.
+
+    Args:
+        trials: of the attack.
+        delta: at which epsilon is refuted.
+
+    Returns:
+        Epsilon; 0 for none.
+
+    Source: Steinke, Nasr & Jagielski 2023, theorem 5.2.
+    """
+    return epsilon_bound(answers(trials), delta, 1 - FALSE_ALARM)
+
+
+# Of exact sums: the records' own code, and their place in the second moment.
+CODED, MOMENT = "LiRA on the sums of the code", "LiRA on the second moment"
+# Added to the eigenvalues of a second moment, as a share of their mean.
+RIDGE = 1e-3
+ROWS = 512
+
+
+def coded_scores(
+    sent: Parameters, target: Target, features: Tensor, values: Tensor
+) -> dict[str, Tensor]:
+    """Scores of records, larger for those that are in the sums; from what was released alone.
+
+    With noise, what a record would add to each statistic times the statistic, over the variance of
+    its noise: apart from a constant, the logarithm of the likelihood ratio of sums with and
+    without it. Exact sums are around the mean of the site's features, so a record's distance from
+    that mean is measured in the second moment: times the sums of its rows, and minus its square.
+
+    Args:
+        sent: the release.
+        target: of the run.
+        features: of the records, (n, d).
+        values: of the target, (n, k), float64.
+
+    Returns:
+        By name of the attack, (n,) float64.
+    """
+    code, tensors = target.code(values), {k: v.double() for k, v in sent.tensors.items()}
+    if sent.claim is not None:
+        clipped = clip(features.double(), sent.claim.clip)[0]
+        noise = {name: sigma for name, (sigma, _) in sent.claim.noise.items()}
+        return {CODED: _likelihood(tensors, noise, code, clipped)}
+    records = float(tensors[RECORDS])
+    apart = features.double() - tensors[TOTALS] / records
+    moment = unfold(tensors[SQUARES], apart.shape[1]) / records
+    moment.diagonal().add_(RIDGE * moment.trace() / len(moment))
+    scaled = torch.linalg.solve(moment, apart.T).T
+    sizes = (code.square().sum(0) if not target.counts else tensors[CODE]).clamp_min(1.0)
+    means = tensors[SUMS] / sizes[:, None]
+    return {CODED: (code @ means * scaled).sum(1), MOMENT: -(scaled * apart).sum(1)}
+
+
+def _likelihood(
+    tensors: Mapping[str, Tensor], noise: Mapping[str, float], code: Tensor, features: Tensor
+) -> Tensor:
+    parts = []
+    for t, z in zip(torch.split(code, ROWS), torch.split(features, ROWS), strict=True):
+        found = torch.zeros(len(z), dtype=torch.float64)
+        for name, sigma in noise.items():
+            found += _added(name, t, z).flatten(1) @ tensors[name].flatten() / sigma**2
+        parts.append(found)
+    return torch.cat(parts)
+
+
+def _added(name: str, code: Tensor, features: Tensor) -> Tensor:
+    """What each record adds to a statistic: codes (n, q), features (n, d)."""
+    if name == RECORDS:
+        return torch.ones(len(code), 1, dtype=torch.float64)
+    if name in (CODE, TOTALS):
+        return code if name == CODE else features
+    if name == SUMS:
+        return code[:, :, None] * features[:, None]
+    rows = {SQUARES: features, PRODUCTS: code}[name]
+    return torch.stack([fold(torch.outer(row, row)) for row in rows])

@@ -14,29 +14,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.audit.claim_check import (
-    Excess,
-    allowed_auc,
-    largest_excess,
-    proven_epsilon,
-)
-from fedsurrogate.client_app.audit.coded_sums import coded_scores
 from fedsurrogate.client_app.audit.generators import generator_of, generator_scores
 from fedsurrogate.client_app.audit.membership import (
     AttackResult,
+    Excess,
     Mask,
     Matrix,
+    Near,
+    NearestRecords,
     Trials,
+    allowed_auc,
+    coded_scores,
     distinct,
+    largest_excess,
     lira,
+    nearest,
+    proven_epsilon,
     rmia,
     scores_of,
     success,
-)
-from fedsurrogate.client_app.audit.nearest import (
-    Near,
-    NearestRecords,
-    nearest,
     summary,
     usual_distance,
 )
@@ -48,14 +44,13 @@ from fedsurrogate.client_app.features.site_features import (
 )
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.limits import MOST_CLASSES
+from fedsurrogate.common.errors import MOST_CLASSES, ConfigError, DataError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.columns import in_frame
+from fedsurrogate.common.surrogates.mixtures import in_frame
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import unpack_surrogate

@@ -37,9 +37,9 @@ def adapt(
     on own records.
     """
     from fedsurrogate.client_app.model_use.adaptation import adapt as compare
-    from fedsurrogate.client_app.model_use.adapted import adapted_file, store_adapted
+    from fedsurrogate.client_app.model_use.adaptation import adapted_file, store_adapted
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.opened import opened
+    from fedsurrogate.client_app.model_use.store import opened
     from fedsurrogate.common.models.classifiers import target_of_model
     from fedsurrogate.common.targets.answers import facts_of
 

@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, node_of
-from fedsurrogate.common.command_line import Json, RunSettings, console, print_error, run_config_of
+from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
+from fedsurrogate.common.command_line import (
+    Exposed,
+    Json,
+    ListenHost,
+    ListenPort,
+    RunSettings,
+    WatchedCertificates,
+    console,
+    print_error,
+    run_config_of,
+    stderr_console,
+    wait_for_interrupt,
+)
+from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.diagnostics.findings import Finding
+    from fedsurrogate.client_app.diagnostics.connection_checks import Finding
     from fedsurrogate.client_app.node_config import NodeConfig
     from fedsurrogate.common.run import Run
 
@@ -71,10 +85,9 @@ def doctor(
 
     from rich.text import Text
 
-    from fedsurrogate.client_app.diagnostics.connection_checks import check_link
-    from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.diagnostics.connection_checks import Link, check_link
     from fedsurrogate.client_app.processes.app_report import check_app
-    from fedsurrogate.client_app.processes.joining import check_data
+    from fedsurrogate.client_app.processes.supervisor import check_data
 
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
@@ -108,8 +121,7 @@ def doctor(
 
 def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # Imported here: the health check of the link, once a minute, must not load torch.
-    from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
-    from fedsurrogate.client_app.diagnostics.site_checks import check_site
+    from fedsurrogate.client_app.diagnostics.site_checks import check_isolation, check_site
 
     yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)
@@ -156,3 +168,157 @@ def settings_in(text: str) -> list[str]:
             for line in content.splitlines()
             if line.strip() and not line.lstrip().startswith("#")
         ]
+
+
+def audit(
+    node_config: Node,
+    run_config: RunSettings = None,
+    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path(
+        "audit"
+    ),
+    seconds: Annotated[
+        float, typer.Option(help="Make further releases for this long, at least eight.")
+    ] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Attack the release of a run with these settings: does it show which records were used?
+
+    Makes the release again and again from halves of the records, and lets an attacker who knows
+    every record guess which were used. Exits with 1 if the attack beats the run's epsilon, or a
+    limit of the policy.
+
+    Example: site audit -c 'fedpft.components=10' --out audit
+    """
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from fedsurrogate.client_app.audit.output import limit_broken, pictures_of, write_audit
+    from fedsurrogate.client_app.audit.release_audit import audit_release
+    from fedsurrogate.client_app.governance.policy import policy_of
+
+    run, node = run_config_of(run_config), node_of(node_config)
+    with Progress(console=console, transient=True, disable=as_json) as bar:
+        task = bar.add_task("releases", total=None)
+
+        def show(done: int, most: int) -> None:
+            bar.update(task, completed=done, total=most)
+
+        result = audit_release(run, node, seconds, progress=show)
+    pictures = pictures_of(run, node, [each.row for each in result.standing_out])
+    facts, page = write_audit(result, out, pictures)
+    broken = limit_broken(result, policy_of(node))
+    if as_json:
+        refusal = {"page": str(page), "refusal": broken or None}
+        print(json.dumps(refusal | json.loads(facts.read_text()), indent=2))
+    else:
+        attack, nearest = result.attack, result.nearest
+        table = Table("attack", "value", "95 % interval")
+        table.title = f"{result.releases} releases, {result.records} records"
+        for name, each in (
+            ("AUC (0.5 is a guess)", attack),
+            *((f"AUC, {name}", other) for name, other in result.others.items()),
+        ):
+            table.add_row(name, f"{each.auc:.3f}", f"{each.low:.3f} to {each.high:.3f}")
+        table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %")
+        table.add_row(
+            "found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %"
+        )
+        if result.epsilon:
+            table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}")
+        if nearest is not None:
+            table.add_row("means that are nearly a record", f"{100 * nearest.copies:.1f} %")
+        console.print(table)
+        if nearest is not None and nearest.classes:
+            text = f"a mean is nearly a record: class {', '.join(nearest.classes)}"
+            console.print(text, style="yellow")
+        if count := result.standing_out_count:
+            console.print(f"{count} records stand out; the page names them", style="yellow")
+        console.print(str(page), soft_wrap=True)
+    if broken:
+        print_error(broken)
+        raise typer.Exit(1)
+
+
+def disclose(
+    node_config: Node,
+    run_config: RunSettings = None,
+    seconds: Annotated[
+        float, typer.Option(help="Attack for this long, at least eight releases.")
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Write a disclosure sheet for a run: what leaves, to whom, its claim, and what attacks find.
+
+    The sheet lies in the state folder. The ledger's entry of the release has its address. It gives
+    no verdict.
+
+    Example: site disclose -c 'fedpft.components=10'
+    """
+    from fedsurrogate.client_app.audit.disclosure import disclose as write
+
+    node = node_of(node_config)
+    content, facts, page = write(run_config_of(run_config), node, seconds)
+    if as_json:
+        print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
+    else:
+        console.print(str(page), soft_wrap=True)
+        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)
+
+
+if TYPE_CHECKING:
+    from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
+
+
+def metrics(
+    node_config: MaybeNode = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            metavar="unix:/PATH",
+            help="The socket of `site node`: the running `site app` then gives the figures.",
+        ),
+    ] = "",
+    certificate: WatchedCertificates = None,
+    port: ListenPort = 9464,
+    host: ListenHost = "127.0.0.1",
+    exposed: Exposed = False,
+) -> None:
+    """Serve this site to Prometheus, at http://HOST:PORT/metrics, until interrupted: budget, ledger,
+    data, disks, certificates.
+
+    With --runtime it reads nothing of the site itself, so it may have a network and needs no folder
+    but that of the socket. Otherwise it reads the ledger of the node-config. Needs the extra
+    `monitor`.
+    """
+    from fedsurrogate.client_app.diagnostics.site_checks import USER
+    from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
+
+    machine = MachineCollector(certificate or (), {})
+    with (
+        _of_site(runtime, node_config) as site,
+        serve_page((site, machine), host, port, exposed, USER) as url,
+    ):
+        console.print(f"{url} reports this site; Ctrl-C ends it", soft_wrap=True)
+        if not is_loopback(host):
+            warning = "other machines can read this site's budget and the state of its data"
+            allow = "allow only your monitoring to reach this port"
+            stderr_console().print(f"warning: {warning}: {allow}", style="yellow", soft_wrap=True)
+        wait_for_interrupt()
+
+
+@contextmanager
+def _of_site(runtime: str, node_config: list[str] | None) -> Iterator[SiteCollector]:
+    """The collector of the app at this address, or of this node-config."""
+    from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
+    from fedsurrogate.client_app.processes.app_report import ask, watching
+
+    if runtime:
+        yield SiteCollector(lambda: ask(runtime), of_app=True)
+        return
+    if node_config is None:
+        raise ConfigError(
+            "nothing to report: name the socket of a running site with --runtime unix:/PATH, or the "
+            "site's settings with --node-config"
+        )
+    with watching(node_of(node_config)) as reporter:
+        yield SiteCollector(reporter.report, of_app=False)

@@ -126,7 +126,7 @@ def evaluate(
 
     Example: site evaluate --out evaluation --by scanner,sex
     """
-    from fedsurrogate.client_app.model_use.adapted import adapted_classifier
+    from fedsurrogate.client_app.model_use.adaptation import adapted_classifier
     from fedsurrogate.client_app.model_use.calibration import (
         own_gaussians,
         read_calibration,
@@ -134,7 +134,7 @@ def evaluate(
     )
     from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
     from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.opened import opened
+    from fedsurrogate.client_app.model_use.store import opened
     from fedsurrogate.client_app.model_use.thresholds import Wish
 
     named = opened(model, node_of(node_config) if node_config else None)

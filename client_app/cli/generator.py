@@ -340,7 +340,7 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
 def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
     from fedsurrogate.client_app.features.site_features import load_site
     from fedsurrogate.client_app.governance.policy import policy_of
-    from fedsurrogate.common.backbones.column_names import shown
+    from fedsurrogate.common.backbones.backbone_names import shown
     from fedsurrogate.common.wire.generator_files import read_synthetic_set
 
     synthetic, node = read_synthetic_set(file), node_of(node_config)

@@ -13,7 +13,7 @@ from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.diagnostics.findings import Link
+    from fedsurrogate.client_app.diagnostics.connection_checks import Link
     from fedsurrogate.client_app.node_config import NodeConfig
 
 FILES = ("policy", "peers", "weights-path")
@@ -46,10 +46,9 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
-    from fedsurrogate.client_app.diagnostics.findings import Link
-    from fedsurrogate.client_app.processes.joining import looked_at
+    from fedsurrogate.client_app.diagnostics.connection_checks import Link
     from fedsurrogate.client_app.processes.own_account import own_folder, own_socket
-    from fedsurrogate.client_app.processes.supervisor import Supervisor, site_commands
+    from fedsurrogate.client_app.processes.supervisor import Supervisor, looked_at, site_commands
 
     check_settings(node := node_of(node_config))
     for warning in looked_at(node):
@@ -72,7 +71,7 @@ def check_settings(node: NodeConfig) -> None:
     from fedsurrogate.client_app.node_config import check_folders
     from fedsurrogate.client_app.own_files import close_to_others
     from fedsurrogate.common.backbones.backbone_names import check_weights_file
-    from fedsurrogate.common.models.devices import pick_device
+    from fedsurrogate.common.models.networks import pick_device
 
     if not node.data:
         raise ConfigError(

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsurrogate.client_app.cli.adapt import adapt
-from fedsurrogate.client_app.cli.approve import approve
-from fedsurrogate.client_app.cli.audit import audit, disclose
-from fedsurrogate.client_app.cli.doctor import doctor
-from fedsurrogate.client_app.cli.enrol import enrol
+from fedsurrogate.client_app.cli.approve import approve, enrol, forget_sums, policy_check, settings
+from fedsurrogate.client_app.cli.doctor import audit, disclose, doctor, metrics
 from fedsurrogate.client_app.cli.evaluate import evaluate
 from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
 from fedsurrogate.client_app.cli.join import join
-from fedsurrogate.client_app.cli.metrics import metrics
 from fedsurrogate.client_app.cli.models import models_app
 from fedsurrogate.client_app.cli.options import Node, node_of
 from fedsurrogate.client_app.cli.predict import predict
-from fedsurrogate.client_app.cli.settings import forget_sums, policy_check, settings
 from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.command_line import (
     Json,
@@ -192,7 +188,7 @@ def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
-    from fedsurrogate.common.number_format import human_bytes
+    from fedsurrogate.common.escapes import human_bytes
 
     when = entry["time"][:19].replace("T", " ")
     budget = f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
@@ -277,7 +273,7 @@ def release(
     the network.
     """
     from fedsurrogate.client_app.offline.answers import is_message, release_to, reply_to
-    from fedsurrogate.common.number_format import human_bytes
+    from fedsurrogate.common.escapes import human_bytes
 
     if is_message(request):
         facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
@@ -302,7 +298,7 @@ def dry_run_command(
     Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
     leave.
     """
-    from fedsurrogate.client_app.offline.dry_run import dry_run
+    from fedsurrogate.client_app.offline.keys import dry_run
 
     result = dry_run(run_config_of(run_config), node_of(node_config))
     if as_json:

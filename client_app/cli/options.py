@@ -56,6 +56,6 @@ MaybeNode = Annotated[list[str] | None, _NODE]
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""
     from fedsurrogate.client_app.node_config import parse_node_config
-    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.base import parse_overrides
 
     return parse_node_config(parse_overrides(texts))

@@ -95,7 +95,7 @@ def predict(
     Example: site predict RUN --data-dir xrays/new --out predictions.csv
     """
     from fedsurrogate.client_app.features.site_features import site_backbone
-    from fedsurrogate.client_app.model_use.adapted import adapted_classifier
+    from fedsurrogate.client_app.model_use.adaptation import adapted_classifier
     from fedsurrogate.client_app.model_use.calibration import (
         is_of_labels,
         own_gaussians,
@@ -103,10 +103,10 @@ def predict(
     )
     from fedsurrogate.client_app.model_use.held_out import bag_column_of
     from fedsurrogate.client_app.model_use.inputs import find_inputs
-    from fedsurrogate.client_app.model_use.opened import opened
     from fedsurrogate.client_app.model_use.prediction import Predictor
     from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
     from fedsurrogate.client_app.model_use.prediction import predict as run
+    from fedsurrogate.client_app.model_use.store import opened
     from fedsurrogate.client_app.model_use.thresholds import check_of_classes
     from fedsurrogate.client_app.node_config import NodeConfig
 

@@ -12,20 +12,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.bags import described, pooled
 from fedsurrogate.client_app.datasets.dicom import read_dicom
-from fedsurrogate.client_app.datasets.duplicates import once, without_leaks
 from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.oddities import loss_of_other_classes, oddities
-from fedsurrogate.client_app.datasets.one_record import printable
+from fedsurrogate.client_app.datasets.images import once, without_leaks
+from fedsurrogate.client_app.datasets.left_out import (
+    LeftOut,
+    SourceError,
+    loss_of_other_classes,
+    oddities,
+    printable,
+)
 from fedsurrogate.client_app.datasets.readers import read_digits, read_parquet
 from fedsurrogate.client_app.datasets.records import Opener, Records, only, select
 from fedsurrogate.client_app.datasets.source import DataSource as DataSource
 from fedsurrogate.client_app.datasets.source import folder_of as folder_of
-from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.client_app.datasets.table_records import described, pooled
+from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 

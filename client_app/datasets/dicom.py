@@ -4,28 +4,23 @@ read on demand.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.datasets.bags import OF_FOLDER
 from fedsurrogate.client_app.datasets.dicom_files import (
     DICOM,
     encoding_of,
     plugins_for,
     read_header,
 )
-from fedsurrogate.client_app.datasets.dicom_pixels import without_warnings
-from fedsurrogate.client_app.datasets.dicom_records import (
-    MOST_FRAMES,
-    DicomImage,
-    each_frame,
-    opened,
-)
+from fedsurrogate.client_app.datasets.dicom_pixels import open_place, without_warnings
 from fedsurrogate.client_app.datasets.image_folders import (
     files_below,
     folder_bags,
@@ -33,24 +28,120 @@ from fedsurrogate.client_app.datasets.image_folders import (
     note_depth,
     table_of,
 )
-from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
-from fedsurrogate.client_app.datasets.one_record import (
+from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, remembered, same_files
+from fedsurrogate.client_app.datasets.left_out import (
+    LeftOut,
+    SourceError,
     attempt,
     described,
     is_file,
     open_regular,
     printable,
 )
-from fedsurrogate.client_app.datasets.records import Records, only, without
+from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
+from fedsurrogate.client_app.datasets.readers import content_key
+from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.source import DataSource, listing, require_columns, some
-from fedsurrogate.client_app.datasets.table_records import SourceTable
+from fedsurrogate.client_app.datasets.table_records import OF_FOLDER, SourceTable
 from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.datasets.whole_site import SourceError
+from fedsurrogate.client_app.node_config import Frames
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.extras.packages import DECODERS, install_command, needed_for
+from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
+
+# Images of a file of which each is taken: a header may state any number.
+MOST_FRAMES = 10_000
+
+
+@dataclass(frozen=True, repr=False)
+class DicomImage:
+    """An image file and values of its header. Without repr, because the header contains the
+    patient's ID.
+
+    Attributes:
+        path: of the file.
+        keys: values by which a table may name the image, see KEYS, or its bag.
+        issuer: of the patient's ID; empty if the header has none.
+        frames: number of images in the file.
+        syntax: UID of the transfer syntax.
+        deep: whether more than 8 bits are stored.
+        burned_in: whether text is burned into the pixels, as the header states.
+    """
+
+    path: Path
+    keys: dict[str, str]
+    issuer: str
+    frames: int
+    syntax: str
+    deep: bool
+    burned_in: bool
+
+
+def opened(
+    root: Path,
+    images: Sequence[DicomImage],
+    frames: Frames,
+    decoders: Sequence[tuple[str, tuple[str, ...]]],
+) -> Records:
+    """Records of files, of each one image.
+
+    Args:
+        root: folder of the files.
+        images: of the files.
+        frames: which frame of a file with several.
+        decoders: the available ones for every transfer syntax.
+    """
+    # No object that lasts keeps a header.
+    places = [(image.path, image.frames // 2 if frames == "middle" else 0) for image in images]
+    paths = [path for path, _ in places]
+    # The key includes decoders: a new decoder may read an image that was broken before.
+    content = repr(("dicom", content_key(root, paths), frames, decoders))
+    key = hashlib.sha256(content.encode()).hexdigest()
+    return Records(
+        [""] * len(paths),
+        key,
+        opener=partial(open_place, places),
+        same=partial(remembered, key, partial(same_files, paths)),
+        place=lambda i: str(paths[i]),
+    )
+
+
+def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
+    """Records of all images in the files of records.
+
+    Args:
+        records: of files.
+        images: of all files that were found, among which these are.
+    """
+    # A header may state any number, of which none are taken beyond a limit.
+    counts = [max(1, each.frames) if each.frames <= MOST_FRAMES else 1 for each in images]
+    if sum(counts) == len(counts):
+        return records
+    owners = [file for file, count in enumerate(counts) for _ in range(count)]
+    starts = [0, *accumulate(counts)]
+    places = [(images[file].path, at - starts[file]) for at, file in enumerate(owners)]
+    whole = records if records.found is None else records.found.records
+    files = range(len(images)) if records.found is None else records.found.rows.tolist()
+    rows = [at for at, file in enumerate(files) for _ in range(counts[file])]
+    every = Records(
+        [""] * len(places),
+        _key(whole, owners),
+        opener=partial(open_place, places),
+        place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
+    )
+    own = select(every, [at for file in files for at in range(starts[file], starts[file + 1])])
+    return replace(
+        select(records, rows),
+        key=_key(records, rows),
+        opener=own.opener,
+        place=own.place,
+        found=own.found,
+    )
+
+
+def _key(records: Records, rows: Sequence[int]) -> str:
+    return hashlib.sha256(repr((records.key, rows)).encode()).hexdigest()
+
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Columns by which a table may identify images, the most specific first.

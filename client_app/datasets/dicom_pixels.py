@@ -18,14 +18,14 @@ from fedsurrogate.client_app.datasets.dicom_files import (
     remedy_for,
 )
 from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
-from fedsurrogate.client_app.datasets.one_record import (
+from fedsurrogate.client_app.datasets.left_out import (
     described,
     ends_process,
     open_regular,
     printable,
 )
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -12,12 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.bags import OF_FOLDER, bags_by_folder
 from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
-from fedsurrogate.client_app.datasets.duplicates import remembered, same_files
-from fedsurrogate.client_app.datasets.images import open_rgb
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_folder
+from fedsurrogate.client_app.datasets.images import open_rgb, remembered, same_files
+from fedsurrogate.client_app.datasets.left_out import (
+    LeftOut,
+    SourceError,
+    attempt,
+    is_file,
+    is_folder,
+)
 from fedsurrogate.client_app.datasets.readers import content_key
 from fedsurrogate.client_app.datasets.records import Records, without
 from fedsurrogate.client_app.datasets.source import (
@@ -28,10 +31,14 @@ from fedsurrogate.client_app.datasets.source import (
     some,
 )
 from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
-from fedsurrogate.client_app.datasets.table_records import SourceTable, split_by_size
+from fedsurrogate.client_app.datasets.table_records import (
+    OF_FOLDER,
+    SourceTable,
+    bags_by_folder,
+    split_by_size,
+)
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.datasets.target_values import check_table
-from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import is_text, name_of, normal
 
@@ -349,7 +356,7 @@ def _note_repeated(
     values for one path.
 
     In a private run all copies are handled together instead, by content: see
-    client_app/datasets/duplicates.py.
+    client_app/datasets/images.py.
     """
     if left.one_by_one:
         return

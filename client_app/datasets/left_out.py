@@ -4,11 +4,161 @@ one. Either way they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeVar
 
-from fedsurrogate.client_app.datasets.one_record import printable
-from fedsurrogate.common.data_report import Loss
-from fedsurrogate.common.errors import DataError
+import torch
+from torch import Tensor
+
+from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.errors import BackboneError, DataError, PackageError
+from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded
+
+log = logging.getLogger("fedsurrogate.site")
+
+
+def log_once(report: DataReport, node: NodeConfig) -> None:
+    """Write a report to the log, unless it is the one that was written last for this source.
+
+    Every request reads the records, mostly in a process of its own: a file in the site's state
+    remembers what was written. It never leaves the site, and no error of it decides anything.
+
+    Args:
+        report: of the records.
+        node: the site's settings.
+    """
+    source = hashlib.sha256(repr((node.data_dir, report.source)).encode()).hexdigest()[:16]
+    file = node.state / f"data-report-{source}.json"
+    text = json.dumps(report.facts(), indent=1)
+    try:
+        if file.is_file() and file.read_text(encoding="utf-8") == text:
+            return
+        node.state.mkdir(parents=True, exist_ok=True)
+        replace_file(file, text.encode(), durable=False)
+    except (OSError, ValueError):
+        log.debug("'%s' cannot be written", file)
+    lost = logging.WARNING if report.left_out or report.odd else logging.INFO
+    log.log(lost, "%s", report.lines()[0])
+    for each in report.left_out:
+        log.log(lost, "left out: %s", each.why)
+    for remark in report.odd:
+        log.log(lost, "odd: %s", remark)
+
+
+T = TypeVar("T")
+# Longest description of an error in a log.
+LONGEST = 500
+# Work on one record may contain work on it.
+_alone = threading.RLock()
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether an error ends this process, and is not about a record.
+
+    That is Ctrl-C, and SystemExit that Flower raises on a signal. A SystemExit of a library is an
+    ordinary failure of the record that it works on, and so is a panic of a library in Rust, which
+    is a BaseException.
+
+    Args:
+        error: that was raised.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemExit) and where.startswith("flwr.")
+    )
+
+
+def attempt(work: Callable[[], T]) -> T | BaseException:
+    """The result of work on one record, or what it raised.
+
+    Where memory runs out, other threads may hold it for other records: so the work is done once
+    more, at a time when no other record is tried again.
+
+    Args:
+        work: on one record; must be repeatable.
+
+    Raises:
+        BaseException: what ends this process, see `ends_process`.
+    """
+    try:
+        try:
+            return work()
+        except MemoryError:
+            with _alone:
+                return work()
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        return error
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, for a site's own log. An error's own text may fail as well."""
+    try:
+        # Pillow names the open file, by a place in memory that differs each time.
+        text = re.sub(r" <_io\.[^>]*>", "", " ".join(str(error).split()))
+    except BaseException as second:
+        if ends_process(second):
+            raise
+        text = "without a text"
+    return printable(f"{type(error).__name__}: {text[:LONGEST]}")
+
+
+def printable(text: str) -> str:
+    """A text that can be written: names of files may hold bytes that are no text.
+
+    Args:
+        text: perhaps with such bytes.
+
+    Example:
+        >>> printable("caf\\udce9.png")
+        'caf\\\\udce9.png'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
+def is_file(path: Path) -> bool:
+    """Whether this is a file; not where it cannot be read, or with a name that no file can have."""
+    return attempt(path.is_file) is True
+
+
+def is_folder(path: Path) -> bool:
+    """The same for a folder."""
+    return attempt(path.is_dir) is True
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading. A pipe or device in its place could block for ever.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError, ValueError: if it is none, or cannot be opened.
+    """
+    file = open(  # noqa: SIM115
+        path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    )
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"'{path}' is not a regular file")
+    return file
 
 
 def _numbered(row: int) -> str:
@@ -116,3 +266,105 @@ class LeftOut:
     def kept(self, count: int) -> list[int]:
         """The rows of `count` that are not left out."""
         return [row for row in range(count) if row not in self.rows]
+
+
+# Classes that a remark names.
+MOST_NAMED = 5
+
+
+def loss_of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
+    """The loss of records whose class is not in the run; nothing without any.
+
+    Args:
+        others: number of records by class.
+    """
+    if not others:
+        return ()
+    shown = [f"{name!r} ({count})" for name, count in others.most_common(MOST_NAMED)]
+    more = ", ..." if len(others) > MOST_NAMED else ""
+    count = others.total()
+    return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
+
+
+def oddities(
+    labels: Tensor,
+    classes: tuple[str, ...],
+    is_train: Tensor,
+    patients: Sequence[str] | None,
+    names: Iterable[str],
+) -> list[str]:
+    """Remarks on classes and patients.
+
+    Args:
+        labels: of records, (n,), indices into the classes.
+        classes: of the run.
+        is_train: (n,) bool.
+        patients: of each record, if known.
+        names: of all classes in the files.
+    """
+    odd = likely_one_remarks({*names, *classes})
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    there = [name for name, count in zip(classes, counts, strict=True) if count]
+    if len(there) == 1 and len(classes) > 1:
+        odd.append(f"all records are of one class, {there[0]!r}")
+    if absent := [name for name in classes if name not in there]:
+        more = ", ..." if len(absent) > MOST_NAMED else ""
+        odd.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
+    if patients is not None:
+        sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
+        if shared := len(sides[0] & sides[1]):
+            odd.append(f"{shared} patients have records in both training and test")
+        if short := sum(map(rounded, set(patients))):
+            odd.append(
+                f"{short} patient IDs are numbers in the short form of spreadsheets, such as 1.2E+11: "
+                "several patients may have become one; export them as text"
+            )
+        if alike := likely_one(patients):
+            odd.append(
+                f"{len(alike)} pairs or more of patient IDs differ only by case, blanks or zeros in "
+                "front"
+            )
+    return odd
+
+
+class SourceError(DataError):
+    """The folder, a file, a table or the cache as a whole cannot be used, or its columns cannot."""
+
+
+class NoRecordsError(DataError):
+    """No record is left that can be used: the site is one without records."""
+
+
+# Failures of a disk or of the system. Others, such as a missing file, a record may have.
+SYSTEM = frozenset(
+    getattr(errno, name)
+    for name in ("EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EROFS", "ESTALE")
+)
+# torch before 2.8 has no class for it.
+AcceleratorError: type[BaseException] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+CAUSES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((NoRecordsError,), "no record can be used"),
+    ((SourceError,), "the folder, its files or their columns cannot be used"),
+    ((BackboneError,), "the backbone cannot be loaded, or is another one"),
+    ((PackageError,), "a package is missing"),
+    # Features have one size, so what they take depends on the number of records, not on any one.
+    ((MemoryError, torch.OutOfMemoryError), "there is not enough memory for all records"),
+    ((AcceleratorError,), "the GPU failed"),
+)
+
+
+def cause_of(error: BaseException) -> str:
+    """The cause in the list that an error has; empty for an error outside of the list.
+
+    Args:
+        error: raised where no record is looked at alone.
+
+    Example:
+        >>> cause_of(SourceError("no such folder"))
+        'the folder, its files or their columns cannot be used'
+        >>> cause_of(ValueError("embedded null byte")), cause_of(DataError("a label"))
+        ('', '')
+    """
+    if isinstance(error, OSError) and error.errno in SYSTEM:
+        return "the disk or the system failed"
+    return next((cause for kinds, cause in CAUSES if isinstance(error, kinds)), "")

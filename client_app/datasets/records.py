@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.costs import Loss
 
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.

@@ -8,8 +8,8 @@ from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import kept_run
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.wire.validation import is_name
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.wire.tensors import is_name
 
 # Of the last runs, by Flower's number: each request would read the data for them.
 _NAMES: dict[str, tuple[str, ...]] = {}

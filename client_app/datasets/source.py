@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsurrogate.client_app.datasets.left_out import SourceError
 from fedsurrogate.client_app.datasets.target_values import check_columns
-from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run

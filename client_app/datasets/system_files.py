@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.one_record import attempt, is_file, is_folder
+from fedsurrogate.client_app.datasets.left_out import LeftOut, attempt, is_file, is_folder
 from fedsurrogate.common.identity import normal
 
 # Of macOS archives and drives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with

@@ -13,11 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError, attempt
 from fedsurrogate.client_app.datasets.names import SAVE, column_names
-from fedsurrogate.client_app.datasets.one_record import attempt
-from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import name_of, normal
 from fedsurrogate.common.targets.target import Target
 

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError, is_file
 from fedsurrogate.client_app.datasets.names import SAVE
-from fedsurrogate.client_app.datasets.one_record import is_file
 from fedsurrogate.client_app.datasets.system_files import of_system
-from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.identity import name_of
 from fedsurrogate.common.targets.target import Target

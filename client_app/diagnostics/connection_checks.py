@@ -4,26 +4,289 @@ name, the port, a proxy and its tunnel, TLS, packets, and the site's certificate
 
 from __future__ import annotations
 
+import base64
 import errno
+import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
 
-from fedsurrogate.client_app.diagnostics.findings import SECONDS, Finding, Link
-from fedsurrogate.client_app.diagnostics.large_packets import large_packets_arrive
-from fedsurrogate.client_app.diagnostics.proxies import (
-    Proxy,
-    ProxyError,
-    capitals_only,
-    open_tunnel,
-    proxy_for,
-)
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.security.enrolment import CERTIFICATE, read_node_key
+from fedsurrogate.common.flower.environment import PROXIES
+from fedsurrogate.common.security.proposals import CERTIFICATE, read_node_key
+
+SECONDS = 10.0
+State = Literal["PASS", "WARN", "FAIL"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        what: was checked.
+        state: whether it is good enough.
+        found: facts, in one line.
+        remedy: what to do, in one line; empty if nothing.
+    """
+
+    what: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Address of the coordinator, and the files by which both authenticate each other; as for `site
+    join`.
+
+    Attributes:
+        host: of the coordinator.
+        port: of its Fleet API.
+        authority: file of the certificate that signs the coordinator's; None without TLS.
+        key: file of this site's private key; None without one.
+    """
+
+    host: str
+    port: int
+    authority: Path | None
+    key: Path | None
+
+    @classmethod
+    def parse(cls, address: str, authority: Path | None, key: Path | None) -> Link:
+        """The link to an address; files as for `site join`.
+
+        Args:
+            address: host:port.
+            authority: see the attribute.
+            key: see the attribute.
+
+        Raises:
+            ConfigError: for another form of address.
+
+        Example:
+            >>> Link.parse("fl.example.org:9092", None, None).port
+            9092
+        """
+        host, colon, port = address.rpartition(":")
+        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+            raise ConfigError(
+                f"--superlink {address!r}: must be HOST:PORT, such as fl.example.org:9092"
+            )
+        return cls(host.strip("[]"), int(port), authority, key)
+
+
+MOST_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy.
+
+    Attributes:
+        variable: of the environment, that names it.
+        host: of the proxy.
+        port: of the proxy.
+        credentials: "user:password", "" without any.
+    """
+
+    variable: str
+    host: str
+    port: int
+    credentials: str = ""
+
+    def __str__(self) -> str:
+        """Without the password."""
+        return f"{self.host}:{self.port} ({self.variable})"
+
+
+class ProxyError(OSError):
+    """The proxy gives no tunnel.
+
+    Args:
+        status: of its reply, 0 if that is not HTTP.
+        reply: its first line.
+    """
+
+    def __init__(self, status: int, reply: str) -> None:
+        super().__init__(f"the proxy answered {reply!r}")
+        self.status = status
+
+
+def proxy_for(host: str, environment: Mapping[str, str]) -> Proxy | None:
+    """The proxy by which gRPC reaches a host.
+
+    Args:
+        host: of the coordinator.
+        environment: variables of the process.
+
+    Returns:
+        The proxy; None without one.
+
+    Raises:
+        ConfigError: for one that gRPC cannot use.
+
+    Example:
+        >>> str(proxy_for("fl.example.org", {"https_proxy": "http://proxy.example.org:3128"}))
+        'proxy.example.org:3128 (https_proxy)'
+    """
+    name = next((name for name in PROXIES if name in environment), "")
+    if not (name and environment[name]) or _is_exempt(host, environment):
+        return None
+    try:
+        url = urlsplit(environment[name])
+        port = url.port or 80
+    except ValueError:
+        url, port = urlsplit(""), 0
+    if url.scheme != "http" or not url.hostname:
+        shown = environment[name].rpartition("@")[2]
+        raise ConfigError(
+            f"{name} = '{shown}': gRPC takes http://HOST:PORT or http://USER:PASSWORD@HOST:PORT "
+            "only"
+        )
+    credentials = f"{unquote(url.username)}:{unquote(url.password or '')}" if url.username else ""
+    return Proxy(name, url.hostname, port, credentials)
+
+
+def capitals_only(environment: Mapping[str, str]) -> str:
+    """A variable that names a proxy in capital letters, which gRPC does not read; empty if there is
+    none.
+    """
+    if any(name in environment for name in PROXIES):
+        return ""
+    return next((name.upper() for name in PROXIES if environment.get(name.upper())), "")
+
+
+def open_tunnel(proxy: Proxy | None, host: str, port: int, seconds: float) -> socket.socket:
+    """A connection to the coordinator.
+
+    Args:
+        proxy: through which it goes; None for a direct one.
+        host: of the coordinator.
+        port: of the coordinator.
+        seconds: to wait for each step.
+
+    Raises:
+        ProxyError: if the proxy gives no tunnel.
+        OSError: if the connection fails.
+    """
+    if proxy is None:
+        return socket.create_connection((host, port), seconds)
+    tunnel = socket.create_connection((proxy.host, proxy.port), seconds)
+    try:
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+        if proxy.credentials:
+            lines.append(
+                "Proxy-Authorization: Basic "
+                f"{base64.b64encode(proxy.credentials.encode()).decode()}"
+            )
+        tunnel.settimeout(seconds)
+        tunnel.sendall("\r\n".join([*lines, "", ""]).encode())
+        reply = b""
+        while b"\r\n\r\n" not in reply:
+            # One byte at a time: what follows belongs to the coordinator.
+            if not (byte := tunnel.recv(1)) or len(reply) > MOST_BYTES:
+                break
+            reply += byte
+        line = reply.split(b"\r\n")[0].decode("latin-1")[:80]
+        words = line.split()
+        status = (
+            int(words[1])
+            if line.startswith("HTTP/") and len(words) > 1 and words[1].isdecimal()
+            else 0
+        )
+        if status != 200:
+            raise ProxyError(status, line)
+    except BaseException:
+        tunnel.close()
+        raise
+    return tunnel
+
+
+def _is_exempt(host: str, environment: Mapping[str, str]) -> bool:
+    """Whether gRPC takes no proxy to a host."""
+    listed = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
+    for entry in filter(None, (part.strip() for part in listed.split(","))):
+        if host.lower().endswith(entry.lower()):
+            return True
+        try:
+            if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS, PING, UNKNOWN, ACK = 4, 6, 0xFA, 1
+# Several packets; a frame may have 16,384 bytes.
+PROBE = 12_000
+MARK = b"fedprobe"
+
+
+def large_packets_arrive(stream: socket.socket | ssl.SSLSocket, seconds: float) -> bool | None:
+    """Whether large packets arrive.
+
+    Send a frame of a kind that HTTP/2 servers ignore, then a ping, and wait for the answer to the
+    ping. Raises no OSError.
+
+    Args:
+        stream: to the coordinator.
+        seconds: to wait for an answer.
+
+    Returns:
+        Whether the answer came; None if the server does not speak HTTP/2.
+    """
+    stream.settimeout(seconds)
+    with suppress(OSError):
+        stream.sendall(PREFACE + _frame(SETTINGS, 0, b""))
+        # The server speaks first; its settings are small.
+        if _await(stream, SETTINGS, 0) is None:
+            return None
+        stream.sendall(
+            _frame(SETTINGS, ACK, b"") + _frame(UNKNOWN, 0, bytes(PROBE)) + _frame(PING, 0, MARK)
+        )
+        return _await(stream, PING, ACK) == MARK
+    return False
+
+
+def _frame(kind: int, flags: int, content: bytes) -> bytes:
+    return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + bytes(4) + content
+
+
+def _await(stream: socket.socket, kind: int, flags: int) -> bytes | None:
+    """The content of the next frame of this kind; None if the stream ends, or is not HTTP/2."""
+    while True:
+        head = _exactly(stream, 9)
+        if head is None:
+            return None
+        length = int.from_bytes(head[:3], "big")
+        if length > 2**14 or head[3] > 9:
+            return None
+        content = _exactly(stream, length)
+        if content is None or (head[3], head[4] & ACK) == (kind, flags):
+            return content
+
+
+def _exactly(stream: socket.socket, count: int) -> bytes | None:
+    content = b""
+    while len(content) < count:
+        if not (part := stream.recv(count - len(content))):
+            return None
+        content += part
+    return content
+
 
 PROBE_SECONDS = 3.0
 SOON = timedelta(days=30)

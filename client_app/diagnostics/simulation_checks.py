@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
-from fedsurrogate.client_app.datasets.one_record import attempt
+from fedsurrogate.client_app.datasets.left_out import attempt
 from fedsurrogate.client_app.datasets.partition import whole
-from fedsurrogate.client_app.features.columns import warning_of
-from fedsurrogate.client_app.features.site_features import with_broken
+from fedsurrogate.client_app.features.site_features import warning_of, with_broken
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.costs import check_payload
-from fedsurrogate.common.data_report import DataReport, merged
+from fedsurrogate.common.costs import DataReport, check_payload, merged
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.privacy.budget_remarks import budget_remarks
+from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Target

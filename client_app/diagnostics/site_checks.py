@@ -6,44 +6,262 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 import torch
 
-from fedsurrogate.client_app.datasets.dataset import DataSource
+from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of, load_all
+from fedsurrogate.client_app.datasets.image_folders import (
+    IMAGE_SUFFIXES,
+    find_table,
+    in_class_folders,
+    note_depth,
+)
+from fedsurrogate.client_app.datasets.left_out import LeftOut, is_file
 from fedsurrogate.client_app.datasets.partition import SiteShare, share
 from fedsurrogate.client_app.datasets.schema import read_schema
-from fedsurrogate.client_app.diagnostics.findings import Finding, State
-from fedsurrogate.client_app.features.parts import in_parts
-from fedsurrogate.client_app.features.site_features import (
-    examples_of,
-    site_backbone,
-    site_device,
-)
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding, State
+from fedsurrogate.client_app.features.device_processes import in_parts
+from fedsurrogate.client_app.features.site_features import examples_of, site_backbone, site_device
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.governance.policy import NO_LIMIT, policy_of
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, check_dimension, why_held
+from fedsurrogate.client_app.governance.release import FALLBACK, check_dimension, why_held
 from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of
 from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.client_app.own_files import readable_by_others
+from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.costs import costs
-from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.extras.needed import check_packages
-from fedsurrogate.common.machine.cores import usable_cores
-from fedsurrogate.common.machine.memory import available_memory
-from fedsurrogate.common.machine.user_folders import why_not_writable
-from fedsurrogate.common.models.devices import gpus_of
-from fedsurrogate.common.privacy.budget_remarks import budget_remarks
+from fedsurrogate.common.errors import DataError, FedSurrogateError
+from fedsurrogate.common.extras import OF_DATA, check_installed, check_packages
+from fedsurrogate.common.machine import available_memory, usable_cores, why_not_writable
+from fedsurrogate.common.metrics_page import disk_series, series
+from fedsurrogate.common.models.networks import gpus_of
+from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
+from fedsurrogate.common.targets.number import Number
+from fedsurrogate.common.version import own_version
+
+
+def check_files(node: NodeConfig) -> list[str]:
+    """Check the data that a node-config names.
+
+    Whether the site joins must not depend on its records, because the coordinator sees it. So
+    warnings do not stop the site.
+
+    Args:
+        node: the site's settings.
+
+    Returns:
+        Warnings about folders without images, or not of classes.
+
+    Raises:
+        DataError: for a wrong file, column or type.
+        PackageError: for a kind of data whose optional package is not installed.
+    """
+    if not node.data or node.data == "digits":
+        return []
+    if node.data in OF_DATA:
+        check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
+    warnings: list[str] = []
+    for source in _sources(node):
+        read_schema(source)
+        try:
+            found = _in_folders(source)
+            if found is not None and not found[1]:
+                images = "images" if source.kind == "imagefolder" else "files"
+                what = f"'{found[0]}' has no {images} in class folders"
+                warnings.append(f"{what}; make one folder per class, or a table")
+            elif found is not None:
+                note_depth(*found, LeftOut(), () if source.kind == "imagefolder" else None)
+        except DataError as error:
+            warnings.append(str(error))
+    return warnings
+
+
+def check_enough(node: NodeConfig, smallest_site: int) -> None:
+    """Check that the site's folder is not empty, or not mounted, before the site joins.
+
+    Only then: an answer to a request must not depend on it. A folder that empties later gives noise.
+
+    Args:
+        node: the site's settings.
+        smallest_site: of its policy; 0: no look is taken.
+
+    Raises:
+        DataError: for fewer records than that.
+    """
+    if not smallest_site or not node.data or node.data == "digits":
+        return
+    found = sum(map(_records, _sources(node)))
+    if found < smallest_site:
+        raise DataError(
+            f"data-dir = {node.data_dir!r} has {found or 'no'} records of kind {node.data!r}, and the "
+            f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
+            "one? To join all the same, set smallest-site in the policy, 0 for none"
+        )
+
+
+@dataclass(frozen=True)
+class _Columns(Number):
+    """Columns that runs may learn, of which no run has said yet what they mean."""
+
+    gaps = True
+
+
+def _sources(node: NodeConfig) -> Iterator[DataSource]:
+    """The data sets of the site. Where the node-config names columns that runs may learn, their records
+    need these, and no class.
+    """
+    assert node.data
+    columns = node.target_columns
+    target = _Columns(columns, ((-1.0, 1.0),) * len(columns)) if columns else None
+    classes = () if target is None else target.rows
+    for name in node.dataset or ("",):
+        where = (node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)
+        yield DataSource(*where, classes=classes, target=target)
+
+
+def _records(source: DataSource) -> int:
+    """Records of a data set, without a look into images; those that its files list."""
+    try:
+        found = _in_folders(source)
+    except (DataError, OSError):
+        return 0
+    if found is not None:
+        return len(found[1])
+    return sum(map(len, load_all(replace(source, one_by_one=True), 0)))
+
+
+def _in_folders(source: DataSource) -> tuple[Path, Sequence[tuple[Path, str]]] | None:
+    """The folder of a data set without a table, and the files in its class folders; None for others."""
+    if source.kind not in ("imagefolder", "dicom"):
+        return None
+    (name,) = source.names
+    root, table = find_table(folder_of(source, name), name)
+    wanted = is_file if source.kind == "dicom" else _is_image
+    return None if table is not None else (root, in_class_folders(root, wanted, LeftOut())[0])
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+PROGRAM, STARTER = "flower-supernode", "flower-superexec"
+# Names by which the text after `python -m` or `python -c` starts each program.
+MODULES = {
+    PROGRAM: r"flwr\.supernode\b|\bflower_supernode\b",
+    STARTER: r"flwr\.supercore\.cli\b|\bflower_superexec\b",
+}
+# Linux keeps the first 15 characters of a program's name.
+SHOWN = (PROGRAM[:15], STARTER[:15])
+REMEDY = (
+    "stop it, and start the site with `site join`, which runs only the code that is installed here"
+)
+
+
+def check_isolation() -> Finding:
+    """Check the command lines of all processes that this user can see."""
+    import psutil
+
+    seen: dict[str, list[int]] = {}
+    try:
+        for process in psutil.process_iter():
+            try:
+                command = process.cmdline()
+            except psutil.AccessDenied:
+                hidden = process.name().startswith(SHOWN)
+                seen.setdefault("hidden" if hidden else "", []).append(process.pid)
+            except psutil.NoSuchProcess:
+                continue
+            else:
+                seen.setdefault(_kind(command), []).append(process.pid)
+    except (psutil.Error, OSError, RuntimeError) as error:
+        facts = f"the processes of this machine cannot be listed ({type(error).__name__})"
+        remedy = (
+            f"make sure that no {PROGRAM} runs without --isolation process; `site join` starts none"
+        )
+        return Finding("isolation", "WARN", facts, remedy)
+    listed = {kind: ", ".join(map(str, processes)) for kind, processes in seen.items()}
+    foreign = (
+        ("bare", f"{PROGRAM} runs without --isolation process"),
+        ("starter", f"{STARTER} --plugin-type clientapp runs"),
+    )
+    if found := [f"{runs} (process {listed[kind]})" for kind, runs in foreign if kind in listed]:
+        facts = f"{', '.join(found)}: it starts code that a run brings"
+        return Finding("isolation", "FAIL", facts, REMEDY)
+    if "hidden" in listed:
+        which = f"{PROGRAM} or {STARTER} (process {listed['hidden']})"
+        remedy = "ask its user whether it runs with --isolation process, and starts no apps itself"
+        facts = f"the command line of {which} cannot be read"
+        return Finding("isolation", "WARN", facts, remedy)
+    if "isolated" in listed:
+        facts = f"every {PROGRAM} here runs with --isolation process"
+    else:
+        facts = f"no {PROGRAM} runs here, and no {STARTER} for client apps"
+    return Finding("isolation", "PASS", facts)
+
+
+def _kind(command: Sequence[str]) -> str:
+    if is_supernode(command):
+        return "isolated" if is_isolated(command) else "bare"
+    return "starter" if starts_client_apps(command) else ""
+
+
+def is_supernode(command: Sequence[str]) -> bool:
+    """Whether a command line starts a SuperNode, as a program or through a Python interpreter
+    (script, module or code).
+    """
+    return _starts(command, PROGRAM)
+
+
+def starts_client_apps(command: Sequence[str]) -> bool:
+    """Whether a command line starts a SuperExec that runs client apps, with the code that they
+    bring.
+    """
+    # An option may be shortened as long as it stays unique.
+    chosen = [value for option, value in _options(command) if option.startswith("--pl")]
+    return _starts(command, STARTER) and "clientapp" in chosen
+
+
+def is_isolated(command: Sequence[str]) -> bool:
+    """Whether the SuperNode starts no apps itself: every `--isolation` on its command line is
+    `process`.
+    """
+    return {value for option, value in _options(command) if option == "--isolation"} == {"process"}
+
+
+def _options(command: Sequence[str]) -> list[tuple[str, str]]:
+    """Options and their values, in both of the forms in which they may be written."""
+    joined = [each.partition("=")[::2] for each in command if each.startswith("--") and "=" in each]
+    return [*joined, *pairwise(command)]
+
+
+def _starts(command: Sequence[str], program: str) -> bool:
+    """An editor or a shell may have the program's name in a later argument than a program has."""
+    if command and PurePath(command[0]).name.startswith(("python", "pypy")):
+        # Options of the interpreter come first; what it runs is the first that is none of them, or
+        # follows -m or -c.
+        line = " ".join(".".join(part.split()) for part in command[1:])
+        letters = r"-[^\sWXmc-]*"
+        before = rf"(?:{letters}[WX](?:\s+\S+|\S+)\s+|--\S+\s+(?:default|always|never)?\s*|{letters}\s+)*"
+        found = re.match(rf"{before}(?:{letters}[mc]\s*(\S+)|([^\s-]\S*))", line)
+        run, script = (found[1] or "", found[2] or "") if found else ("", "")
+        return PurePath(script).stem == program or bool(re.search(MODULES[program], run))
+    return any(PurePath(part).stem == program for part in command[:3])
+
 
 GIB = 2**30
 LEAST_DISK, LITTLE_DISK, LITTLE_MEMORY = 0.2 * GIB, 5 * GIB, 4 * GIB
@@ -335,3 +553,44 @@ def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Outcome:
     if not fits:
         odd = ["some or all of its rounds would be refused: ask for a smaller epsilon"]
     return "WARN" if odd else "PASS", facts, "; ".join(odd)
+
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+USER = "`site metrics`"
+
+
+class SiteCollector:
+    """The figures of a site, as a `prometheus_client` collector.
+
+    Args:
+        report: what gives them at each request; None if the site's app does not answer.
+        of_app: whether a running app reports, and not this process.
+    """
+
+    def __init__(self, report: Callable[[], AppReport | None], of_app: bool) -> None:
+        self._report, self._of_app = report, of_app
+
+    def collect(self) -> Iterable[Metric]:
+        """All current metrics."""
+
+        def figure(name: str, help_text: str, *values: float) -> Metric:
+            return series(name, help_text, (), [((), value) for value in values])
+
+        found = self._report()
+        yield figure("app_up", "1 if the site's app answers.", found is not None)
+        if self._of_app:
+            help_text = "1 if the app found the data that the policy's smallest-site asks for, and so joins."
+            yield figure("data_found", help_text, found is not None and found.found_data)
+        if found is None:
+            return
+        yield series(
+            "site_info", "The site, and the version of this page.", ("site", "version"),
+            [((found.site, own_version()), 1.0)],
+        )  # fmt: skip
+        help_text = "1 if the folder of data has anything in it; a run on an empty one gets noise."
+        yield figure("data_present", help_text, found.data_present)
+        for name, help_text in LEDGER.items():
+            yield figure(name, help_text, *([found.ledger[name]] if name in found.ledger else ()))
+        yield from disk_series(found.disks)

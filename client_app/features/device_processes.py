@@ -8,24 +8,469 @@ write to it.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
+from fedsurrogate.client_app.datasets.left_out import attempt, cause_of, described
 from fedsurrogate.client_app.datasets.records import Opener
-from fedsurrogate.client_app.features.parts import Part, in_parts
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.errors import BackboneError, FedSurrogateError
+from fedsurrogate.common.backbones.preprocessing import OwnTransform
+from fedsurrogate.common.errors import BackboneError, DataError, FedSurrogateError
+from fedsurrogate.common.machine import usable_cores
+from fedsurrogate.common.models.classifiers import alone
+
+LOG = logging.getLogger("fedsurrogate.site")
+T = TypeVar("T")
+
+
+class Transfers(Protocol):
+    """Copies that do not wait."""
+
+    def send(self, images: Tensor) -> Tensor:
+        """Images on the device; work on the device that uses them begins when they are there."""
+        ...
+
+    def fetch(self, features: Tensor) -> Callable[[], Tensor]:
+        """A function that waits for these features, and returns them in memory as float16."""
+        ...
+
+    def release(self) -> None:
+        """Give memory that is kept for later copies and batches back to the device."""
+        ...
+
+
+class CudaTransfers:
+    """Copies from and to pinned memory. Those to the GPU have a stream of their own, so that they
+    run beside its work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def send(self, images: Tensor) -> Tensor:
+        """Images on the device; its current stream waits for them."""
+        with torch.cuda.stream(self._copies):
+            there = images.pin_memory().to(self._device, non_blocking=True)
+        working = torch.cuda.current_stream(self._device)
+        working.wait_stream(self._copies)
+        # Their memory is of the copies' stream; it must not be given to the next copy while the
+        # model reads it.
+        there.record_stream(working)
+        return there
+
+    def fetch(self, features: Tensor) -> Callable[[], Tensor]:
+        """Copy float16 features (n, d) into pinned memory; the returned function waits for them."""
+        here = torch.empty(features.shape, dtype=torch.float16, pin_memory=True)
+        here.copy_(features.half(), non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(self._device))
+
+        def wait() -> Tensor:
+            done.synchronize()
+            # Pinned memory is scarce, and the caller may keep features for long.
+            return here.clone()
+
+        return wait
+
+    def release(self) -> None:
+        """Empty torch's pool, whose pieces fit the batches so far."""
+        torch.cuda.empty_cache()
+
+
+class Fitting:
+    """Features of batches in pieces that fit into the memory of the device.
+
+    Others may use the same device, so its free memory is known only when it does not suffice: then
+    the batch is halved, and later ones are cut in the same way.
+
+    Args:
+        forward: computes features of images on the device.
+        transfers: copies of images and features.
+    """
+
+    def __init__(self, forward: Callable[[Tensor], Tensor], transfers: Transfers) -> None:
+        self._forward, self._transfers = forward, transfers
+        self._most: int | None = None
+
+    def begin(self, images: Tensor) -> Callable[[], Tensor]:
+        """Queue a batch.
+
+        Args:
+            images: (n, channels, height, width), with n > 0.
+
+        Returns:
+            A function that waits for its features, (n, d) float16.
+
+        Raises:
+            FedSurrogateError: if one image alone does not fit.
+        """
+        while True:
+            together = min(len(images), self._most or len(images))
+            waits = self._queued(images, together)
+            if waits is not None:
+                return partial(_joined, waits)
+            # Only now: until the error is forgotten, it keeps the tensors of its frames.
+            self._transfers.release()
+            if together == 1:
+                raise FedSurrogateError(
+                    "the GPU has not enough free memory for the backbone and one image; free "
+                    "memory on it, choose a smaller backbone, or set device in the node-config to "
+                    "another GPU, or to 'cpu'"
+                )
+            self._most = together // 2
+            LOG.warning(
+                "the GPU has not enough free memory for a batch of %d images; from here on "
+                "features are computed for %d at a time",
+                *(together, self._most),
+            )
+
+    def _queued(self, images: Tensor, together: int) -> list[Callable[[], Tensor]] | None:
+        """What waits for each piece; None if the memory does not suffice."""
+        try:
+            return [
+                self._transfers.fetch(self._forward(self._transfers.send(piece)))
+                for piece in torch.split(images, together)
+            ]
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            return None
+
+
+def _joined(waits: Sequence[Callable[[], Tensor]]) -> Tensor:
+    return waits[0]() if len(waits) == 1 else torch.cat([wait() for wait in waits])
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory is what lacks: torch's own error, or one of a library or of pinned memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        sign in str(error) for sign in ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+    )
+
+
+def overlapped(
+    batches: Iterable[tuple[T, Tensor | None]],
+    forward: Callable[[Tensor], Tensor],
+    transfers: Transfers,
+) -> Iterator[tuple[T, Tensor | None]]:
+    """Features of each batch of images, in order; None for None.
+
+    Two batches are under way: while the device works on one, the next is decoded, copied and queued
+    behind it. A batch that does not fit into the device's memory is halved.
+
+    Args:
+        batches: the first part of each entry is kept, the second are images or None.
+        forward: computes features of images on the device.
+        transfers: copies of images and features.
+
+    Raises:
+        FedSurrogateError: as in `Fitting.begin`.
+    """
+    fitting = Fitting(forward, transfers)
+    before: tuple[T, Callable[[], Tensor] | None] | None = None
+    for name, images in batches:
+        now = name, None if images is None else fitting.begin(images)
+        if before is not None:
+            yield before[0], before[1] and before[1]()
+        before = now
+    if before is not None:
+        yield before[0], before[1] and before[1]()
+
+
+# From an image to a tensor (channels, height, width).
+Prepare = Callable[[Image.Image], Tensor]
+DECODE_TOGETHER = 32
+# On a CPU each thread decodes eight images.
+CPU_TOGETHER = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some records of one shard.
+
+    Attributes:
+        rows: of the records with images and features.
+        images: of `rows`, (n, channels, height, width); None if none can be read.
+        broken: rows of broken records, with reasons.
+        features: of `rows`, (n, d) float16, once they are computed.
+        size: height and width of the images, pixels.
+    """
+
+    rows: list[int]
+    images: Tensor | None
+    broken: list[tuple[int, str]]
+    features: Tensor | None = None
+    size: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.broken)
+
+
+def in_parts(
+    opener: Opener, shards: Iterable[range], backbone: Backbone, batch_size: int, processes: int = 1
+) -> Generator[Part]:
+    """Yield the records of shards in order, with features.
+
+    On a CPU each core decodes its own images and forwards them one at a time: the bits of a feature
+    depend on its image alone, and not on other images, `batch_size` or the number of cores. On a
+    GPU every shard begins a batch, so its bits do not depend on the other shards. A shard is asked
+    for when the last images before it begin to be decoded.
+
+    Args:
+        opener: opens an image.
+        shards: rows of each shard.
+        backbone: computes the features.
+        batch_size: images in a batch; it has no effect on a CPU.
+        processes: number of processes that share the cores.
+    """
+    cores, shape = max(1, usable_cores() // processes), shape_of_images(backbone)
+    threads = torch.get_num_threads()
+    try:
+        if backbone.device.type == "cpu":
+            yield from _on_cores(opener, shards, backbone, shape, cores)
+            return
+        with closing(
+            _on_device(opener, shards, backbone, shape, batch_size, min(16, cores))
+        ) as parts:
+            while True:
+                # The caller keeps its number. The cores are busy with images: copies of a batch
+                # that are shared out to them would wait for each.
+                torch.set_num_threads(1)
+                part = next(parts, None)
+                torch.set_num_threads(threads)
+                if part is None:
+                    return
+                yield part
+    finally:
+        # A worker also changed the default of threads started later.
+        torch.set_num_threads(threads)
+
+
+def _on_cores(
+    opener: Opener,
+    shards: Iterable[range],
+    backbone: Backbone,
+    shape: tuple[int, ...] | None,
+    cores: int,
+) -> Generator[Part]:
+    """Each core decodes and forwards its own images."""
+    decode = partial(_decode, opener, backbone.preprocess, backbone.preprocess.resize, shape)
+
+    def work(indices: range) -> Part:
+        # Affects this thread only. Threads that share a forward pass would wait for each other at
+        # every layer.
+        torch.set_num_threads(1)
+        return _forward(decode(indices), backbone, alone)
+
+    yield from _in_order(work, _cut(shards, CPU_TOGETHER), cores, ahead=4 * cores)
+
+
+def _on_device(
+    opener: Opener,
+    shards: Iterable[range],
+    backbone: Backbone,
+    shape: tuple[int, ...] | None,
+    batch_size: int,
+    workers: int,
+) -> Generator[Part]:
+    """Threads decode batches, and a GPU computes their features."""
+    prepare, forward = _for_device(backbone)
+    decode = partial(_decode, opener, prepare, backbone.preprocess.resize, shape)
+
+    def work(indices: range) -> Part:
+        # Otherwise torch gives each of these threads one more for every core, which copy an image
+        # together, and all of them wait for cores.
+        torch.set_num_threads(1)
+        return decode(indices)
+
+    parts = _batches(work, shards, batch_size, workers)
+    if backbone.device.type == "cuda":
+        batches = ((part, part.images) for part in parts)
+        for part, features in overlapped(batches, forward, CudaTransfers(backbone.device)):
+            yield replace(part, features=features)
+        return
+    for part in parts:
+        yield _forward(part, replace(backbone, forward=forward), lambda images: [images])
+
+
+def _for_device(backbone: Backbone) -> tuple[Prepare, Callable[[Tensor], Tensor]]:
+    """What prepares an image for a GPU, and what computes features of such images.
+
+    8-bit pixels are copied, a quarter of the bytes, and the GPU normalises them: the cores, which
+    are what a GPU waits for, save a third of their work on a small photo.
+    """
+    prepare = backbone.preprocess
+    if isinstance(prepare, OwnTransform):
+        return prepare, backbone.forward
+    return prepare.pixels, lambda pixels: backbone.forward(prepare.normalised(pixels))
+
+
+def _cut(ranges: Iterable[range], length: int) -> Iterator[range]:
+    """Cut each range into pieces of this length; its last piece may be shorter."""
+    return (
+        each[start : start + length] for each in ranges for start in range(0, len(each), length)
+    )
+
+
+def _batches(
+    decode: Callable[[range], Part], shards: Iterable[range], batch_size: int, workers: int
+) -> Iterator[Part]:
+    """Decode in threads, at most a few batches ahead of the model, and yield batches in the order
+    of the records.
+    """
+    together = min(DECODE_TOGETHER, batch_size)
+    ahead = workers + 1 + -(-batch_size // together)
+    pieces: deque[int] = deque()
+
+    def cut() -> Iterator[range]:
+        for batch in _cut(shards, batch_size):
+            pieces.append(-(-len(batch) // together))
+            yield from _cut([batch], together)
+
+    decoded = _in_order(decode, cut(), workers, ahead)
+    for part in decoded:
+        yield _join([part, *islice(decoded, pieces.popleft() - 1)])
+
+
+def _in_order(
+    work: Callable[[range], Part], pieces: Iterator[range], workers: int, ahead: int
+) -> Iterator[Part]:
+    """Do `work` on each piece in threads, in order; at most `ahead` results are pending."""
+    waiting: deque[Future[Part]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="extract") as pool:
+        try:
+            while True:
+                for piece in islice(pieces, ahead - len(waiting)):
+                    waiting.append(pool.submit(work, piece))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def shape_of_images(backbone: Backbone) -> tuple[int, ...] | None:
+    """The shape (channels, height, width) that every image must have for a backbone whose transform
+    is a site's own; None for others, which have one size by their settings, or keep their sizes.
+
+    It comes from an image of noise: from the first record, that one would decide about the others.
+
+    Args:
+        backbone: that prepares images.
+    """
+    if not isinstance(backbone.preprocess, OwnTransform):
+        return None
+    noise = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
+    return tuple(backbone.preprocess(Image.fromarray(noise)).shape)
+
+
+def _forward(part: Part, backbone: Backbone, cut: Callable[[Tensor], list[Tensor]]) -> Part:
+    """The features of a part, whose images are cut into batches. An image for which a backbone fails
+    that works otherwise is broken.
+    """
+    if part.images is None:
+        return part
+
+    def features(images: Tensor) -> Tensor:
+        return torch.cat([backbone.forward(each).to("cpu", torch.float16) for each in cut(images)])
+
+    found = attempt(partial(features, part.images))
+    if isinstance(found, Tensor):
+        return replace(part, features=found)
+    if cause_of(found) or not isinstance(
+        attempt(partial(features, torch.zeros_like(part.images[:1]))), Tensor
+    ):
+        raise found
+    each_alone = [attempt(partial(features, image[None])) for image in part.images]
+    good = [place for place, each in enumerate(each_alone) if isinstance(each, Tensor)]
+    rest = [
+        (part.rows[place], described(each))
+        for place, each in enumerate(each_alone)
+        if isinstance(each, BaseException)
+    ]
+    rows = [each for each in each_alone if isinstance(each, Tensor)]
+    return replace(
+        part,
+        rows=[part.rows[place] for place in good],
+        broken=[*part.broken, *rest],
+        images=part.images[good] if good else None,
+        features=torch.cat(rows) if rows else None,
+    )
+
+
+def _decode(
+    opener: Opener, prepare: Prepare, resize: int, shape: tuple[int, ...] | None, indices: range
+) -> Part:
+    rows: list[int] = []
+    broken: list[tuple[int, str]] = []
+    images: Tensor | None = None
+    size: tuple[int, ...] = ()
+    for index in indices:
+        image = attempt(partial(_prepared, opener, prepare, resize, shape, index))
+        if isinstance(image, BaseException):
+            broken.append((index, described(image)))
+            continue
+        if images is None:
+            images = torch.empty((len(indices), *image.shape), dtype=image.dtype).contiguous(
+                memory_format=torch.channels_last
+            )
+            size = tuple(image.shape[1:])
+        check_same_size(size, tuple(image.shape[1:]))
+        images[len(rows)] = image
+        rows.append(index)
+    return Part(rows, None if images is None else images[: len(rows)], broken, size=size)
+
+
+def _prepared(
+    opener: Opener, prepare: Prepare, resize: int, shape: tuple[int, ...] | None, index: int
+) -> Tensor:
+    image = prepare(opener(index, resize))
+    if shape is not None and tuple(image.shape) != shape:
+        raise DataError(f"the backbone prepares it as {tuple(image.shape)}, others as {shape}")
+    return image
+
+
+def _join(parts: list[Part]) -> Part:
+    readable = [part for part in parts if part.images is not None]
+    for part in readable:
+        check_same_size(readable[0].size, part.size)
+    images = [part.images for part in readable if part.images is not None]
+    joined = None if not images else images[0] if len(images) == 1 else torch.cat(images)
+    rows, broken = (
+        [row for part in parts for row in part.rows],
+        [each for part in parts for each in part.broken],
+    )
+    return Part(rows, joined, broken, size=readable[0].size if readable else ())
+
+
+def check_same_size(size: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Raise BackboneError for images of two sizes, each (height, width)."""
+    if size != other:
+        raise BackboneError(
+            f"images of {size[1]}x{size[0]} and of {other[1]}x{other[0]} px give features of "
+            "different lengths; set image-size, and all images are resized to it"
+        )
+
 
 # Kinds of messages: a process asks for a shard, sends a part, has no shard left, refuses the
 # images, or cannot work.

@@ -22,22 +22,27 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.images import READER
-from fedsurrogate.client_app.datasets.whole_site import NoRecordsError, SourceError
-from fedsurrogate.client_app.features.cache import PARTIAL, digest_of, make_room, read_entry
-from fedsurrogate.client_app.features.device_processes import Devices, in_processes
-from fedsurrogate.client_app.features.parts import (
+from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
+from fedsurrogate.client_app.features.cache import (
+    PARTIAL,
+    ShardWriter,
+    digest_of,
+    make_room,
+    progress,
+    read_entry,
+)
+from fedsurrogate.client_app.features.device_processes import (
+    Devices,
     Part,
     check_same_size,
     in_parts,
+    in_processes,
 )
-from fedsurrogate.client_app.features.progress import progress
-from fedsurrogate.client_app.features.shards import ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
-from fedsurrogate.common.machine.cores import usable_cores
-from fedsurrogate.common.machine.memory import available_memory
-from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.machine import available_memory, usable_cores
+from fedsurrogate.common.models.networks import gpus_of
 
 if TYPE_CHECKING:
     from fedsurrogate.client_app.datasets.dataset import Dataset

@@ -2,7 +2,7 @@
 guarantees.
 
 **All runs together** are (epsilon-total, delta-total)-differentially private, even if the
-coordinator chooses each run after seeing earlier results: `common/privacy/privacy_filter.py` has
+coordinator chooses each run after seeing earlier results: `common/privacy/accounting.py` has
 the theorem.
 
 **Each run alone** is (epsilon-per-run, delta)-differentially private. The first charged release of
@@ -37,8 +37,7 @@ from fedsurrogate.client_app.governance.entries import (
 )
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.methods import METHODS
-from fedsurrogate.common.privacy.accounting import GaussianEvent
-from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter, composed
+from fedsurrogate.common.privacy.accounting import GaussianEvent, PrivacyFilter, composed
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
 EPSILON_TOLERANCE = 1 + 1e-9

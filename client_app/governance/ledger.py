@@ -42,7 +42,7 @@ from fedsurrogate.common.privacy.accounting import (
     epsilon_spent,
     gaussian_noise_multiplier,
 )
-from fedsurrogate.common.security.receipts import Receipt
+from fedsurrogate.common.security.registrations import Receipt
 
 FORMAT = 1
 LOCK_SECONDS = 60

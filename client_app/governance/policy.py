@@ -19,7 +19,7 @@ from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.settings import Names
-from fedsurrogate.common.settings.flat import parse_settings
+from fedsurrogate.common.settings.base import parse_settings
 
 NO_LIMIT = 1e6
 # In the state folder: of the policy at the last request.

@@ -3,7 +3,7 @@
 The first witness is the ledger's head file. The second is a file outside `state-dir`, one for each
 data set: the ledger's length, the hash of its last entry, and a secret of this ledger. It is
 written and flushed after the ledger and before the release leaves. The third is the coordinator:
-each charged reply contains a receipt, and later requests return it (common/security/receipts.py).
+each charged reply contains a receipt, and later requests return it (common/security/registrations.py).
 
 After a kill the ledger may be one entry ahead of the witness; the witness is then updated. All
 other differences are refused: no ledger but a witness, no witness but a ledger, a shorter ledger, a
@@ -48,7 +48,7 @@ from typing import Any
 
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.receipts import Receipt
+from fedsurrogate.common.security.registrations import Receipt
 
 OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
 DECIDE = (

@@ -10,16 +10,98 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import PolicyError, StorageError
+from fedsurrogate.common.errors import MOST_CLASSES, PolicyError, StorageError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
+
+
+@dataclass(frozen=True)
+class SiteLimits:
+    """Limits that the site sets itself.
+
+    Attributes:
+        components: most components of a mixture; 0: the run's settings hold.
+        rank: largest rank of a covariance; 0: the run's settings hold.
+        smallest_class: records that a class needs to be released.
+        most_classes: largest number of classes in a received model.
+        smallest_cell: records that a class needs in exact counts.
+        show_evaluation: whether this site's own share of an evaluation may be shown.
+    """
+
+    components: int = 0
+    rank: int = 0
+    smallest_class: int = 1
+    most_classes: int = MOST_CLASSES
+    smallest_cell: int = 1
+    show_evaluation: bool = True
+
+
+NO_LIMITS = SiteLimits()
+
+
+MIB = 2**20
+BETWEEN_ROUNDS, RECEIVED = ("runs",), ("models", "generators")
+log = logging.getLogger("fedsurrogate.site")
+
+
+def remove_oldest(node: NodeConfig, most_mib: float) -> None:
+    """Remove the files between rounds that were written first, until the others fit; the newest one
+    always stays.
+
+    Args:
+        node: the site's settings.
+        most_mib: of all these files, MiB.
+    """
+    total = 0.0
+    newest_first = sorted(_files(node, BETWEEN_ROUNDS), reverse=True)
+    for number, (_, size, file) in enumerate(newest_first):
+        total += size
+        if number and total > most_mib * MIB:
+            file.unlink(missing_ok=True)
+            log.warning("%s is removed: kept-mib = %g in the policy", file, most_mib)
+
+
+def has_room(node: NodeConfig, most_mib: float, more: int) -> bool:
+    """Whether another received model or generator may be kept; states in the log if it may not.
+
+    Args:
+        node: the site's settings.
+        most_mib: of all of them, MiB.
+        more: its size in bytes.
+    """
+    fits = sum(size for _, size, _ in _files(node, RECEIVED)) + more <= most_mib * MIB
+    if not fits:
+        log.error(
+            "a received model is not kept: all of them would take more than kept-mib = %g in the "
+            "policy; remove old ones in %s",
+            most_mib,
+            " or ".join(f"'{node.state / name}'" for name in RECEIVED),
+        )
+    return fits
+
+
+def _files(node: NodeConfig, folders: tuple[str, ...]) -> Iterator[tuple[int, int, Path]]:
+    """Time of the last change, size and path of every file."""
+    for folder in folders:
+        for file in (node.state / folder).rglob("*"):
+            try:
+                status = file.lstat()
+            except FileNotFoundError:
+                continue
+            if not file.is_dir():
+                yield status.st_mtime_ns, status.st_size, file
+
 
 UNLIMITED = 10**12
 HOUR, DAY = 3600.0, 86_400.0

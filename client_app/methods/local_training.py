@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.augmentation import draw
 from fedsurrogate.common.models.networks import build, of_target, split_input
-from fedsurrogate.common.models.optimizers import UncompiledSGD
 from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.models.training_parts import UncompiledSGD, draw
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedAvgSettings, Model

@@ -24,11 +24,11 @@ from fedsurrogate.client_app.features.site_features import (
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.evaluation import of_target
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.data_report import DATA
+from fedsurrogate.common.costs import DATA
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.class_measures import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
-from fedsurrogate.common.models.head_training import train_on_features
-from fedsurrogate.common.models.model_quality import QUALITY, packed_quality, quality_of
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.targets.measures import MEASURES, measured, packed

@@ -24,9 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.columns import frame_of, framed
-from fedsurrogate.client_app.features.on_disk import clipped_features, forget
-from fedsurrogate.client_app.features.site_features import LabelledFeatures
+from fedsurrogate.client_app.features.cache import clipped_features, forget
+from fedsurrogate.client_app.features.site_features import LabelledFeatures, frame_of, framed
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
@@ -35,7 +34,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
-from fedsurrogate.common.surrogates.columns import PublicMap, in_frame
+from fedsurrogate.common.surrogates.mixtures import PublicMap, in_frame
 from fedsurrogate.common.targets.target import (
     CODE,
     PRODUCTS,
@@ -47,8 +46,7 @@ from fedsurrogate.common.targets.target import (
 )
 from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
 from fedsurrogate.common.wire.model_proto import pack_parameters
-from fedsurrogate.common.wire.sum_proto import unpack_map
-from fedsurrogate.common.wire.surrogate_proto import centre_digest
+from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192

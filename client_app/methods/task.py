@@ -11,26 +11,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.columns import frame_of, framed
-from fedsurrogate.client_app.features.on_disk import chunks, written
-from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
+from fedsurrogate.client_app.features.cache import chunks, written
+from fedsurrogate.client_app.features.site_features import SiteFeatures, frame_of, framed
+from fedsurrogate.client_app.governance.work_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.column_names import shown
-from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError
-from fedsurrogate.common.limits import largest_parameter
+from fedsurrogate.common.backbones.backbone_names import shown
+from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError, largest_parameter
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
-from fedsurrogate.common.wire.sum_proto import public_digest
+from fedsurrogate.common.wire.surrogate_proto import public_digest
 
 log = logging.getLogger("fedsurrogate.site")
 

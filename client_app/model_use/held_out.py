@@ -18,7 +18,7 @@ from fedsurrogate.client_app.features.site_features import dataset_features, sit
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.model_use.prediction import check_backbone
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.column_names import shown
+from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.backbones.feature_power import power_in, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices

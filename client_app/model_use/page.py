@@ -8,7 +8,6 @@ from typing import Any
 from fedsurrogate.client_app.model_use.target_report import PAGE as TARGET_PAGE
 from fedsurrogate.client_app.model_use.target_report import Pictures
 from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
-from fedsurrogate.common.pages.html import render_page, trusted
 from fedsurrogate.common.pages.of_classes import (
     INTERVAL,
     captions,
@@ -16,8 +15,7 @@ from fedsurrogate.common.pages.of_classes import (
     confusion_card,
     curve_pictures,
 )
-from fedsurrogate.common.pages.style import page_head
-from fedsurrogate.common.pages.svg import undrawn
+from fedsurrogate.common.pages.svg import page_head, render_page, trusted, undrawn
 
 PAGE = (
     INTERVAL

@@ -14,7 +14,7 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     agreement,
     thirds,
 )
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.targets.counted import THIRDS
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.one_record import printable
+from fedsurrogate.client_app.datasets.left_out import printable
+from fedsurrogate.client_app.features.cache import progress
+from fedsurrogate.client_app.features.device_processes import Part, in_parts
 from fedsurrogate.client_app.features.extraction import NOT_FINITE
-from fedsurrogate.client_app.features.parts import Part, in_parts
-from fedsurrogate.client_app.features.progress import progress
-from fedsurrogate.client_app.model_use.bag_batches import Batch, digest_of, pooled
 from fedsurrogate.client_app.model_use.calibration import (
     ABSTAIN,
     SCORES,
@@ -29,7 +28,14 @@ from fedsurrogate.client_app.model_use.calibration import (
     Probabilities,
     decided_answers,
 )
-from fedsurrogate.client_app.model_use.inputs import ISSUER, PATIENT, Inputs
+from fedsurrogate.client_app.model_use.inputs import (
+    ISSUER,
+    PATIENT,
+    Batch,
+    Inputs,
+    digest_of,
+    pooled,
+)
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError

@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.models.class_measures import (
-    Bools,
-    Drawn,
-    averages_of,
-    binary_measures,
-)
-from fedsurrogate.common.models.intervals import (
     DRAWS,
     Array,
+    Bools,
+    Drawn,
     Measure,
     Rows,
+    averages_of,
+    binary_measures,
     bootstrap_weights,
     measured,
 )

@@ -24,12 +24,10 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     time_measures,
 )
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import curves_of
+from fedsurrogate.common.models.class_measures import Array, Measure, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.models.intervals import Array, Measure
-from fedsurrogate.common.pages.html import render_page
 from fedsurrogate.common.pages.of_classes import MOST_DRAWN, curve_pictures
-from fedsurrogate.common.pages.style import page_head
+from fedsurrogate.common.pages.svg import page_head, render_page
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
 

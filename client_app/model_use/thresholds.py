@@ -25,9 +25,8 @@ from fedsurrogate.client_app.model_use.calibration import (
 )
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import FEWEST
+from fedsurrogate.common.models.class_measures import DRAWS, FEWEST
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.models.intervals import DRAWS
 from fedsurrogate.common.targets.answers import facts_of
 
 

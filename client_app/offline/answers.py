@@ -24,7 +24,8 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
 from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer
 from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError, StateError
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.files import replace_file, stage_file
+from fedsurrogate.common.message_files import (
     LARGEST_FILE,
     MessageReply,
     MessageRequest,
@@ -33,12 +34,9 @@ from fedsurrogate.common.exchange.message_files import (
     unpack_reply,
     unpack_request,
 )
-from fedsurrogate.common.files import replace_file, stage_file
-from fedsurrogate.common.security.documents import read_at_most
+from fedsurrogate.common.security.documents import Request, read_at_most, read_request
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.security.signed_requests import Request, read_request
-from fedsurrogate.common.wire.bundles import pack_bundle
-from fedsurrogate.common.wire.records import from_record, to_record
+from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 
 def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.app_report import reporting
-from fedsurrogate.client_app.processes.joining import found_data
 from fedsurrogate.client_app.processes.kernel import end_with_parent, name_process
 from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, take_arguments
+from fedsurrogate.client_app.processes.supervisor import found_data
 from fedsurrogate.client_app.processes.warm import (
     ENDS,
     FLAG,
@@ -36,8 +36,8 @@ from fedsurrogate.client_app.processes.warm import (
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
-from fedsurrogate.common.logs.output import configure_log
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.logs import configure_log
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.version import own_version
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version

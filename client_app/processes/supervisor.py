@@ -7,29 +7,345 @@ The supervisor always sets this flag; the user cannot omit it.
 
 from __future__ import annotations
 
+import json
+import logging
+import multiprocessing
 import os
+import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedsurrogate.client_app.diagnostics.findings import Finding
-from fedsurrogate.client_app.processes.child_process import Child
-from fedsurrogate.client_app.processes.joining import await_data
-from fedsurrogate.client_app.processes.node_process import look_at_link
-from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, unseen
+import psutil
+
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding
+from fedsurrogate.client_app.processes.app_report import ask
+from fedsurrogate.client_app.processes.kernel import end_with_parent
+from fedsurrogate.client_app.processes.own_account import (
+    SETTINGS,
+    own_socket,
+    take_arguments,
+    unseen,
+)
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.escapes import for_terminal
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
+from fedsurrogate.common.flower.environment import QUIET, UNIX, without_proxy_here
+from fedsurrogate.common.logs import configure_log
 
-NODE_MODULE = "fedsurrogate.client_app.processes.node_process"
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
+STEADY = 60.0
+"""A process that ends within these seconds has ended soon after its start."""
+LONGEST_LINE, LAST_LINES = 2**16, 5
+# Colours and the like, which Flower writes into its log.
+_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Child:
+    """Runs a process again and again, with a growing pause between ends and starts.
+
+    Not for use by several threads.
+
+    Args:
+        name: is printed before its lines.
+
+    Attributes:
+        last: the last few lines.
+        soon_ended: number of the last processes in a row that ended within `STEADY` seconds.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.soon_ended = name, 0
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orphans: list[psutil.Process] = []
+        self._started = self._next_start = 0.0
+        self._pause, self._unfinished = FIRST_PAUSE, b""
+        # One pipe for all processes: an orphan may still write when the next process has started.
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+
+    def fileno(self) -> int:
+        """File descriptor that becomes readable when the process has written something."""
+        return self._read
+
+    @property
+    def running(self) -> bool:
+        """Whether a process was started whose end has not been reported yet."""
+        return self._process is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to start the next process."""
+        return self._process is None and time.monotonic() >= self._next_start
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process.
+
+        Args:
+            command: program and arguments.
+            environment: its variables.
+
+        Raises:
+            OSError: if the program does not exist.
+        """
+        self._started = time.monotonic()
+        self.last.clear()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._write,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # Ctrl-C in a terminal then reaches only this process, which ends the others in order.
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
+        )
+
+    def ended(self) -> int | None:
+        """The exit code if the process has ended since the last call, otherwise None."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._orphans += _group(self._process.pid)
+        self._process = None
+        soon = time.monotonic() - self._started < STEADY
+        self.soon_ended = self.soon_ended + 1 if soon else 0
+        if not soon:
+            self._pause = FIRST_PAUSE
+        self.postpone()
+        return code
+
+    def postpone(self, seconds: float = 0.0) -> float:
+        """Postpone the next start by so long, or longer each time; return the pause in seconds."""
+        pause, self._pause = seconds or self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._next_start = time.monotonic() + pause
+        return pause
+
+    def lines(self) -> list[str]:
+        """Complete lines written since the last call, safe to print, without empty ones."""
+        text = self._unfinished
+        with suppress(BlockingIOError):
+            while len(text) < LONGEST_LINE and (piece := os.read(self._read, LONGEST_LINE)):
+                text += piece
+        *whole, self._unfinished = text.split(b"\n")
+        if len(self._unfinished) >= LONGEST_LINE:
+            whole, self._unfinished = [*whole, self._unfinished], b""
+        # A line may quote text that arrived with a run.
+        texts = (_SEQUENCE.sub("", line.decode(errors="replace")) for line in whole)
+        printable = (for_terminal(text).rstrip() for text in texts)
+        complete = [line for line in printable if line]
+        self.last.extend(complete)
+        return complete
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that still run: this one, its children, and orphans of earlier ones."""
+        self._orphans = [orphan for orphan in self._orphans if _alive(orphan)]
+        return self._orphans + (_group(self._process.pid) if self._process is not None else [])
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the whole family, process by process."""
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+def _group(leader: int) -> list[psutil.Process]:
+    """Running processes of the group whose leader is `leader`."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == leader and _alive(process):
+                processes.append(process)
+    return processes
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+if TYPE_CHECKING:
+    from fedsurrogate.client_app.node_config import NodeConfig
+
+PAUSE = 30.0
+"""Seconds from a reason not to join to the app's end, after which its container starts it again."""
+DATA_SECONDS, SAY_SECONDS = 0.5, 600.0
+WAITS = (
+    "this site stays away: its app does not run yet, or has not found as many records as the policy's "
+    "smallest-site asks for; the app's log names the reason"
+)
+log = logging.getLogger("fedsurrogate.site")
+
+
+def found_data(runtime: str, node: NodeConfig, pause: float = PAUSE) -> bool:
+    """Whether the site's data are there, so that its SuperNode may join.
+
+    A SuperNode that has joined is served in any case: without data by noise, as if the folder had
+    become empty while the app ran.
+
+    Args:
+        runtime: address of the SuperNode's Runtime API.
+        node: the site's settings.
+        pause: seconds before an error is raised.
+
+    Returns:
+        False for a site that has joined and lacks data now.
+
+    Raises:
+        RunError: the site lacks data, and has not joined.
+    """
+    try:
+        looked_at(node)
+    except Exception as error:
+        if _listens(runtime):
+            log.error("%s; this site has joined, and answers as one without records", error)
+            return False
+        print(f"this site does not join: {error}; next look in {pause:g} s", flush=True)
+        time.sleep(pause)
+        raise RunError(str(error)) from None
+    return True
+
+
+def looked_at(node: NodeConfig) -> list[str]:
+    """Take a first look at a site's data, in a process of its own: the caller, which waits for tasks,
+    does not load torch for it.
+
+    Args:
+        node: the site's settings.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        DataError, PackageError: the data cannot be used, or are fewer than the policy asks for.
+    """
+    if node.data == "digits":
+        return []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(_look, node).result()
+
+
+def _look(node: NodeConfig) -> list[str]:
+    from fedsurrogate.client_app.diagnostics.site_checks import check_enough, check_files
+    from fedsurrogate.client_app.governance.policy import policy_of
+
+    warnings = check_files(node)
+    check_enough(node, policy_of(node).smallest_site)
+    return warnings
+
+
+def await_data(runtime: str) -> None:
+    """Wait until the app of this site has found the site's data; print what is waited for."""
+    next_line = time.monotonic()
+    while check_data(runtime).state == "FAIL":
+        if time.monotonic() >= next_line:
+            print(WAITS, flush=True)
+            next_line += SAY_SECONDS
+        time.sleep(DATA_SECONDS)
+
+
+def check_data(runtime: str) -> Finding:
+    """Whether the app of this site runs and has found the site's data, as its SuperNode sees it."""
+    report = ask(runtime)
+    if report is not None and report.found_data:
+        return Finding("data", "PASS", "the app runs, and found this site's data when it started")
+    return Finding(
+        "data", "FAIL", WAITS, "mount or fill the folder of data, or lower smallest-site"
+    )
+
+
+def _listens(runtime: str) -> bool:
+    """Whether a SuperNode has this socket open; a killed one leaves the file."""
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.settimeout(5)
+        probe.connect(runtime.removeprefix(UNIX))
+        return True
+    return False
+
+
+LOOK_SECONDS = 120.0
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Run a SuperNode that starts no app. Does not return.
+
+    Args:
+        arguments: The address of its Runtime API, then all others of `flower-supernode`.
+    """
+    configure_log(os.environ)
+    logging.getLogger("flwr").addFilter(_in_one_line)
+    threading.excepthook = _of_a_thread
+    try:
+        flower().supernode(arguments[0], arguments[1:])
+    except (ConfigError, ImportError):
+        raise
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def look_at_link(link: Sequence[str]) -> list[Finding]:
+    """What `site doctor --link-only` finds, in a process of its own: gRPC starts threads, and whoever
+    asks forks others.
+
+    Args:
+        link: its options that name the coordinator, the certificate and the key.
+
+    Raises:
+        OSError, ValueError, TypeError, subprocess.TimeoutExpired: nothing could be found out.
+    """
+    site = str(Path(sys.executable).with_name("site"))
+    done = subprocess.run(
+        [site, "doctor"],
+        env=os.environ | QUIET | unseen(["--link-only", "--json", *link]),
+        capture_output=True,
+        text=True,
+        timeout=LOOK_SECONDS,
+        check=False,
+    )
+    return [Finding(**row) for row in json.loads(done.stdout)]
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Replace an error of a connection, which has many lines, by its code and its text."""
+    error = record.msg
+    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
+        record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
+    return True
+
+
+def _of_a_thread(error: threading.ExceptHookArgs) -> None:
+    """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in
+    gRPC, without effect.
+    """
+    if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
+        threading.__excepthook__(error)
+
+
+if __name__ == "__main__":
+    take_arguments(1)
+    serve(sys.argv[1:])
+
+
+NODE_MODULE = "fedsurrogate.client_app.processes.supervisor"
 LINK_OPTIONS = ("--superlink", "--root-certificates", "--auth-supernode-private-key")
 TWIN = (
     "the coordinator knows this site's key, but a node with this key is connected already; stop the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import shlex
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ COMMAND_BEGAN = "FEDSURROGATE_COMMAND_BEGAN"
 
 # Variables by which gRPC finds its proxy, in this order; in small letters only.
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-HERE = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 UNIX = "unix:"
 """Beginning of the address of a Unix socket, as gRPC writes it: unix:/path."""
@@ -112,8 +113,43 @@ def without_proxy_here(environment: Mapping[str, str]) -> dict[str, str]:
     listed = environment.get("no_proxy", "")
     if any(environment.get(name) for name in PROXIES):
         grpc = environment.get("no_grpc_proxy", listed)
-        found["no_grpc_proxy"] = ",".join(filter(None, [grpc, *HERE]))
+        found["no_grpc_proxy"] = ",".join(filter(None, [grpc, *LOOPBACK]))
     if any(environment.get(name) or environment.get(name.upper()) for name in PROXIES[1:]):
         plain = listed or environment.get("NO_PROXY", "")
-        found["no_proxy"] = ",".join(filter(None, [plain, *HERE]))
+        found["no_proxy"] = ",".join(filter(None, [plain, *LOOPBACK]))
     return found
+
+
+SHARE = 0.1
+"""A wait as a share of the time since the last work."""
+HERE, REMOTE = 0.02, 0.1
+"""Shortest waits in seconds: to a process of the same machine, and to a SuperLink of many sites."""
+
+
+class Pace:
+    """Waits a tenth of the time since the last work.
+
+    Args:
+        shortest: Seconds that a wait takes at least.
+
+    Example:
+        >>> pace = Pace(HERE)
+        >>> pace.seconds(3.0)
+        0.02
+    """
+
+    def __init__(self, shortest: float) -> None:
+        self._shortest, self._last = shortest, time.monotonic()
+
+    def worked(self) -> None:
+        """There was work just now."""
+        self._last = time.monotonic()
+
+    def seconds(self, longest: float) -> float:
+        """Seconds to wait now, at most `longest`."""
+        since = time.monotonic() - self._last
+        return min(longest, max(self._shortest, SHARE * since))
+
+    def sleep(self, longest: float) -> None:
+        """Wait; in place of a `time.sleep` of `longest` seconds."""
+        time.sleep(self.seconds(longest))

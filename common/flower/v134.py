@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
+import subprocess
 import sys
+import threading
+import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.flower.environment import UNIX
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
+from fedsurrogate.common.extras import needed_for
+from fedsurrogate.common.flower.environment import RAY_PATIENCE, UNIX
 from fedsurrogate.common.flower.interface import (
     HTTP_OPTION,
     Admit,
+    Doorkeeper,
     Failure,
     Flower,
     FlowerMessages,
     FlowerProcesses,
+    FlowerSimulation,
     Refusal,
     SignatureRefusedError,
     SuperLinkArguments,
@@ -25,25 +37,251 @@ from fedsurrogate.common.flower.interface import (
     TaskStarter,
 )
 from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
-from fedsurrogate.common.flower.places import Doorkeeper
-from fedsurrogate.common.flower.v134_apps import (
-    Apps134,
-    admit_runs,
-    serve_commands_without_tls,
-    start_own_apps,
-)
-from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet, take_replies_again
-from fedsurrogate.common.flower.v134_link import Link134
-from fedsurrogate.common.flower.v134_simulation import Simulation134
-from fedsurrogate.common.flower.v134_tasks import (
+from fedsurrogate.common.flower.v134_fleet import (
+    Link134,
     answer_for_ended_tasks,
+    guard_fleet,
     guard_task,
     hurry,
     keep_no_code,
     leave_out_telemetry,
+    limit_fleet,
     pull_again_soon,
     run_superexec,
+    take_replies_again,
 )
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.settings.base import Scalar
+
+# By their names: the packages have functions of these names, too.
+SUPERLINK = "flwr.superlink.cli.flower_superlink"
+TASKS = {
+    "flwr-serverapp": ("flwr.superlink.cli.flwr_serverapp", "flwr.superlink.runtime.run_serverapp"),
+    "flwr-simulation": ("flwr.simulation.app", "flwr.simulation.app"),
+}
+"""Commands that a coordinator's processes run: the module of each, and the one that unpacks the app."""
+
+
+def admit_runs(admit: Callable[[str, Mapping[str, Scalar]], None]) -> None:
+    """Ask `admit`, as `superlink` has it, before any state stores a run; call it once.
+
+    Every way to a run ends there: a bundle that is sent, named by its hash or loaded from elsewhere,
+    a run that is planned for later, and an app that runs agents.
+    """
+    from flwr.server.superlink.linkstate import in_memory_linkstate, sql_linkstate
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    def asking(create: Callable[..., int]) -> Callable[..., int]:
+        def create_run(state: Any, *run: Any, **named: Any) -> int:
+            try:
+                admit(run[2], run[3])
+            except FedSurrogateError as error:
+                refused = ApiErrorCode.INVALID_RUN_CONFIG
+                raise FlowerError(refused, str(error), public_details=str(error)) from None
+            return create(state, *run, **named)
+
+        return create_run
+
+    states: tuple[Any, ...] = (in_memory_linkstate.InMemoryLinkState, sql_linkstate.SqlLinkState)
+    for each in states:
+        each.create_run = asking(each.create_run)
+
+
+def serve_commands_without_tls() -> None:
+    """Let the Control API do without TLS: it is at a Unix socket, which has no name to certify."""
+    superlink: Any = import_module(SUPERLINK)
+    run = superlink.run_control_api_grpc
+    superlink.run_control_api_grpc = lambda **named: run(**named | {"certificates": None})
+
+
+def start_own_apps(command: Sequence[str]) -> None:
+    """Let a SuperLink that starts its apps itself use this command in place of Flower's SuperExec."""
+    superlink: Any = import_module(SUPERLINK)
+    superlink._get_superexec_command = lambda **_: list(command)
+
+
+class Apps134:
+    """The processes of a coordinator's app, in Flower 1.34.
+
+    Attributes:
+        address_flags: Of `flower-superexec`; an address follows.
+    """
+
+    address_flags: tuple[str, ...] = ("--plugin-type", "serverapp", "--appio-api-address")
+
+    def packed_digest(self, folder: Path) -> str:
+        """Flower's own command packs it, always into the same bytes."""
+        from flwr.cli.build import build_fab_from_disk
+
+        return hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
+
+    def coordinator_apps(self, runtime: str, task: Sequence[str], parent: int | None) -> None:
+        """`flower-superexec`, whose processes are those of `task`."""
+        from flwr.supercore.cli.flower_superexec import flower_superexec
+        from flwr.supercore.superexec.executor import subprocess_executor
+
+        def start(words: Sequence[str], **named: Any) -> object:
+            return subprocess.Popen([*task, *words], **named)
+
+        executor: Any = subprocess_executor
+        executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+        flags = [*self.address_flags, runtime]
+        flags += [] if parent is None else ["--parent-pid", str(parent)]
+        sys.argv = ["flower-superexec", "--insecure", *flags]
+        flower_superexec()
+
+    def coordinator_task(self, folder: Path) -> None:
+        """`flwr-serverapp` or `flwr-simulation` that leaves the received code packed."""
+        name = sys.argv.pop(1)
+        if name not in TASKS:
+            sys.exit(f"a coordinator starts no {name}")
+        command, task = (import_module(each) for each in TASKS[name])
+        module: Any = task
+        module.install_from_fab = lambda *_, **__: None
+        module.get_fab_metadata = lambda *_: ("", "")
+        module.get_project_dir = lambda *_: folder
+        # Ray adds the folder of the program to the paths of its workers.
+        sys.argv[0] = str(Path(sys.executable).with_name(name))
+        getattr(command, name.replace("-", "_"))()
+
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+ENGINE = "Flower's simulation"
+# Names of the programs of Ray's two servers.
+RAYLET, GCS = "raylet", "gcs_server"
+LISTEN_PORT = "dashboard_agent_listen_port"
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", LISTEN_PORT, "runtime_env_agent_port")
+
+
+class Simulation134(FlowerSimulation):
+    """Flower 1.34 with Ray 2.55."""
+
+    def __init__(self) -> None:
+        self._preparing, self._prepared = threading.Lock(), False
+
+    def is_simulation(self, grid: Grid) -> bool:
+        """By the name of its class, so that nothing is imported."""
+        return type(grid).__name__ == "InMemoryGrid"
+
+    def ray_has_started(self) -> bool:
+        """Ray says so itself."""
+        with needed_for(ENGINE):
+            import ray
+
+        return bool(ray.is_initialized())
+
+    def prepare_ray(self, seconds: float) -> None:
+        """Half a minute can be too short on a busy machine.
+
+        Constants in Ray's code bound these waits. Two are in Python. The third, of 15 seconds, is
+        in the raylet: until its two agents, which are Python programs, have written which ports
+        they have. With given ports it does not wait.
+        """
+        with needed_for(ENGINE):
+            from ray._private import node, services
+
+        with self._preparing:
+            if self._prepared:
+                return
+            # The raylet, which this process starts, inherits it: time in milliseconds for the
+            # agent without which no worker starts.
+            os.environ.setdefault("RAY_agent_register_timeout_ms", str(round(1000 * seconds)))
+            node.wait_for_persisted_port = patient(node.wait_for_persisted_port, GCS, seconds)
+            services.get_node = patient(services.get_node, RAYLET, seconds)
+            node.Node.start_raylet = with_ports(node.Node.start_raylet)
+            self._prepared = True
+
+    def replace_killed_workers(self) -> None:
+        """Flower puts a killed worker back among the idle ones.
+
+        It then fails at once for every site that it is given, and so takes most of the sites with
+        it.
+        """
+        from flwr.simulation.ray_transport.ray_actor import BasicActorPool as Pool
+
+        with needed_for(ENGINE):
+            from ray.exceptions import RayActorError
+
+        fetch = Pool.fetch_result_and_return_actor_to_pool
+
+        def fetched(pool: Any, future: Any) -> Any:
+            try:
+                return fetch(pool, future)
+            except RayActorError:
+                # Without the raylet no worker starts any more. A site would wait for it until the
+                # deadline.
+                if _runs(RAYLET):
+                    # Flower's caller puts the worker of this future back.
+                    pool._future_to_actor[future] = pool.create_actor_fn()
+                raise
+
+        Pool.fetch_result_and_return_actor_to_pool = fetched  # type: ignore[assignment, method-assign]
+
+
+def with_ports(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray's method that starts the raylet, with free ports for its agents where none are set."""
+
+    def started(node: Any, *arguments: Any, **named: Any) -> Any:
+        with needed_for(ENGINE):
+            from ray import _raylet
+
+        settings = node._ray_params
+        with ExitStack() as open_sockets:
+            for name in AGENT_PORTS:
+                probe = open_sockets.enter_context(socket.socket())
+                probe.bind(("", 0))
+                setattr(settings, name, getattr(settings, name) or probe.getsockname()[1])
+        # The only one that the raylet does not take as an argument; it reads this file.
+        _raylet.persist_port(  # type: ignore[attr-defined]
+            node._session_dir, node._node_id, LISTEN_PORT, getattr(settings, LISTEN_PORT)
+        )
+        return start(node, *arguments, **named)
+
+    return started
+
+
+def patient(
+    attempt: Callable[..., Any],
+    program: str,
+    seconds: float = RAY_PATIENCE,
+) -> Callable[..., Any]:
+    """A function that repeats a failed `attempt` for some time, while a child process runs this
+    program.
+
+    Args:
+        attempt: Raises an exception when it fails.
+        program: Name of the program's file.
+        seconds: After these the failure is raised.
+    """
+
+    def repeated(*arguments: Any, **named: Any) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return attempt(*arguments, **named)
+            except Exception:
+                if time.monotonic() > end or not _runs(program):
+                    raise
+                time.sleep(0.1)
+
+    return repeated
+
+
+def _runs(program: str) -> bool:
+    """Whether a child process runs this program."""
+    import psutil
+
+    for child in psutil.Process().children():
+        try:
+            if child.name() == program and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.Error:
+            continue
+    return False
+
 
 if TYPE_CHECKING:
     from flwr.app import Message

@@ -7,14 +7,31 @@ refused by its metadata, which come first: gRPC receives a message only when a h
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import hashlib
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.flower.environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
+from fedsurrogate.common.flower.interface import (
+    Control,
+    Doorkeeper,
+    FleetRequest,
+    FlowerLink,
+    FlowerNode,
+    FlowerRun,
+    Standing,
+    UnreachableError,
+)
 from fedsurrogate.common.flower.parts import LARGEST_PART, check_tree
-from fedsurrogate.common.flower.places import Doorkeeper
 
 if TYPE_CHECKING:
     import grpc
@@ -244,3 +261,448 @@ def _fault(request: Any) -> str:
     except SurrogateError as error:
         return str(error)
     return ""
+
+
+if TYPE_CHECKING:
+    import grpc
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from fedsurrogate.common.settings.base import Scalar
+
+SECONDS = 30.0
+# The SuperLink packs its own app first, to compare.
+START_SECONDS = 300.0
+"""How long a request to the Control API may take."""
+
+
+class Link134(FlowerLink):
+    """Connections to a SuperLink of Flower 1.34."""
+
+    @contextmanager
+    def control(self, address: str, authority: Path | None) -> Iterator[Control]:
+        """The SuperLink refuses clients that do not name their version."""
+        import grpc
+        from flwr.proto.control_pb2_grpc import ControlStub
+        from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+
+        stub: Callable[..., Any] = ControlStub
+        version = RuntimeVersionClientInterceptor(component_name="flwr CLI")
+        pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
+        with _channel(address, pem, no_proxy_option(address)) as channel:
+            try:
+                yield Control134(stub(grpc.intercept_channel(channel, version)))
+            except grpc.RpcError as error:
+                why = f"{error.code().name}: {error.details()}"[:300]
+                kind = UnreachableError if error.code() == grpc.StatusCode.UNAVAILABLE else RunError
+                raise kind(f"the SuperLink at {address} has failed a request ({why})") from None
+
+    def key_bytes(self, key: ec.EllipticCurvePublicKey) -> bytes:
+        """PEM."""
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        return public_key_to_bytes(key)
+
+    def read_key(self, stored: bytes) -> ec.EllipticCurvePublicKey:
+        """From PEM."""
+        from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+        return bytes_to_public_key(stored)
+
+    def key_standing(
+        self,
+        address: str,
+        authority: bytes | None,
+        key: ec.EllipticCurvePrivateKey,
+        seconds: float,
+    ) -> Standing:
+        """Request an activation with an invalid heartbeat.
+
+        The SuperLink looks up the key before it refuses this.
+        """
+        import grpc
+        from flwr.client.grpc_rere_client import node_auth_client_interceptor
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.proto.fleet_pb2_grpc import FleetStub
+
+        public = self.key_bytes(key.public_key())
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
+        signer = node_auth_client_interceptor.NodeAuthClientInterceptor(key, key.public_key())
+
+        def refusal(channel: grpc.Channel) -> grpc.StatusCode | None:
+            try:
+                FleetStub(channel).ActivateNode(request, timeout=seconds)
+            except grpc.RpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+            return None
+
+        with _channel(address, authority) as channel:
+            if (unsigned := refusal(channel)) != grpc.StatusCode.UNAUTHENTICATED:
+                return "open" if unsigned == grpc.StatusCode.FAILED_PRECONDITION else "silent"
+            signed = refusal(grpc.intercept_channel(channel, signer))
+        by_status: dict[grpc.StatusCode | None, Standing] = {
+            grpc.StatusCode.INVALID_ARGUMENT: "registered",
+            grpc.StatusCode.FAILED_PRECONDITION: "unknown",
+            grpc.StatusCode.UNAUTHENTICATED: "clock",
+        }
+        return by_status.get(signed, "silent")
+
+
+class Control134(Control):
+    """Requests over a stub of the Control API."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def runs(self) -> list[FlowerRun]:
+        """In no order."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        reply = self._stub.ListRuns(ListRunsRequest(), timeout=SECONDS)
+        return [_run(number, each) for number, each in reply.run_dict.items()]
+
+    def start(self, app: Path, settings: Mapping[str, Scalar], sites: Mapping[str, Scalar]) -> str:
+        """As `flwr run` does."""
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+        from flwr.supercore.utils import simulation_config_from_json
+
+        packed = build_fab_from_disk(app)
+        fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab),
+            override_config=user_config_to_proto(dict(settings)),
+            override_federation_config=simulation_config_from_json(dict(sites)) if sites else None,
+        )
+        return str(self._stub.StartRun(request, timeout=START_SECONDS).run_id)
+
+    def log(self, run: str) -> str:
+        """In pieces."""
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
+        request = StreamLogsRequest(run_id=int(run))
+        pieces = self._stub.StreamLogs(request, timeout=SECONDS)
+        return "".join(piece.log_output for piece in pieces)
+
+    def stop(self, run: str) -> bool:
+        """The SuperLink refuses to stop a run that has ended."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        return bool(self._stub.StopRun(StopRunRequest(run_id=int(run)), timeout=SECONDS).success)
+
+    def nodes(self, wait: float = 0.0) -> list[FlowerNode]:
+        """Also those whose key was taken back."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        seconds = wait or SECONDS
+        reply = self._stub.ListNodes(ListNodesRequest(), timeout=seconds, wait_for_ready=wait > 0)
+        return [_node(each) for each in reply.nodes_info]
+
+    def register(self, key: bytes) -> int:
+        """The SuperLink refuses a key that it has ever known."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        request = RegisterNodeRequest(public_key=key)
+        return int(self._stub.RegisterNode(request, timeout=SECONDS).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Its status is "unregistered" from then on."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._stub.UnregisterNode(UnregisterNodeRequest(node_id=node), timeout=SECONDS)
+
+
+def _channel(
+    address: str,
+    authority: bytes | None,
+    options: list[tuple[str, int]] | None = None,
+) -> grpc.Channel:
+    import grpc
+
+    if authority is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority), options)
+
+
+def _run(number: int, run: Any) -> FlowerRun:
+    status = ":".join(part for part in (run.status.status, run.status.sub_status) if part)
+    begun, ended = _time(run.pending_at), _time(run.finished_at)
+    return FlowerRun(str(number), status or "unknown", begun, ended)
+
+
+def _node(node: Any) -> FlowerNode:
+    return FlowerNode(
+        node.node_id,
+        node.public_key,
+        online=node.status == "online",
+        revoked=node.status == "unregistered",
+        activated=_time(node.last_activated_at),
+        deactivated=_time(node.last_deactivated_at),
+        online_until=node.online_until,
+        heartbeat_interval=node.heartbeat_interval,
+    )
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.retry import RetryInvoker
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    from fedsurrogate.common.flower.interface import TaskGuard, TaskStarter
+
+PATIENCE = 90.0
+"""Seconds for which a task repeats a call. A SuperNode has given a task up that was silent for 60."""
+
+
+TASK_ID_BITS = 63
+
+
+class OwnExecutor:
+    """Hands the tasks of Flower's SuperExec to a starter.
+
+    Args:
+        starter: Starts a process for each.
+        pace: Of the looks for tasks.
+    """
+
+    def __init__(self, starter: TaskStarter, pace: Pace) -> None:
+        self._starter, self._pace = starter, pace
+
+    def wait_for_capacity(self) -> None:
+        """A SuperNode has one task at a time."""
+        self._pace.worked()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start a process with the arguments that Flower's own executor gives it."""
+        from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TaskType
+        from flwr.supercore.superexec.executor import LaunchResult
+
+        if spec.task_type != TaskType.CLIENT_APP:
+            return LaunchResult.failed(f"a site starts no task of the kind {spec.task_type}")
+        address = TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type]
+        arguments = [address, spec.runtime_api_address, "--token", spec.token, "--insecure"]
+        self._starter.start([*arguments, "--parent-pid", str(spec.parent_pid)])
+        return LaunchResult.accepted()
+
+
+def run_superexec(runtime: str, starter: TaskStarter) -> None:
+    """`flower-superexec`, whose plugin `clientapp` takes tasks of this kind only."""
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.superexec import run_superexec as loop
+
+    pace = Pace(HERE)
+
+    def pause(seconds: float) -> None:
+        starter.tend()
+        pace.sleep(seconds)
+
+    def executor(*_: object, **__: object) -> OwnExecutor:
+        return OwnExecutor(starter, pace)
+
+    loop.get_executor = executor  # type: ignore[attr-defined]
+    loop.time = SimpleNamespace(sleep=pause)  # type: ignore[assignment, attr-defined]
+    flags = ["--insecure", "--plugin-type", "clientapp", "--appio-api-address", runtime]
+    sys.argv = ["flower-superexec", *flags]
+    flower_superexec()
+
+
+def hurry(node: Any) -> None:
+    """Let a SuperNode look for messages and replies more often while there is work.
+
+    Flower looks for messages every 3 s, and for the reply of its app every 0.5 s.
+
+    Args:
+        node: The module `flwr.supernode.start_client_internal`.
+    """
+    messages, replies = Pace(REMOTE), Pace(HERE)
+    receive, push = node._pull_and_store_message, node._push_messages
+
+    def _pull_and_store_message(*args: Any, **kwargs: Any) -> int | None:
+        run: int | None = receive(*args, **kwargs)
+        if run is not None:
+            replies.worked()
+        return run
+
+    def _push_messages(*args: Any, **kwargs: Any) -> None:
+        push(*args, **kwargs)
+        messages.worked()
+
+    def sleep(seconds: float) -> None:
+        (replies if seconds < 1 else messages).sleep(seconds)
+
+    node._pull_and_store_message, node._push_messages = _pull_and_store_message, _push_messages
+    node.time = SimpleNamespace(sleep=sleep)
+
+
+def pull_again_soon() -> None:
+    """Look again soon for a part of a message that its sender has announced and not sent yet.
+
+    Flower waits for a second, and then longer. Its processes announce a message before they send its
+    parts, so whoever looks often meets this in every round.
+    """
+    from flwr.supercore.inflatable import inflatable_utils as parts
+
+    pulls: tuple[Any, ...] = (parts.pull_objects, parts.pull_and_inflate_object_from_tree)
+    for each in pulls:
+        each.__kwdefaults__["initial_backoff"] = HERE
+
+
+def leave_out_telemetry() -> None:
+    """Collect nothing for Flower's telemetry where it is off.
+
+    Flower sends nothing then, but starts two programs (`file`, `uname`) all the same, when a task
+    begins and when it ends.
+    """
+    from flwr.supercore import telemetry
+
+    def create_event(*_: object) -> str:
+        return "disabled"
+
+    if telemetry.FLWR_TELEMETRY_ENABLED != "1":
+        telemetry.create_event = create_event  # type: ignore[assignment]
+
+
+def keep_no_code() -> None:
+    """Let a SuperNode forget the code of a run, but for its hash, once it has read the settings in it.
+
+    Flower hands it to the process of each task, some megabytes, and no task of a site uses it.
+    """
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+
+    store = State.store_fab
+
+    def store_fab(state: InMemoryNodeState, fab: Fab) -> str:
+        digest = store(state, fab)
+        with state.lock_fab_store:
+            state.fab_store[digest] = replace(state.fab_store[digest], content=b"")
+        return digest
+
+    State.store_fab = store_fab  # type: ignore[method-assign, assignment]
+
+
+def answer_for_ended_tasks(apologise: Callable[..., None] | None = None) -> None:
+    """Let a SuperNode go on when the process of a task ends before its reply.
+
+    Flower answers only for a process that has fetched its message and then stays silent. For one
+    that ends before, or that reports its failure itself, Flower 1.34 waits for ever, connected and
+    without work. Here a message that was not fetched is a task again; one that was fetched gets an
+    error as its reply.
+
+    Args:
+        apologise: As for `_settle`; None: Flower's own.
+    """
+    from flwr.common.constant import SubStatus
+    from flwr.proto.task_pb2 import Task
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+
+    finish = State.finish_task
+    replies: Callable[..., None] = apologise or State._store_error_replies
+
+    def _on_task_tokens_expired(state: InMemoryNodeState, tasks: list[Task]) -> None:
+        # The caller holds the lock of the tasks.
+        _settle(state, tasks, replies)
+
+    def finish_task(state: InMemoryNodeState, task_id: int, sub_status: str, details: str) -> bool:
+        done = finish(state, task_id, sub_status, details)
+        if done and sub_status != SubStatus.COMPLETED:
+            with state.lock_task_store:
+                _settle(state, [state.task_store[task_id]], replies)
+        return done
+
+    State._on_task_tokens_expired = _on_task_tokens_expired  # type: ignore[method-assign, assignment]
+    State.finish_task = finish_task  # type: ignore[method-assign, assignment]
+
+
+def _settle(state: InMemoryNodeState, ended: list[Any], apologise: Callable[..., None]) -> None:
+    """Give the messages of tasks that have ended a reply, or another task.
+
+    Args:
+        state: Its tasks are locked.
+        ended: Tasks.
+        apologise: Stores errors as the replies of runs; takes the state, and the runs' ids.
+    """
+    from flwr.common.constant import Status
+    from flwr.proto.task_pb2 import Task, TaskStatus
+    from flwr.supercore.date import now
+
+    for task in ended:
+        with state.lock_msg_store:
+            entries = [
+                entry
+                for entry in state.msg_store.values()
+                if entry.message.metadata.run_id == task.run_id
+            ]
+            answered = {entry.message.metadata.reply_to_message_id for entry in entries}
+            open_entries = [
+                entry
+                for entry in entries
+                if not entry.message.metadata.reply_to_message_id
+                and entry.message.metadata.message_id not in answered
+            ]
+            if any(entry.is_retrieved for entry in open_entries):
+                apologise(state, {task.run_id})
+        if all(entry.is_retrieved for entry in open_entries):
+            continue
+        again = Task()
+        again.CopyFrom(task)
+        again.task_id = secrets.randbits(TASK_ID_BITS)
+        again.pending_at, again.starting_at, again.running_at = now().isoformat(), "", ""
+        again.finished_at = ""
+        again.status.CopyFrom(TaskStatus(status=Status.PENDING, sub_status="", details=""))
+        state.task_store[again.task_id] = again
+
+
+def guard_task(
+    task: Any,
+    guard: TaskGuard,
+    failed: Callable[[Message, str], Message],
+    invokers: str = "make_simple_grpc_retry_invoker",
+) -> None:
+    """Call a guard when `task` has received its message, and around the sending of its reply.
+
+    Args:
+        task: The module `flwr.supernode.runtime.run_clientapp`.
+        guard: It may give up from then on, from any thread.
+        failed: Makes a reply with this text as its error.
+        invokers: Name of the module's function that makes what repeats its calls.
+    """
+    pull, push, make = task.pull_task_input, task.push_message, getattr(task, invokers)
+
+    def pull_task_input(stub: Any) -> tuple[Any, ...]:
+        message, context, *code = pull(stub)
+
+        def give_up(text: str) -> None:
+            push(stub, failed(message, text), context)
+
+        guard.received(give_up)
+        return message, context, *code
+
+    def push_message(*reply: Any) -> None:
+        with guard.sending():
+            push(*reply)
+
+    def make_invoker() -> RetryInvoker:
+        invoker: RetryInvoker = make()
+        invoker.max_time = PATIENCE
+        gives_up = invoker.should_giveup
+
+        def should_giveup(error: Exception) -> bool:
+            guard.unreachable()
+            return gives_up is None or gives_up(error)
+
+        invoker.should_giveup = should_giveup
+        return invoker
+
+    task.pull_task_input, task.push_message = pull_task_input, push_message
+    setattr(task, invokers, make_invoker)

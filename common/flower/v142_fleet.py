@@ -11,17 +11,39 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import socket
+import threading
+import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.flower.interface import FleetRequest
-from fedsurrogate.common.flower.places import Doorkeeper
-from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, fleet_request
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.flower.environment import UNIX, is_loopback
+from fedsurrogate.common.flower.interface import (
+    CONTROL_OPTION,
+    HTTP_OPTION,
+    RUNTIME_OPTION,
+    Control,
+    Doorkeeper,
+    FleetRequest,
+    Places,
+    Standing,
+    UnreachableError,
+)
+from fedsurrogate.common.flower.v134_fleet import (
+    LARGEST_MESSAGE,
+    SECONDS,
+    Control134,
+    Link134,
+    fleet_request,
+)
 
 FLEET = "/v1/fleet/"
 Scope = dict[str, Any]
@@ -261,3 +283,309 @@ async def answer(send: Call, status: int, text: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+
+
+HEADERS = 2**14
+"""Bytes of the headers of a request, which come before any check."""
+IDLE = 60
+"""Seconds for which a connection stays open between two requests."""
+
+
+def open_socket(address: str) -> socket.socket:
+    """A socket bound to an address: host:port, or unix:/path. The file that a killed process has left
+    is replaced.
+
+    Raises:
+        ConfigError: The address is in use, or not of this machine.
+    """
+    if address.startswith(UNIX):
+        path = Path(address.removeprefix(UNIX))
+        path.unlink(missing_ok=True)
+        found = socket.socket(socket.AF_UNIX)
+        found.bind(str(path))
+        # Before it listens: only this account may open it.
+        path.chmod(0o600)
+        return found
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, int(port)))
+    except (OSError, ValueError) as error:
+        found.close()
+        why = getattr(error, "strerror", None) or "it must be host:port"
+        raise ConfigError(
+            f"{address}: cannot be listened on ({why}); name a free address of this machine"
+        ) from None
+    return found
+
+
+def own_sockets(uvicorn: Any, address: str) -> Any:
+    """Flower's `uvicorn` for a module that makes one server, which then listens at this address.
+
+    uvicorn itself would open a Unix socket to every user of the machine.
+    """
+
+    class Server(uvicorn.Server):  # type: ignore[misc]
+        def run(self, sockets: list[socket.socket] | None = None) -> None:
+            super().run(sockets or [open_socket(address)])
+
+    return SimpleNamespace(Config=uvicorn.Config, Server=Server)
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses of a SuperLink, and the other arguments of `flower-superlink`.
+
+    Attributes:
+        control: Of its HTTP API for the coordinator's commands.
+        runtime: Of the same API for its apps.
+        fleet: Of its HTTP API for SuperNodes; empty without one.
+        rest: The other arguments.
+    """
+
+    control: str
+    runtime: str
+    fleet: str
+    rest: list[str]
+
+
+OPTIONS = (CONTROL_OPTION, RUNTIME_OPTION, HTTP_OPTION)
+
+
+def read_addresses(arguments: Sequence[str]) -> Addresses:
+    """Take the addresses out of a SuperLink's arguments.
+
+    Args:
+        arguments: Those of `flower-superlink` 1.34, and `--fleet-http-address`.
+    """
+    found, rest, words = dict.fromkeys(OPTIONS, ""), list[str](), iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in found:
+            found[name] = value if equals else next(words, "")
+        else:
+            rest.append(word)
+    return Addresses(found[CONTROL_OPTION], found[RUNTIME_OPTION], found[HTTP_OPTION], rest)
+
+
+def serve(
+    uvicorn: Any,
+    addresses: Addresses,
+    refusal: Callable[[FleetRequest], str],
+    registered_only: bool,
+) -> Any:
+    """Flower's `uvicorn` for the SuperLink, whose `run` serves at these addresses.
+
+    Args:
+        uvicorn: The package.
+        addresses: Where it listens.
+        refusal: Why a signed request of a SuperNode is refused; empty if it is not.
+        registered_only: Whether nothing is received from a key that is not registered.
+    """
+
+    def run(app: Any, *, host: str, port: int, workers: int, reload: bool, **named: Any) -> None:
+        places = [open_socket(addresses.control)]
+        plain = named | {"ssl_keyfile": None, "ssl_certfile": None}
+        # Without TLS, on sockets of this account.
+        in_background(uvicorn, app, open_socket(addresses.runtime), plain)
+        if addresses.fleet:
+            states = app.state.linkstate_factory
+
+            def registered(key: bytes) -> bool:
+                return states.state().get_node_id_by_public_key(key) is not None
+
+            door, place = Doorkeeper(), open_socket(addresses.fleet)
+            guard = FleetGuard(app, registered if registered_only else None, refusal, door)
+            in_background(uvicorn, guard, place, named)
+            door.watch(place.getsockname()[1])
+        uvicorn.Server(uvicorn.Config(app, **plain)).run(places)
+
+    return SimpleNamespace(run=run)
+
+
+def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str, Any]) -> Any:
+    """Serve an application in a thread, with limits; return uvicorn's server.
+
+    Args:
+        uvicorn: The package.
+        app: An ASGI application.
+        place: Where it listens.
+        named: Settings of uvicorn.
+    """
+    config = uvicorn.Config(
+        app,
+        **named,
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        ws="none",
+        http="h11",
+        h11_max_incomplete_event_size=HEADERS,
+        limit_concurrency=Places().most,
+        timeout_keep_alive=IDLE,
+    )
+    server = uvicorn.Server(config)
+    threading.Thread(target=server.run, args=([place],), daemon=True, name="http-api").start()
+    return server
+
+
+if TYPE_CHECKING:
+    import httpx
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+AGAIN = 0.3
+"""Seconds between two attempts to reach a SuperLink that starts."""
+
+
+class Link142(Link134):
+    """Connections to a SuperLink of Flower 1.42."""
+
+    @contextmanager
+    def control(self, address: str, authority: Path | None) -> Iterator[Control]:
+        """Over HTTP, as Flower's own commands speak since 1.42."""
+        import httpx
+        from flwr.supercore.control.control_http_client import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        reach_unix_sockets()
+        pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
+        client = ControlHttpClient.from_server_address(
+            address,
+            pem is None,
+            pem,
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        bypass_proxy(client, address)
+        with client:
+            try:
+                yield Control142(_Stub(client))
+            except httpx.HTTPError as error:
+                kind = UnreachableError if isinstance(error, httpx.TransportError) else RunError
+                raise kind(
+                    f"the SuperLink at {address} has failed a request ({reason(error)})"
+                ) from None
+
+    def key_standing(
+        self,
+        address: str,
+        authority: bytes | None,
+        key: ec.EllipticCurvePrivateKey,
+        seconds: float,
+    ) -> Standing:
+        """Request an activation with an invalid heartbeat.
+
+        The SuperLink looks up the key before it refuses this.
+        """
+        import httpx
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.supercore.error import ApiErrorCode
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        public = self.key_bytes(key.public_key())
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
+
+        def refusal(*signers: NodeAuthHttpInterceptor) -> int:
+            """Flower's code, or that of HTTP; 0 without an answer."""
+            with FleetHttpClient.from_server_address(
+                address, authority is None, authority, list(signers)
+            ) as client:
+                client._client.timeout = httpx.Timeout(seconds)
+                try:
+                    client.ActivateNode(request)
+                except httpx.HTTPStatusError as error:
+                    return code(error)
+                except (httpx.HTTPError, ValueError):
+                    pass
+                return 0
+
+        if (unsigned := refusal()) != httpx.codes.UNAUTHORIZED:
+            is_open = unsigned == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+            return "open" if is_open else "silent"
+        by_code: dict[int, Standing] = {
+            ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL: "registered",
+            ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED: "unknown",
+            httpx.codes.UNAUTHORIZED: "clock",
+        }
+        return by_code.get(refusal(NodeAuthHttpInterceptor(key, key.public_key())), "silent")
+
+
+class Control142(Control134):
+    """Requests over HTTP."""
+
+    def nodes(self, wait: float = 0.0) -> Any:
+        """HTTP does not wait until something listens."""
+        import httpx
+
+        end = time.monotonic() + wait
+        while True:
+            try:
+                return super().nodes()
+            except httpx.TransportError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(AGAIN)
+
+
+class _Stub:
+    """A client of the Control API with the methods of gRPC's stub, which take a time limit."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        client._client.timeout = SECONDS
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda request, **_: method(request)
+
+
+def bypass_proxy(client: Any, address: str) -> None:
+    """Let a client of Flower's HTTP APIs use no proxy to an address of this machine."""
+    if is_loopback(address):
+        client._client._mounts.clear()
+
+
+def code(error: httpx.HTTPStatusError) -> int:
+    """Flower's code of an error; that of HTTP where the body has none."""
+    from flwr.supercore.error import FlowerError
+
+    flowers = FlowerError.from_json(error.response.text)
+    return error.response.status_code if flowers is None else int(flowers.code)
+
+
+def reason(error: httpx.HTTPError) -> str:
+    """What an error says, in at most 300 characters."""
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    if isinstance(error, httpx.HTTPStatusError):
+        flowers = FlowerError.from_json(error.response.text)
+        said = error.response.text if flowers is None else flowers.message
+        return f"{error.response.status_code}: {said}"[:300]
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+@cache
+def reach_unix_sockets() -> None:
+    """Let clients of Flower's HTTP APIs reach an address unix:/path, in this process from now on."""
+    import httpx
+    from flwr.supercore.protobuf import client as module
+
+    clients: Any = module.ProtobufClient
+    make = clients.from_server_address.__func__
+
+    def from_server_address(cls: Any, server_address: str, *given: Any, **named: Any) -> Any:
+        if not server_address.startswith(UNIX):
+            return make(cls, server_address, *given, **named)
+        client = make(cls, "localhost", *given, **named)
+        client._client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=server_address.removeprefix(UNIX)),
+            timeout=client._client.timeout,
+            # No proxy.
+            trust_env=False,
+        )
+        return client
+
+    clients.from_server_address = classmethod(from_server_address)

@@ -19,8 +19,7 @@ from fedsurrogate.common.methods.method import Method, Plan, with_secure_sum
 from fedsurrogate.common.methods.synthetic_records import SYNTHETIC_RECORDS
 from fedsurrogate.common.methods.training import TRAINED
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import short
-from fedsurrogate.common.settings.gone import check_method
+from fedsurrogate.common.settings.base import check_method, short
 from fedsurrogate.common.targets.target import Target
 
 METHODS: dict[str, Method] = {

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedsurrogate.common.backbones.dimensions import named_dimension
-from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
+from fedsurrogate.common.backbones.backbones import named_dimension
+from fedsurrogate.common.errors import LARGEST_COUNT, LARGEST_NUMBER
 from fedsurrogate.common.methods import heads
 from fedsurrogate.common.methods.logistic_rounds import (
     LOGISTIC,
@@ -34,6 +34,7 @@ from fedsurrogate.common.methods.method import (
     Work,
 )
 from fedsurrogate.common.methods.sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused
+from fedsurrogate.common.privacy.accounting import EM_STEPS, budget_shares
 from fedsurrogate.common.privacy.mechanism import (
     EM,
     JOINT_SUMS,
@@ -43,10 +44,8 @@ from fedsurrogate.common.privacy.mechanism import (
     NoisySums,
     TheoremNoise,
 )
-from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
 from fedsurrogate.common.settings import AnyCovariance, Covariance, FedPFTSettings, Settings
-from fedsurrogate.common.settings.features import AUTO
-from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.heads import AUTO, TargetSettings
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.terms import Term
 
@@ -407,7 +406,7 @@ def kd_plan(settings: Settings) -> Plan:
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.heads.local_head:distil_chain",
-            strategy="fedsurrogate.strategies.heads.strategy:HeadChain",
+            strategy="fedsurrogate.strategies.heads:HeadChain",
         ),
         work=partial(heads.chain_work, settings.head, bool(settings.epsilon)),
         defences=Defences(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.errors import LARGEST_COUNT
 from fedsurrogate.common.methods.method import (
     GRADIENTS,
     UPDATE_DEFENCES,
@@ -19,8 +19,8 @@ from fedsurrogate.common.methods.method import (
     Work,
 )
 from fedsurrogate.common.methods.training import sgd_noise
+from fedsurrogate.common.privacy.accounting import budget_shares
 from fedsurrogate.common.privacy.mechanism import NoisyRounds
-from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.terms import Term
 
@@ -92,7 +92,7 @@ def plan(settings: Settings) -> Plan:
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.dpcvae.training:train_generator",
-            strategy="fedsurrogate.strategies.dpcvae.strategy:DPCVAE",
+            strategy="fedsurrogate.strategies.dpcvae:DPCVAE",
             evaluate="fedsurrogate.client_app.methods.dpcvae.downstream:use_generator",
             tested="own and synthetic, mixed: the site's own head and a head on synthetic "
             "embeddings",
@@ -101,8 +101,8 @@ def plan(settings: Settings) -> Plan:
             sums=DECODER_SUMS,
             first_sums=(Term("counts", "A"), *((Term("sums", "A d", 1),) if sums else ())),
             site_sums="fedsurrogate.client_app.methods.dpcvae.training:generator_sums",
-            from_sums="fedsurrogate.strategies.dpcvae.strategy:absorb_total",
-            sum_strategy="fedsurrogate.strategies.dpcvae.strategy:SummedGenerators",
+            from_sums="fedsurrogate.strategies.dpcvae:absorb_total",
+            sum_strategy="fedsurrogate.strategies.dpcvae:SummedGenerators",
         ),
         work=work,
         privacy=_privacy(settings) if private else None,

@@ -62,8 +62,8 @@ def plan(settings: Settings) -> Plan:
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.heads.local_head:own_head",
-            strategy="fedsurrogate.strategies.heads.strategy:Heads",
-            learn="fedsurrogate.strategies.heads.combining:average_head",
+            strategy="fedsurrogate.strategies.heads:Heads",
+            learn="fedsurrogate.strategies.heads:average_head",
             stored=True,
         ),
         work=partial(work, settings.head, bool(settings.epsilon)),
@@ -72,7 +72,7 @@ def plan(settings: Settings) -> Plan:
 
 
 def _learned_by(plan: Plan, function: str) -> Plan:
-    learn = f"fedsurrogate.strategies.heads.combining:{function}"
+    learn = f"fedsurrogate.strategies.heads:{function}"
     return replace(plan, combination=replace(plan.combination, learn=learn))
 
 
@@ -115,7 +115,7 @@ def local_plan(settings: Settings) -> Plan:
     own = plan(settings)
     alone = replace(
         own.combination,
-        strategy="fedsurrogate.strategies.heads.strategy:Local",
+        strategy="fedsurrogate.strategies.heads:Local",
         evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
         personal="fedsurrogate.client_app.methods.heads.local_head:local_head",
         learn="",

@@ -21,8 +21,7 @@ from fedsurrogate.common.methods.method import (
 )
 from fedsurrogate.common.privacy.mechanism import NoisyRounds
 from fedsurrogate.common.settings import FeaturesSettings, FedPFTSettings, Settings
-from fedsurrogate.common.settings.features import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS
-from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.heads import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS, TargetSettings
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.terms import Term, noise_in_rounds
 

@@ -14,10 +14,10 @@ from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.privacy.gaussian_mechanism import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, MechanismRecipe
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
 from fedsurrogate.common.settings import FedAvgSettings, Settings
-from fedsurrogate.common.settings.features import FEWEST_MAPPED
+from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.terms import NOT_SIGNED, Term
 
@@ -291,7 +291,7 @@ class ModelTraining:
         adaptive: whether the coordinator steps with FedYogi's moments, by
             fedavg.server-learning-rate.
         frames: whether sites train in a common frame of the columns of their features, where these
-            need one (common/surrogates/columns.py).
+            need one (common/surrogates/mixtures.py).
         rounds: their number, where the section does not say it; 0 where it does.
         start: "module:class" that is made of a run, and whose `start` makes the first model for a
             number of features; empty for a network of the section.
@@ -579,7 +579,7 @@ MOST_TESTED = 0.5
 # Records of a site, and its change of all parameters times them.
 UPDATES = (Term("records", "1", 0), Term("update", "P", 1))
 # In a sum without noise, zero at every site that lets the sum be opened. A refusal would show
-# something about the data of the site that refuses; see client_app/governance/uncharged.py.
+# something about the data of the site that refuses; see client_app/governance/release.py.
 WITHHELD = Term("withheld", "1", 0)
 
 
@@ -614,7 +614,7 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         ),
         combination=replace(
             combination,
-            site="fedsurrogate.client_app.secure_sum.steps:masked_sum",
+            site="fedsurrogate.client_app.secure_sum:masked_sum",
             strategy=combination.sum_strategy or (ROUNDS if rounds else ONCE),
             stored=False,
         ),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.errors import LARGEST_COUNT
 from fedsurrogate.common.methods.heads import HEAD
 from fedsurrogate.common.methods.method import (
     MESSAGE,
@@ -188,7 +188,7 @@ GAP = (
     "sums over a code in rounds are limited in size, not compared between sites: one hostile site can "
     "spoil the model; use max-share, or sites that you trust"
 )
-WHOLE = "fedsurrogate.strategies.targets.in_rounds:"
+WHOLE = "fedsurrogate.strategies.targets.strategy:"
 
 
 def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: float) -> Plan:

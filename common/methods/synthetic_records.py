@@ -115,7 +115,7 @@ def plan(settings: Settings) -> Plan:
         messages=Messages(IMAGES, MODEL, MODEL, parsed=LABELLED, symbols=symbols),
         combination=Combination(
             site="fedsurrogate.client_app.methods.fedlap.approximation:approximate",
-            strategy="fedsurrogate.strategies.fedlap.strategy:FedLAP",
+            strategy="fedsurrogate.strategies.fedlap:FedLAP",
             makes_surrogates=True,
         ),
         work=partial(_work, own, private),

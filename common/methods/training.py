@@ -20,8 +20,8 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
+from fedsurrogate.common.privacy.accounting import JOINT_STEP
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
-from fedsurrogate.common.privacy.shares import JOINT_STEP
 from fedsurrogate.common.settings import (
     DPCVAESettings,
     FedAvgSettings,
@@ -177,10 +177,10 @@ def plan(settings: Settings) -> Plan:
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.fedavg.update:update",
-            strategy="fedsurrogate.strategies.fedavg.strategy:Updates",
+            strategy="fedsurrogate.strategies.fedavg:Updates",
             sums=UPDATES,
             site_sums="fedsurrogate.client_app.methods.fedavg.update:weighted_update",
-            from_sums="fedsurrogate.strategies.fedavg.strategy:absorb_total",
+            from_sums="fedsurrogate.strategies.fedavg:absorb_total",
         ),
         work=partial(_work, own, bool(settings.epsilon), False),
         defences=UPDATE_DEFENCES,
@@ -320,7 +320,7 @@ def fedrep_plan(settings: Settings) -> Plan:
     combination = replace(
         own.combination,
         site="fedsurrogate.client_app.methods.fedavg.update:update_body",
-        strategy="fedsurrogate.strategies.fedavg.strategy:Representation",
+        strategy="fedsurrogate.strategies.fedavg:Representation",
         evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
         personal="fedsurrogate.client_app.methods.fedavg.update:own_network",
         tested="the site's own head on the shared representation",

@@ -4,25 +4,218 @@ intervals.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from fedsurrogate.common.models.intervals import (
-    DRAWS,
-    ROUNDING,
-    Array,
-    Measure,
-    averaged,
-    bootstrap_weights,
-    means_of,
-    ratios,
-    units_of,
-    with_interval,
-)
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.identity import distinct_names
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+DRAWS = 1000
+LEVEL = 0.95
+# A value that lies outside its interval by less was only rounded.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value with its interval.
+
+    Attributes:
+        value: None if it is undefined.
+        low: lower limit of the 95 % interval.
+        high: upper limit of the 95 % interval.
+        support: number of records that it is about.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    support: int
+
+
+def bootstrap_weights(count: int, patients: Sequence[str] | None, draws: int, seed: int) -> Array:
+    """How often each record is drawn: whole patients with replacement, or records without patients.
+
+    Args:
+        count: n, number of records.
+        patients: of each record, (n,); None if unknown.
+        draws: number of samples.
+        seed: of the samples.
+
+    Returns:
+        Numbers (draws, n).
+    """
+    if not count:
+        return np.zeros((draws, 0))
+    generator = np.random.default_rng(seed)
+    owner = np.arange(count)
+    if patients is not None:
+        _, owner = np.unique(np.asarray(patients), return_inverse=True)
+    units = int(owner.max()) + 1
+    drawn = generator.multinomial(units, np.full(units, 1 / units), draws)
+    return drawn[:, owner].astype(np.float64)
+
+
+def means_of(values: NDArray[Any], weights: Array) -> Array:
+    """Means of values (n,) in each sample, (draws,), from weights (draws, n)."""
+    return ratios(weights @ values, weights.sum(1))
+
+
+def ratios(above: Array, below: Array) -> Array:
+    """Quotients; NaN where the denominator is zero."""
+    found: Array = np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+    return found
+
+
+def units_of(mask: NDArray[Any], patients: Sequence[str] | None) -> int:
+    """Number of records of a group, or of its patients.
+
+    Args:
+        mask: whether a record is in the group, (n,), bool.
+        patients: of each record, (n,); None if unknown.
+    """
+    if patients is None:
+        return int(mask.sum())
+    return len({patients[row] for row in np.flatnonzero(mask).tolist()})
+
+
+def interval(samples: Array, units: int) -> tuple[float, float] | None:
+    """The 95 % interval from bootstrap samples.
+
+    The expanded percentile interval: plain percentiles are too narrow for few records.
+
+    Args:
+        samples: (draws,).
+        units: number of independent records or patients in the smaller of the groups that the
+            measure compares.
+
+    Returns:
+        Both limits; None if most of the samples are undefined.
+
+    Source: Hesterberg 2015, section 4.1.
+    """
+    from scipy.stats import norm, t
+
+    known = samples[np.isfinite(samples)]
+    if not len(known) or len(known) < len(samples) / 2 or units < 2:
+        return None
+    tail = float(norm.cdf(-math.sqrt(units / (units - 1)) * t.ppf((1 + LEVEL) / 2, units - 1)))
+    low, high = np.quantile(known, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def with_interval(
+    value: float | None, samples: Array, support: int, units: int, share: bool = False
+) -> Measure:
+    """A measure with the interval of its samples.
+
+    Where all samples of a share are 0 or 1, the interval is Wilson's for so many units: one of width
+    zero is too good. An interval that does not hold its value, as of a biased measure in
+    samples of few records, is left out.
+
+    Args:
+        value: None where undefined.
+        samples: of the measure, (draws,), NaN where undefined.
+        support: number of records that it is about.
+        units: number of independent records or patients.
+        share: whether it is one, from 0 to 1.
+    """
+    if value is None or not math.isfinite(value):
+        return Measure(None, None, None, support)
+    bounds = interval(samples, units)
+    if bounds is not None and share and bounds[0] == bounds[1] and value in (0.0, 1.0):
+        from scipy.stats import binomtest
+
+        limits = binomtest(round(value * units), units).proportion_ci(method="wilson")
+        bounds = float(limits.low), float(limits.high)
+    if bounds is None or not bounds[0] - ROUNDING <= value <= bounds[1] + ROUNDING:
+        return Measure(value, None, None, support)
+    return Measure(value, min(bounds[0], value), max(bounds[1], value), support)
+
+
+def averaged(
+    measures: Sequence[Measure], samples: Sequence[Array], support: int, units: int
+) -> Measure:
+    """The mean of a measure over classes or labels; undefined where one of them is.
+
+    Where no sample differs from another, the interval follows from those of the classes.
+
+    Args:
+        measures: one or more.
+        samples: of each, (draws,). As scikit-learn would, a sample averages those that it defines.
+        support: number of records that the mean is about.
+        units: number of independent records or patients of the smallest class. With one, the
+            interval is that of two, the widest.
+
+    Source: Zou & Donner 2008, for the second kind of interval.
+    """
+    values = [each.value for each in measures if each.value is not None]
+    mean = float(np.mean(values)) if len(values) == len(measures) else None
+    drawn = np.stack(samples)
+    known = np.isfinite(drawn)
+    means = ratios(np.where(known, drawn, 0.0).sum(0), known.sum(0).astype(np.float64))
+    found = with_interval(mean, means, support, max(2, units))
+    if mean is None or found.low is None or found.low < (found.high or 0.0):
+        return found
+    ends = [(each.low, each.high) for each in measures if None not in (each.low, each.high)]
+    if len(ends) < len(measures):
+        return Measure(mean, None, None, support)
+    low, high = (
+        float(np.linalg.norm(np.subtract(values, each))) / len(values)
+        for each in zip(*ends, strict=True)
+    )
+    return Measure(mean, mean - low, mean + high, support)
+
+
+def measured(
+    points: Callable[[Rows], Mapping[str, float | None]],
+    count: int,
+    patients: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    shares: Collection[str] = (),
+) -> dict[str, Measure]:
+    """Measures of all records, with 95 % intervals from samples with replacement.
+
+    Args:
+        points: the measures of the records at these rows, by name; None where undefined.
+        count: number of records.
+        patients: of each record, (count,), if known: then whole patients are drawn.
+        draws: number of samples.
+        seed: of the samples.
+        shares: measures that are one, from 0 to 1.
+
+    Returns:
+        By name; the support is the number of records.
+
+    Example:
+        >>> values = np.array([1.0, 2.0, 3.0])
+        >>> found = measured(lambda rows: {"mean": float(values[rows].mean())}, 3, draws=50)
+        >>> found["mean"].value, found["mean"].support
+        (2.0, 3)
+    """
+    all_rows = np.arange(count)
+    values = points(all_rows)
+    drawn: dict[str, list[float]] = {name: [] for name in values}
+    for weights in bootstrap_weights(count, patients, draws, seed) if count else ():
+        for name, value in points(np.repeat(all_rows, weights.astype(np.int64))).items():
+            drawn[name].append(np.nan if value is None else value)
+    units = units_of(np.ones(count, dtype=bool), patients)
+    return {
+        name: with_interval(value, np.array(drawn[name]), count, units, name in shares)
+        for name, value in values.items()
+    }
+
 
 Bools = NDArray[np.bool_]
 FEWEST = 10  # A class with fewer records is marked.
@@ -31,7 +224,7 @@ CURVES = ("roc", "precision_recall", "reliability")
 # From this share of the records in one class on, accuracy says little.
 UNEQUAL = 0.6
 # Numbers that a bootstrap keeps in memory at a time.
-ROOM = 4_000_000
+PAIRS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -358,7 +551,7 @@ def ranking_samples(
     last = np.flatnonzero(np.append(np.diff(group), 1))
     end = ends[group[last]] + 1
     begin = np.append(0, ends + 1)[group[last]]
-    step = max(1, ROOM // max(1, len(truth)))
+    step = max(1, PAIRS_AT_ONCE // max(1, len(truth)))
     found = []
     for start in range(0, len(weights), step):
         part = weights[start : start + step, order]
@@ -411,3 +604,156 @@ def bins_of(chance: Array) -> NDArray[np.int64]:
     """
     edges = np.linspace(0, 1, BINS + 1)
     return np.searchsorted(edges[1:-1], chance).astype(np.int64)
+
+
+# Name of the report among the values of a message, and most characters of its text.
+QUALITY, LONGEST = "quality", 2**22
+# More classes have averages only: a matrix of them cannot be read.
+MOST_CLASSES, MOST_CURVES, POINTS = 100, 10, 100
+# Numbers that a bootstrap of all classes computes at most, and samples at least.
+ROOM, FEWEST_DRAWS = 20_000_000, 200
+DIGITS = 6
+
+# The coordinates of its points; of a reliability curve also the records of each.
+Curve = tuple[list[float], list[float]] | tuple[list[float], list[float], list[int]]
+
+
+@dataclass(frozen=True)
+class ModelQuality:
+    """Measures of a model on test records, as scikit-learn defines them, each with a 95 % interval.
+
+    Attributes:
+        classes: names of C classes.
+        records: number of records that are judged.
+        unknown: number of records of classes that the model does not know; they are not judged.
+        units: number of patients that the intervals resample; 0 if single records.
+        majority: accuracy of always giving the largest class.
+        averages: by name, over all classes that have a record.
+        per_class: measures of each class; empty where there are more than a hundred.
+        confusion: (C, C), records by true class (rows) and decision (columns); empty likewise.
+        left_out: classes without a record, of which nothing can be measured.
+        curves: of the first classes, or of the rarer of two: ROC, precision and recall, reliability.
+    """
+
+    classes: tuple[str, ...]
+    records: int
+    unknown: int
+    units: int
+    majority: float
+    averages: Mapping[str, Measure]
+    per_class: tuple[ClassReport, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+    left_out: tuple[str, ...] = ()
+    curves: Mapping[str, Mapping[str, Curve | None]] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values, with six digits."""
+        found: dict[str, Any] = _rounded(asdict(self))
+        return found
+
+
+def quality_of(
+    scores: torch.Tensor,
+    labels: torch.Tensor,
+    classes: tuple[str, ...],
+    patients: Sequence[str] | None = None,
+) -> ModelQuality | None:
+    """Judge scores of test records.
+
+    Args:
+        scores: logits (n, C).
+        labels: indices of the model's classes, (n,); negative for a class that it does not know.
+        classes: names of C classes.
+        patients: of each record, (n,); None if unknown.
+
+    Returns:
+        The measures; None without a record of a known class, or with a score that is not finite.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+        >>> found = quality_of(scores, torch.tensor([0, 1, 1]), ("well", "ill"))
+        >>> found.confusion, round(found.averages["accuracy"].value, 2), round(found.majority, 2)
+        (((1, 0), (1, 1)), 0.67, 0.67)
+    """
+    known = labels >= 0
+    if not known.any() or not scores[known].isfinite().all():
+        return None
+    chances: NDArray[np.float64] = scores[known].double().softmax(1).cpu().numpy()
+    rows = known.nonzero().flatten().tolist()
+    judged = Judged(
+        labels[known].cpu().numpy(),
+        chances,
+        chances.argmax(1),
+        None if patients is None else [patients[row] for row in rows],
+    )
+    count, few = len(rows), len(classes) <= MOST_CLASSES
+    draws = min(DRAWS, max(FEWEST_DRAWS, ROOM // (count * len(classes))))
+    found = report(judged, classes, draws)
+    sizes = np.bincount(judged.labels, minlength=len(classes)).tolist()
+    drawn = drawn_classes(sizes)[:MOST_CURVES]
+    return ModelQuality(
+        classes,
+        count,
+        int((~known).sum()),
+        found.units,
+        max(sizes) / count,
+        found.averages,
+        found.per_class if few else (),
+        tuple(map(tuple, found.confusion.tolist())) if few else (),
+        found.left_out,
+        {
+            classes[index]: _thinned(curves_of(judged.labels == index, chances[:, index]))
+            for index in drawn
+        },
+    )
+
+
+def packed_quality(found: ModelQuality) -> str:
+    """A report as text for a message."""
+    return json.dumps(found.facts(), separators=(",", ":"))
+
+
+def unpacked_quality(text: str) -> ModelQuality:
+    """The report in a message or in metrics.json.
+
+    Args:
+        text: of `packed_quality`, or JSON of `facts`.
+
+    Raises:
+        SurrogateError: for another text.
+    """
+    try:
+        if len(text) > LONGEST:
+            raise ValueError(f"{len(text)} characters, {LONGEST} at most")
+        found = TypeAdapter(ModelQuality).validate_python(json.loads(text, parse_constant=_refused))
+        count = len(distinct_names(found.classes, "class"))
+        if found.confusion and {len(found.confusion), *map(len, found.confusion)} != {count}:
+            raise ValueError("a confusion matrix of other classes")
+        if any(curves.keys() - set(CURVES) for curves in (found.curves or {}).values()):
+            raise ValueError("an unknown curve")
+    except (ValueError, RecursionError) as error:
+        raise SurrogateError(f"measures that cannot be read ({str(error)[:100]})") from None
+    return found
+
+
+def _refused(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _thinned(curves: Mapping[str, Any]) -> dict[str, Curve | None]:
+    """Curves with at most a hundred points each, the ends among them."""
+    thin: dict[str, Curve | None] = dict.fromkeys(curves)
+    for name, curve in curves.items():
+        if curve is not None:
+            places = np.unique(np.linspace(0, len(curve[0]) - 1, POINTS).round().astype(int))
+            x, y, *sizes = ([axis[place] for place in places] for axis in curve)
+            thin[name] = (x, y, sizes[0]) if sizes else (x, y)
+    return thin
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import ALL, OwnParts
-from fedsurrogate.common.surrogates.columns import in_frame
+from fedsurrogate.common.privacy.gaussian_mechanism import ALL, OwnParts, clip_rows, weigh_own_mean
+from fedsurrogate.common.surrogates.mixtures import in_frame
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import Model

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.limits import LARGEST_DIMENSION
+from fedsurrogate.common.errors import LARGEST_DIMENSION, SurrogateError
 from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows

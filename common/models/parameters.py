@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.limits import LARGEST_COUNT, LARGEST_NUMBER
+from fedsurrogate.common.errors import LARGEST_COUNT, LARGEST_NUMBER, SurrogateError
 
 if TYPE_CHECKING:
     from fedsurrogate.common.privacy.mechanism import Mechanism

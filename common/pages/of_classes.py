@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsurrogate.common.escapes import shorten
 from fedsurrogate.common.models.class_measures import BINS, ClassReport, bins_of
-from fedsurrogate.common.number_format import shorten
-from fedsurrogate.common.pages.html import render_page, trusted
 from fedsurrogate.common.pages.svg import (
     CLASS_COLOURS,
     FAINT,
@@ -19,6 +18,8 @@ from fedsurrogate.common.pages.svg import (
     QUIET,
     make_axes,
     render,
+    render_page,
+    trusted,
     undrawn,
 )
 

@@ -10,7 +10,10 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
+
+from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
 
@@ -349,3 +352,332 @@ def _check_delta(delta: float) -> None:
             f"delta = {delta:g}: must lie between 0 and 1, and far below one over the number of "
             "records"
         )
+
+
+# Above it the bound on what a release shows of one record is no protection by itself.
+LARGE_EPSILON = 20.0
+
+
+def budget_remarks(epsilon: float, delta: float, records: int = 0) -> list[str]:
+    """Remarks on a budget, a sentence each.
+
+    Args:
+        epsilon: of a run; 0 without privacy.
+        delta: of the run.
+        records: at the site that has fewest; 0 if unknown.
+
+    Example:
+        >>> budget_remarks(8.0, 1e-5, 1500)
+        []
+        >>> [each.partition(":")[0] for each in budget_remarks(1000.0, 0.01, 1500)]
+        ['epsilon = 1000 is above 20', 'delta = 0.01 is above 1 / 1500 records of a site']
+    """
+    found = []
+    if epsilon > LARGE_EPSILON:
+        found.append(
+            f"epsilon = {epsilon:g} is above {LARGE_EPSILON:g}: a release with it may show a record; "
+            "budgets of 1 to 10 are usual"
+        )
+    if epsilon and records and delta > 1 / records:
+        found.append(
+            f"delta = {delta:g} is above 1 / {records} records of a site: whole records may be shown "
+            f"with that chance each; take one far below, such as {0.1 / records:.0e}"
+        )
+    return found
+
+
+# The largest order that a filter may use. Larger ones would help only for totals below 0.003.
+LARGEST_ORDER = 10_000
+
+
+@dataclass(frozen=True)
+class PrivacyFilter:
+    """A filter for the total (epsilon, delta_total).
+
+    Attributes:
+        epsilon: of the total.
+        delta: for the exact rule.
+        delta_total: of the total; what it has above `delta` is for the Renyi rule.
+
+    Raises:
+        ConfigError: for a delta_total that leaves nothing for the Renyi rule.
+
+    Example:
+        >>> total = PrivacyFilter(epsilon=1.0, delta=1e-5, delta_total=2e-5)
+        >>> round(total.spent([GaussianEvent(8.0)], exact=True), 3)
+        0.434
+        >>> round(total.spent([GaussianEvent(8.0)], exact=False), 3)
+        0.475
+    """
+
+    epsilon: float
+    delta: float
+    delta_total: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < self.delta_total < 1:
+            raise ConfigError(
+                f"delta-total = {self.delta_total:g}: must lie above delta = {self.delta:g}, the "
+                "part for exact accounting, and below 1"
+            )
+
+    @property
+    def order(self) -> int:
+        """The fixed order of the Renyi rule. It depends on the policy, never on the history."""
+        return best_order(self.epsilon, self.delta_total - self.delta)
+
+    def spent(self, events: Sequence[GaussianEvent], exact: bool) -> float:
+        """Epsilon spent by a history; the history is accepted while this is at most `epsilon`.
+
+        Args:
+            events: the history, in its order.
+            exact: whether rule 1 applies.
+
+        Returns:
+            By rule 1, the true epsilon at `delta`. By rule 2, the epsilon of one Gaussian release
+            that takes the same share of its budget: zero for no releases, `epsilon` for the whole
+            budget, and increasing in between. The smaller one where both apply.
+        """
+        chosen = tuple(events)
+        if not chosen:
+            return 0.0
+        renyi = self.of_share(self.renyi_share(chosen))
+        return min(renyi, composed(chosen, self.delta)) if exact else renyi
+
+    def renyi_share(self, events: Iterable[GaussianEvent]) -> float:
+        """Share of the Renyi budget that these releases take. Above one, they are refused."""
+        budget = renyi_budget(self.epsilon, self.delta_total - self.delta, self.order)
+        taken = sum(event.count * renyi_divergence(event, self.order) for event in events)
+        return taken / budget if budget > 0 else math.inf if taken else 0.0
+
+    def gaussian_share(self, events: Iterable[GaussianEvent]) -> float:
+        """Share of mu^2 that Gaussian releases take; infinite if one of them is sampled."""
+        precision = sum(
+            e.count / e.noise_multiplier**2 if e.sample_rate == 1 else math.inf for e in events
+        )
+        return precision * gaussian_noise_multiplier(self.epsilon, self.delta) ** 2
+
+    def of_share(self, share: float) -> float:
+        """Epsilon at `delta` of one Gaussian release that takes this share of the total's
+        precision.
+        """
+        if not 0 < share < math.inf:
+            return share
+        return gaussian_epsilon(
+            gaussian_noise_multiplier(self.epsilon, self.delta) / math.sqrt(share), self.delta
+        )
+
+
+def renyi_divergence(event: GaussianEvent, order: int) -> float:
+    """Renyi divergence of one Gaussian release, with or without Poisson sampling, for add/remove.
+
+    A is written as 1 + a sum of positive terms, so no digits cancel: log(1 + sum_k>=2 C(order, k)
+    q^k (1 - q)^(order - k) (exp(k (k - 1) / (2 noise^2)) - 1)).
+
+    Args:
+        event: the release; its count is not used.
+        order: an integer, at least 2.
+
+    Source:
+        Mironov, Talwar & Zhang 2019, section 3.3, whose theorem covers both directions.
+
+    Example:
+        >>> renyi_divergence(GaussianEvent(2.0), order=8)
+        1.0
+    """
+    noise, rate = event.noise_multiplier, event.sample_rate
+    if rate == 1:
+        return order / (2 * noise**2)
+    import numpy as np
+    from scipy.special import gammaln, logsumexp
+
+    k = np.arange(2, order + 1)
+    exponent = k * (k - 1) / (2 * noise**2)
+    choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+    terms = (
+        choose
+        + k * math.log(rate)
+        + (order - k) * math.log1p(-rate)
+        + exponent
+        + np.log(-np.expm1(-exponent))
+    )
+    return float(np.logaddexp(0.0, logsumexp(terms))) / (order - 1)
+
+
+def renyi_budget(epsilon: float, delta: float, order: float) -> float:
+    """The largest Renyi divergence of this order that implies (epsilon, delta).
+
+    Args:
+        epsilon: implied.
+        delta: implied.
+        order: of the divergence, above one.
+
+    Returns:
+        The divergence; negative if there is none.
+
+    Source:
+        Canonne, Kamath & Steinke 2020, "The Discrete Gaussian for Differential Privacy",
+        proposition 12, solved for the divergence.
+    """
+    return epsilon + (math.log(delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
+
+
+@cache
+def best_order(epsilon: float, delta: float) -> int:
+    """The order whose budget allows the most Gaussian releases. Each release takes order / (2
+    noise^2) of it.
+    """
+    return max(
+        range(2, LARGEST_ORDER + 1), key=lambda order: renyi_budget(epsilon, delta, order) / order
+    )
+
+
+@cache
+def composed(events: tuple[GaussianEvent, ...], delta: float) -> float:
+    """`epsilon_spent` with a cache: an accountant of privacy loss distributions takes seconds."""
+    return epsilon_spent(events, delta)
+
+
+# Largest epsilon that a bound can have.
+LARGEST = 50.0
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """The answers of an attacker.
+
+    Attributes:
+        canaries: number of all canaries that were tossed for.
+        guessed: number of answers given.
+        right: number of answers that are true.
+
+    Raises:
+        ConfigError: unless 0 <= right <= guessed <= canaries.
+    """
+
+    canaries: int
+    guessed: int
+    right: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.right <= self.guessed <= self.canaries:
+            raise ConfigError(
+                f"{self.right} right of {self.guessed} guesses for {self.canaries} canaries is "
+                "impossible"
+            )
+
+
+def guess(scores: Tensor, included: Tensor, count: int) -> Guesses:
+    """Guess "in" for the count / 2 canaries with the highest scores, and "out" for as many
+    with the lowest.
+
+    There is no guess for the scores between: a wrong guess costs more than a right one gains.
+
+    Args:
+        scores: of the canaries, (m,).
+        included: whether each canary was in the data, (m,), bool.
+        count: number of answers.
+
+    Returns:
+        The answers, counted.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([0.9, 0.1, 0.5, 0.8])
+        >>> guess(scores, torch.tensor([True, False, True, False]), count=2)
+        Guesses(canaries=4, guessed=2, right=2)
+    """
+    order = scores.argsort()
+    half = max(1, min(count, len(scores)) // 2)
+    right = included[order[-half:]].sum() + (~included[order[:half]]).sum()
+    return Guesses(len(scores), 2 * half, int(right))
+
+
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of so many right answers or more under (epsilon, delta).
+
+    Args:
+        guesses: the answers of the attacker.
+        epsilon: of the claim, for adding or removing one record.
+        delta: of the claim.
+
+    Returns:
+        The bound, at most one.
+
+    Source:
+        Steinke, Nasr & Jagielski 2023, theorem 5.2.
+    """
+    from scipy.stats import binom
+
+    rate = 1 / (1 + math.exp(-epsilon))
+    tail, alpha, summed = float(binom.sf(guesses.right - 1, guesses.guessed, rate)), 0.0, 0.0
+    if delta > 0:
+        masses = binom.pmf(range(guesses.right), guesses.guessed, rate)
+        for i in range(1, guesses.right + 1):
+            summed += float(masses[guesses.right - i])
+            alpha = max(alpha, summed / i)
+    return min(1.0, tail + 2 * guesses.canaries * alpha * delta)
+
+
+def epsilon_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:
+    """Largest epsilon that these answers refute: a lower bound of the true one.
+
+    Args:
+        guesses: the answers of the attacker.
+        delta: at which epsilon is bounded.
+        confidence: of the bound.
+
+    Returns:
+        The bound, at most `LARGEST`; 0 if there is none.
+
+    Example:
+        >>> round(epsilon_bound(Guesses(canaries=1000, guessed=100, right=95), delta=1e-5), 2)
+        2.17
+    """
+    low, high = 0.0, LARGEST
+    if p_value(guesses, low, delta) > 1 - confidence:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        refuted = p_value(guesses, middle, delta) <= 1 - confidence
+        low, high = (middle, high) if refuted else (low, middle)
+    return low
+
+
+# Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget
+# into smaller parts.
+EM_STEPS = 4
+# Of counts, sums and second moment under one joint noise, which is small enough for all three at
+# any epsilon.
+JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
+# Of a training step under one joint noise. The number of records is summed in every round, and
+# averaged.
+JOINT_STEP = {"records": 0.03, "gradients": 0.97}
+
+
+def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
+    """Shares of the budget 1 / noise_multiplier^2 by statistic. They depend only on public
+    settings.
+
+    Second moments are large tables. Below an epsilon of about 2, noise dominates them and they get
+    little; from 4 on, half. Counts need little: they are only weights of the sums. Measured in
+    benchmarks/private_surrogates.py.
+
+    Args:
+        family: of covariances; or "joint" for secure sums, measured in benchmarks/secure_sums.py.
+        noise_multiplier: of the whole release as one Gaussian mechanism.
+
+    Returns:
+        The shares, which sum to one. "spherical" covariances need no second moments.
+
+    Example:
+        >>> shares = budget_shares("full", noise_multiplier=1.0)
+        >>> {name: round(share, 3) for name, share in shares.items()}
+        {'counts': 0.039, 'sums': 0.521, 'squares': 0.44}
+    """
+    if family == "joint":
+        return JOINT
+    squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
+    counts = 0.07 * (1 - squares)
+    shares = {"counts": counts, "sums": 1 - squares - counts}
+    return shares | ({"squares": squares} if squares else {})

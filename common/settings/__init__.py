@@ -18,13 +18,11 @@ from fedsurrogate.common.settings.base import (
     kebab,
     split_names,
 )
-from fedsurrogate.common.settings.counting import CountingSettings
-from fedsurrogate.common.settings.features import Bag, FeaturesSettings
-from fedsurrogate.common.settings.fedlap import FedLAPSettings
-from fedsurrogate.common.settings.fedpft import FedPFTSettings
-from fedsurrogate.common.settings.generators import DPCVAESettings
 from fedsurrogate.common.settings.heads import (
+    Bag,
     BaselineSettings,
+    CountingSettings,
+    FeaturesSettings,
     HeadSettings,
 )
 from fedsurrogate.common.settings.settings import (
@@ -36,7 +34,12 @@ from fedsurrogate.common.settings.settings import (
     SumSettings,
     Waiting,
 )
-from fedsurrogate.common.settings.training import FedAvgSettings
+from fedsurrogate.common.settings.training import (
+    DPCVAESettings,
+    FedAvgSettings,
+    FedLAPSettings,
+    FedPFTSettings,
+)
 
 __all__ = [
     "AUGMENTATIONS",

@@ -2,11 +2,107 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedsurrogate.common.settings.base import Epochs, Only, Range, Records, Section, Steps, Unit
+from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
+from fedsurrogate.common.identity import Name, check_ranges
+from fedsurrogate.common.settings.base import (
+    Epochs,
+    Names,
+    Only,
+    Range,
+    Records,
+    Section,
+    Steps,
+    Unit,
+)
+
+
+def _check_power(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (number and 0 < value <= LARGEST_POWER):  # type: ignore[operator]
+        return value
+    raise ValueError(f"must be 'auto', or a number above 0 and at most {LARGEST_POWER:g}")
+
+
+Power = Annotated[
+    float | Literal["auto"],
+    BeforeValidator(_check_power),
+    Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
+]
+
+# The projection that a run chooses itself.
+AUTO = "auto"
+# Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
+# of the columns, which its map leaves out.
+FEWEST_MAPPED = 64
+# Most dimensions that a projection may be asked for.
+MOST_DIMENSIONS = 65_536
+# How the features of the images of one unit become one record.
+Bag = Literal["none", "mean"]
+
+
+class FeaturesSettings(Section):
+    """What is done with all features first (section `features.`)."""
+
+    power: Power = Field(
+        "auto",
+        description="Power of every feature, with its sign; auto is 0.5 for backbones that end in "
+        "a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped features.",
+    )
+    bag: Bag = Field(
+        "none",
+        description="Whether many images of one unit, such as the slices of a study, are one "
+        "record: none, or the mean of their features after power; a site's bag-column says which "
+        "images these are.",
+    )
+    ranges: Annotated[
+        str,
+        AfterValidator(check_ranges),
+        Range("low,high; for several columns low,high; low,high"),
+    ] = Field(
+        "",
+        description="Lowest and highest value of each feature, known in public: features are moved "
+        "and scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty "
+        "leaves them as they are.",
+    )
+    projection: Annotated[str, Only("fedpft")] = Field(
+        AUTO,
+        description="Public map before noise, in a secure sum a file with a projection or a head; auto "
+        "leaves out the mean of a record's columns, and projects secure sums to the backbone's own head "
+        "or random directions; empty for none.",
+    )
+    dimensions: Annotated[int, Only("fedpft"), Unit("dimensions")] = Field(
+        0,
+        ge=0,
+        le=MOST_DIMENSIONS,
+        description="Most dimensions after the projection; 0 chooses them from features.records "
+        "and the joint noise.",
+    )
+    records: Annotated[Records, Only("fedpft")] = Field(
+        10_000,
+        ge=1,
+        le=10**9,
+        description="Training records of all sites, as far as known in public, for "
+        "features.dimensions = 0 and, with epsilon, fedpft.covariance = 'auto'.",
+    )
+
+    digest: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{128})?$",
+        description="SHA-256 of the projection and of the centre that sites receive, by fedpft.public and "
+        "features.projection; `coordinator propose`, `run`, `request` and `exchange` compute it.",
+    )
+
+    @property
+    def given_projection(self) -> str:
+        """The file of the projection; empty where none is given."""
+        return "" if self.projection == AUTO else self.projection
 
 
 def _check_shrinkage(value: object) -> object:
@@ -126,3 +222,179 @@ class BaselineSettings(Section):
         lt=1,
         description="Share of a site's training records with which it chooses its mixing weight.",
     )
+
+
+def label_sets(text: str) -> dict[str, tuple[str, ...]]:
+    """The labels that each site annotates.
+
+    Args:
+        text: of the setting: "site=label,label; site=label"; empty for none.
+
+    Raises:
+        ValueError: for another text.
+
+    Example:
+        >>> label_sets("north=edema,fracture; south=edema")
+        {'north': ('edema', 'fracture'), 'south': ('edema',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        site, equals, names = part.partition("=")
+        listed = tuple(filter(None, map(str.strip, names.split(","))))
+        if not (equals and site.strip() and listed) or site.strip() in found:
+            raise ValueError(f"{part[:60]!r}: write each site once, as 'site=label,label'")
+        found[site.strip()] = listed
+    return found
+
+
+def _check_sets(text: str) -> str:
+    label_sets(text)
+    return text
+
+
+class TargetSettings(Section):
+    """What a run learns of a record."""
+
+    target: Annotated[str, Range("class, labels, number or time")] = Field(
+        "class",
+        description="What a run learns of a record: its class, labels of which each is present or "
+        "absent, one or several numbers, or the time to an event.",
+    )
+    target_range: Annotated[
+        str,
+        AfterValidator(check_ranges),
+        Range("low,high; for several columns low,high; low,high"),
+    ] = Field(
+        "",
+        description="Lowest and highest value of a number, known in public; values beyond it count "
+        "as its ends.",
+    )
+    value_columns: Names = Field(
+        (), description="Columns of the numbers that are learned, with target number."
+    )
+    label_columns: Names = Field(
+        (),
+        description="Columns of the labels that are learned, with target labels: 1, 0, or empty "
+        "where a record is not annotated.",
+    )
+    label_sets: Annotated[
+        str, AfterValidator(_check_sets), Range("site=label,label; site=label")
+    ] = Field("", description="Labels that each site annotates; empty where all annotate all.")
+    time_column: Name = Field(
+        "", description="Column of the time to the event or to the end of observation."
+    )
+    event_column: Name = Field(
+        "", description="Column that says whether the event was observed: 1, or 0."
+    )
+    horizon: Annotated[float, Unit("time-unit")] = Field(
+        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with target time."
+    )
+    bins: Annotated[int, Unit("bins")] = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Equal parts of the time to the horizon; 0 for 20, or 10 under privacy, of which "
+        "the last is four times as wide as the first.",
+    )
+    time_head: Literal["auto", "cells", "residuals"] = Field(
+        "auto",
+        description="How risks are learned: from cells in one round, or from residuals in two; auto "
+        "is residuals where each site's own sums are shown, else cells.",
+    )
+    time_unit: str = Field(
+        "", max_length=40, description="Unit of the times, such as years, for people."
+    )
+
+
+class CountingSettings(Section):
+    """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
+
+    kind: Literal["none", "evaluation", "survey"] = Field(
+        "none",
+        description="What the sites count instead of learning: decisions of a model on held-out "
+        "records (evaluation), or records of each class (survey); none for a run that learns.",
+    )
+    model: str = Field(
+        "",
+        description="Run folder or signed model file that is evaluated; the coordinator reads it.",
+    )
+    digest: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="SHA-256 of that model, so that all sites evaluate the same one.",
+    )
+    bins: Annotated[int, Unit("bins")] = Field(
+        16, ge=4, le=256, description="Bins of each histogram of probabilities in an evaluation."
+    )
+    largest_error: Annotated[float, Unit("share of target-range")] = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Errors of a number beyond this share of its range count as this share; "
+        "`coordinator evaluate` sets four of the deviations that the model states, since noise "
+        "grows with it.",
+    )
+
+
+OWN = ("iid", "dirichlet", "classes", "column")
+PREFIX = "flwr:"
+LONGEST = 500
+FORM = (
+    "one of iid, dirichlet, classes and column, or a partitioner of flwr-datasets, such as "
+    "flwr:DirichletPartitioner(alpha=0.3, min_partition_size=5)"
+)
+
+
+@dataclass(frozen=True)
+class NamedPartitioner:
+    """A partitioner of flwr-datasets.
+
+    Attributes:
+        name: Of its class.
+        arguments: By name; those that a person gives.
+    """
+
+    name: str
+    arguments: Mapping[str, object]
+
+
+def read_partitioner(text: str) -> NamedPartitioner | None:
+    """The partitioner of flwr-datasets that a setting names.
+
+    Args:
+        text: A way of `OWN`, or `PREFIX` and a name, with or without arguments in brackets. Values are
+            numbers, texts, truth values, and lists of them.
+
+    Returns:
+        The partitioner; None for a way of our own.
+
+    Raises:
+        ValueError: For any other text.
+
+    Example:
+        >>> read_partitioner("flwr:DirichletPartitioner(alpha=0.3)")
+        NamedPartitioner(name='DirichletPartitioner', arguments={'alpha': 0.3})
+    """
+    if text in OWN:
+        return None
+    try:
+        if not text.startswith(PREFIX) or len(text) > LONGEST:
+            raise ValueError
+        named = ast.parse(text.removeprefix(PREFIX).strip(), mode="eval").body
+        call = named if isinstance(named, ast.Call) else ast.Call(named, [], [])
+        if not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError
+        arguments = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        if any(each.arg is None for each in call.keywords) or len(arguments) < len(call.keywords):
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError(f"must be {FORM}") from None
+    return NamedPartitioner(call.func.id, arguments)
+
+
+def _checked(text: str) -> str:
+    read_partitioner(text)
+    return text
+
+
+Partition = Annotated[str, AfterValidator(_checked)]

@@ -22,20 +22,23 @@ from fedsurrogate.common.settings.base import (
     Seconds,
     Section,
     Unit,
+    flatten,
 )
-from fedsurrogate.common.settings.counting import CountingSettings
-from fedsurrogate.common.settings.features import FeaturesSettings
-from fedsurrogate.common.settings.fedlap import FedLAPSettings
-from fedsurrogate.common.settings.fedpft import FedPFTSettings
-from fedsurrogate.common.settings.flat import flatten
-from fedsurrogate.common.settings.generators import DPCVAESettings
 from fedsurrogate.common.settings.heads import (
+    PREFIX,
     BaselineSettings,
+    CountingSettings,
+    FeaturesSettings,
     HeadSettings,
+    Partition,
+    TargetSettings,
 )
-from fedsurrogate.common.settings.partition import PREFIX, Partition
-from fedsurrogate.common.settings.target import TargetSettings
-from fedsurrogate.common.settings.training import FedAvgSettings
+from fedsurrogate.common.settings.training import (
+    DPCVAESettings,
+    FedAvgSettings,
+    FedLAPSettings,
+    FedPFTSettings,
+)
 
 SECURE_SUM_KEYS = (
     "secure-sum-threshold",

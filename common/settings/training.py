@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedsurrogate.common.settings.base import (
+    AnyCovariance,
     Augmentations,
     Epochs,
+    FeatureClip,
     GradientClip,
     Model,
+    Names,
     NoiseMultiplier,
     Only,
     Records,
     Rounds,
     SampleRate,
     Section,
+    Steps,
     Unit,
 )
 
@@ -121,3 +126,339 @@ class FedAvgSettings(Section):
     def private_steps(self) -> int:
         """Steps of a private round. On average they use every record `local_epochs` times."""
         return max(1, round(self.local_epochs / self.sample_rate))
+
+
+class FedLAPSettings(Section):
+    """Settings of FedLAP: synthetic images at the sites, learning at the coordinator (section
+    `fedlap.`).
+    """
+
+    model: Model | Literal["auto"] = Field(
+        "auto",
+        description=(
+            "Network: a linear layer, one hidden layer (mlp), or the ConvNet on square images; "
+            "auto is the ConvNet for a backbone of pixels with an image-size above 8, otherwise "
+            "mlp."
+        ),
+    )
+    width: Annotated[int, Unit("units or channels")] = Field(
+        32, ge=1, le=1024, description="Units of the hidden layer, or channels of the ConvNet."
+    )
+    rounds: Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
+    images_per_class: Annotated[int, Unit("images")] = Field(
+        10, ge=1, le=10_000, description="Synthetic images of each class that a site sends."
+    )
+    labels: Literal["auto", "present", "all"] = Field(
+        "auto",
+        description=(
+            "Classes of the images: the site's (present), or all of the run, which hides a site's "
+            "own; auto is all under privacy, otherwise present."
+        ),
+    )
+    start: Literal["noise", "last"] = Field(
+        "last",
+        description="Whether images start from noise in every round, or from those of the last "
+        "round.",
+    )
+    trajectories: Annotated[int, Unit("trajectories")] = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Trajectories of the model along which images are fitted; R_i in the paper.",
+    )
+    loops: Annotated[int, Unit("loops")] = Field(
+        1, ge=1, le=1000, description="Most loops in a trajectory; five in the paper."
+    )
+    batches: Annotated[int, Unit("batches")] = Field(
+        1, ge=1, le=100_000, description="Batches of real records in a loop."
+    )
+    batch_size: Records = Field(
+        0,
+        ge=0,
+        description="Records in a batch; 0 for all at once; under privacy the public number that "
+        "a sum is divided by.",
+    )
+    image_steps: Steps = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description=(
+            "Steps of the images to match the gradient of a batch, R_b in the paper; 0 for 40 with "
+            "a ConvNet without privacy, otherwise 100."
+        ),
+    )
+    model_steps: Steps = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Steps of the model on the images at the end of a loop; R_l in the paper.",
+    )
+    trust_radius: float = Field(
+        10.0,
+        gt=0,
+        le=1e6,
+        description="Largest distance of the model from its start in a round; r in the paper.",
+    )
+    image_learning_rate: float = Field(
+        100.0, gt=0, le=1e6, description="Learning rate of the images."
+    )
+    image_momentum: float = Field(
+        0.5, ge=0, lt=1, description="Momentum of the steps of the images."
+    )
+    mse_weight: float = Field(
+        -1.0,
+        le=1e6,
+        description=(
+            "Weight of the squared error next to the cosine in the distance of gradients, 0.1 in "
+            "the paper; negative for 1 with a ConvNet, 0.1 with another network, and 0 under "
+            "privacy."
+        ),
+    )
+    learning_rate: float = Field(
+        0.1,
+        gt=0,
+        le=1e4,
+        description="Learning rate of the model in round 1, annealed over the steps of every "
+        "round.",
+    )
+    cosine: bool = Field(
+        False,
+        description=(
+            "Whether the learning rate falls as a cosine that ends with the last round, as in the "
+            "paper; otherwise it is divided by the square root of the round."
+        ),
+    )
+    server_steps: Steps = Field(
+        100, ge=1, le=100_000, description="Steps of the coordinator in a round."
+    )
+    rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
+        "median", description="How the radii of the sites become one; fixed is trust-radius."
+    )
+    descent: Annotated[Literal["annealed", "plain"], Only("fedlap")] = Field(
+        "annealed",
+        description=(
+            "Steps of the coordinator in a round: annealed and kept inside the radius, or plain as in "
+            "the paper, at the full rate until the radius is reached; a site then looks for its radius "
+            "along all of these steps."
+        ),
+    )
+    memory: float = Field(
+        -1.0,
+        ge=-1,
+        lt=1,
+        description=(
+            "Share of the coordinator's loss that images of the three rounds before have from "
+            "round 2 on, 0 in the paper; negative for 0.33, and 0 under privacy."
+        ),
+    )
+    augment: Augmentations = Field(
+        (), description="Random changes of the images in training; only for a ConvNet."
+    )
+    clip: GradientClip = 0.3
+    sample_rate: float = Field(
+        1.0,
+        ge=1e-6,
+        le=1,
+        description="Probability that a record takes part in a private gradient.",
+    )
+    noise_multiplier: float = Field(
+        0.0,
+        ge=0,
+        description="Noise of a private gradient as a multiple of the clip; 0 derives it, so that "
+        "all rounds spend epsilon.",
+    )
+
+    @property
+    def kind(self) -> Model:
+        """The network. Without a run's configuration, which resolves "auto", that is the ConvNet."""
+        return "convnet" if self.model == "auto" else self.model
+
+    @property
+    def private_steps(self) -> int:
+        """Number of private gradients in one round. All are counted, even if a trajectory stops
+        early.
+        """
+        return self.trajectories * self.loops * self.batches
+
+    def mse(self, private: bool) -> float:
+        """The weight of the squared error in the matching loss."""
+        if self.mse_weight >= 0 or private:
+            return max(self.mse_weight, 0.0)
+        return 1.0 if self.kind == "convnet" else 0.1
+
+    def remembered(self, private: bool) -> float:
+        """The share of earlier rounds' images in the coordinator's loss."""
+        return self.memory if self.memory >= 0 else 0.0 if private else 0.33
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The model's learning rate in a round, counted from one, of so many as the run has."""
+        if not self.cosine:
+            return self.learning_rate / math.sqrt(round)
+        return max(self.learning_rate * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2, 1e-6)
+
+
+class DPCVAESettings(Section):
+    """Settings of DP-CVAE and DP-CGAN: sites train a generator of embeddings together (section
+    `dpcvae.`).
+
+    Optimisers begin anew in every round.
+    """
+
+    rounds: Rounds = Field(
+        11,
+        ge=2,
+        le=100_000,
+        description="Rounds; the first releases class sizes, the others train.",
+    )
+    opening: Literal["sums", "counts"] = Field(
+        "sums",
+        description="What the first round releases: the size of every class (counts), or also the "
+        "sum of its embeddings.",
+    )
+    opening_share: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the budget for the first round; 0 for 4 / (4 + epsilon) with sums, "
+        "0.05 with counts.",
+    )
+    latent: Annotated[int, Unit("dimensions")] = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Dimension of the latent vector z; 0 for 32, or 8 under privacy.",
+    )
+    hidden: Annotated[int, Only("dpcvae"), Unit("units")] = Field(
+        0, ge=0, le=8192, description="Width of the three layers on each side; 0 for linear maps."
+    )
+    learned_variance: Annotated[bool, Only("dpcvae")] = Field(
+        True,
+        description="Whether the decoder learns a variance for each dimension of the embeddings.",
+    )
+    class_prior: Annotated[bool, Only("dpcvae")] = Field(
+        True, description="Whether each class has its own Gaussian prior of z."
+    )
+    beta: Annotated[float, Only("dpcvae")] = Field(
+        1.0, ge=0, le=1e4, description="Weight of the divergence between posterior and prior."
+    )
+    warm_up: Annotated[float, Only("dpcvae")] = Field(
+        0.3,
+        ge=0,
+        le=1,
+        description="Share of the rounds over which the weight of the divergence rises to beta.",
+    )
+    local_epochs: Epochs = Field(
+        5, ge=1, le=10_000, description="Passes over a site's records in a round."
+    )
+    batch_size: Records = Field(
+        256, ge=1, description="Records in a training step without privacy."
+    )
+    optimiser: Annotated[Literal["adam", "sgd"], Only("dpcvae")] = Field(
+        "adam", description="Optimiser at a site."
+    )
+    learning_rate: float = Field(
+        0.0, ge=0, le=1e4, description="Learning rate at a site; 0 for the optimiser's default."
+    )
+    cosine: bool = Field(True, description="Whether the learning rate is annealed over the rounds.")
+    weights: Literal["records", "equal"] = Field(
+        "records",
+        description="Weight of a site in the average: its reported number of records, or one.",
+    )
+    clip: GradientClip = 0.1
+    sample_rate: SampleRate = 1.0
+    noise_multiplier: NoiseMultiplier = 0.0
+    synthetic: Records = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="Synthetic embeddings of each class that evaluate the generator.",
+    )
+
+    def latents(self, private: bool) -> int:
+        """The dimension of z."""
+        return self.latent or (8 if private else 32)
+
+    def share(self, epsilon: float) -> float:
+        """The first round's share of the budget 1 / noise_multiplier^2."""
+        return self.opening_share or (4 / (4 + epsilon) if self.opening == "sums" else 0.05)
+
+    def rate(self, round: int, rounds: int, usual: float) -> float:
+        """The learning rate in a round, counted from one, of so many as the run has; `usual` if none
+        is set.
+        """
+        done = (round - 2) / max(1, rounds - 1)
+        return (self.learning_rate or usual) * (
+            (1 + math.cos(math.pi * done)) / 2 if self.cosine else 1.0
+        )
+
+    def weight_of_divergence(self, round: int, rounds: int) -> float:
+        """beta in a round, counted from one, of so many as the run has."""
+        return self.beta * min(1.0, (round - 1) / max(1e-9, self.warm_up * (rounds - 1)))
+
+    @property
+    def private_steps(self) -> int:
+        """Steps of a private round. On average they use every record `local_epochs` times."""
+        return max(1, round(self.local_epochs / self.sample_rate))
+
+
+class FedPFTSettings(Section):
+    """Settings of FedPFT: the surrogate that a site fits to its features (section `fedpft.`)."""
+
+    covariance: AnyCovariance = Field(
+        "auto",
+        description=(
+            "Form of the covariance of a Gaussian; lowrank is one diagonal and a thin factor for all "
+            "classes, gram one matrix for all classes; auto is gram up to 2,048 dimensions, and "
+            "follows from public numbers with epsilon."
+        ),
+    )
+    components: Annotated[int, Unit("Gaussians")] = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Gaussians for each class; a class with few records gets fewer.",
+    )
+    rank: Annotated[int, Unit("columns")] = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Columns of the thin factor of a lowrank covariance; 0 is 16, and 64 where "
+        "covariance is auto.",
+    )
+    bits: Annotated[Literal[0, 16, 8], Unit("bits")] = Field(
+        0,
+        description="Bits of an entry of that factor in a message; all else has 16. 0 is 16, and 8 "
+        "where covariance is auto.",
+    )
+    samples_per_component: Records = Field(
+        10,
+        ge=1,
+        description="Fewest records for each Gaussian, and for each column of a lowrank "
+        "covariance.",
+    )
+    privacy: Literal["auto", "none", "sums", "theorem-4.1"] = Field(
+        "auto",
+        description="Privacy mechanism under a budget; auto is noisy sums; theorem-4.1 is the "
+        "paper's, which protects less.",
+    )
+    clip: FeatureClip = Field(
+        0.0,
+        description="Number that divides private features, or their norm if that is larger; 0 "
+        "gives all features norm one.",
+    )
+    public: str = Field(
+        "",
+        description="File of public features, whose mean is subtracted from the features of every "
+        "site under privacy.",
+    )
+    topology: Literal["star", "chain"] = Field(
+        "star",
+        description="Whether all sites send to the coordinator (star), or each extends the "
+        "surrogate of the last (chain).",
+    )
+    order: Names = Field(
+        (), description="Names of the sites in the order of a chain; empty for a random order."
+    )
+    seal: bool = Field(
+        False, description="Whether a chain's surrogates are encrypted for the next sites."
+    )

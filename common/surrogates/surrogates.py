@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.errors import LARGEST_COUNT, SurrogateError
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures
@@ -33,7 +32,7 @@ class Header:
         site: its name.
         fingerprint: of the backbone.
         classes: class names.
-        frame: of the columns of the features, in bytes (common/surrogates/columns.py); empty where
+        frame: of the columns of the features, in bytes (common/surrogates/mixtures.py); empty where
             features are as they are.
     """
 

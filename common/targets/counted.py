@@ -13,8 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.limits import ABOVE, norm_of_ones
+from fedsurrogate.common.errors import ABOVE, ConfigError, norm_of_ones
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import WITHIN, Number

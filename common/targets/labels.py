@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.target import label_sets
+from fedsurrogate.common.settings.heads import label_sets
 from fedsurrogate.common.targets.target import (
     LEAST_TOGETHER,
     Facts,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.ranges import ranges
+from fedsurrogate.common.identity import ranges
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import (
     CODE,

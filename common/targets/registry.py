@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import short
+from fedsurrogate.common.settings.base import short
 from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.number import NUMBER
 from fedsurrogate.common.targets.target import Kind, Target

@@ -16,7 +16,7 @@ from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import Header
 
 FORMAT = 1

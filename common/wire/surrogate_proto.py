@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.safe_parsing import canonical, read_message
+from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
+from fedsurrogate.common.secure_sum.secrets import (
+    Dealt,
+    Member,
+    Secrets,
+    Words,
+    pack_words,
+    unpack_words,
+)
+from fedsurrogate.common.security.sealing import SEED_BYTES
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.tensors import pack, unpack
 
@@ -202,3 +213,302 @@ def unpack_projection(message: pb.Halves, rows: int = 0) -> Tensor:
     if not projection.isfinite().all():
         raise SurrogateError("the projection holds a number that is not finite")
     return projection
+
+
+Revealed = dict[str, dict[str, bytes]]
+
+
+def pack_member(member: Member) -> bytes:
+    """One site's keys."""
+    return canonical(_member(member))
+
+
+def unpack_member(payload: bytes) -> Member:
+    """Parse keys. Raises SurrogateError."""
+    message = pb.SumMember()
+    read_message(message, payload, "keys of a secure sum")
+    return _unpack_member(message)
+
+
+def pack_members(members: Iterable[Member], public: bytes = b"") -> bytes:
+    """A key list.
+
+    Args:
+        members: the entries.
+        public: digest of the public map.
+    """
+    return canonical(pb.SumMembers(members=map(_member, members), map=public))
+
+
+def unpack_members(payload: bytes) -> tuple[tuple[Member, ...], bytes]:
+    """Parse a key list, and the digest of the public map. Raises SurrogateError."""
+    message = pb.SumMembers()
+    read_message(message, payload, "key list")
+    distinct_names([each.site for each in message.members], "site")
+    return tuple(map(_unpack_member, message.members)), message.map
+
+
+def pack_dealt(dealt: Dealt) -> bytes:
+    """The shares that a site deals to all others."""
+    return canonical(_dealt(dealt, dealt.content))
+
+
+def unpack_dealt(payload: bytes) -> Dealt:
+    """Parse shares. Raises SurrogateError."""
+    message = pb.SumDealt()
+    read_message(message, payload, "shares of a secure sum")
+    return _unpack_dealt(message)
+
+
+def pack_delivery(dealt: Iterable[Dealt], reader: str, public: bytes = b"") -> bytes:
+    """The shares of all sites for one reader, and the run's public map.
+
+    Args:
+        dealt: by all sites.
+        reader: name of the site that they are for.
+        public: bytes of `pack_map`.
+    """
+    message = pb.SumDelivery(dealt=[_dealt(each, [reader]) for each in dealt], map=public)
+    return canonical(message)
+
+
+def unpack_delivery(payload: bytes | None) -> tuple[tuple[Dealt, ...], bytes]:
+    """Parse delivered shares.
+
+    Args:
+        payload: bytes of `pack_delivery`; None counts as no bytes.
+
+    Returns:
+        The shares, and the map, which stays in bytes, because its digest must be checked first.
+
+    Raises:
+        SurrogateError: for bytes of no delivery.
+    """
+    message = pb.SumDelivery()
+    read_message(message, payload or b"", "delivery of shares")
+    return tuple(map(_unpack_dealt, message.dealt)), message.map
+
+
+def pack_map(public: PublicMap) -> bytes:
+    """A public map; no bytes for one that changes nothing."""
+    message = pb.PublicMap()
+    if public.projection is not None:
+        message.projection.CopyFrom(pack(public.projection))
+    if public.centre is not None:
+        message.centre.CopyFrom(pack_centre(public.centre))
+    return canonical(message)
+
+
+def unpack_map(payload: bytes) -> PublicMap:
+    """Parse a map of `pack_map`. Raises SurrogateError."""
+    message = pb.PublicMap()
+    read_message(message, payload, "public map")
+    projection = unpack_projection(message.projection) if message.HasField("projection") else None
+    return PublicMap(
+        projection, unpack_centre(message.centre) if message.HasField("centre") else None
+    )
+
+
+def map_digest(payload: bytes) -> bytes:
+    """The digest of a packed map; empty for one that changes nothing."""
+    return hashlib.sha256(payload).digest() if payload else b""
+
+
+def public_digest(public: PublicMap) -> str:
+    """The digests of a projection and of a centre, as settings have them. Rows and centres of zeros
+    change nothing, and count as none.
+    """
+    rows, centre = public.projection, public.centre
+    rows = None if rows is None or not rows.any() else rows[rows.any(1)]
+    centre = None if centre is None or not centre.any() else centre
+    parts = PublicMap(projection=rows), PublicMap(centre=centre)
+    return "".join(hashlib.sha256(pack_map(part)).hexdigest() for part in parts)
+
+
+def pack_masked(header: Header, numbers: Words, claim: Mechanism | None) -> bytes:
+    """A masked vector.
+
+    Args:
+        header: origin.
+        numbers: the vector, modulo 2^32.
+        claim: what the message states of its differential privacy; None without privacy.
+    """
+    message = pb.MaskedSum(
+        header=pack_header(header), numbers=pack_words(numbers), claim=pack_claim(claim)
+    )
+    return canonical(message)
+
+
+def unpack_masked(payload: bytes, count: int) -> tuple[Header, Words, Mechanism | None]:
+    """Parse a masked vector.
+
+    Args:
+        payload: bytes of `pack_masked`.
+        count: of numbers.
+
+    Returns:
+        Header, vector and claim.
+
+    Raises:
+        SurrogateError: for bytes of no masked vector, or another number of numbers.
+    """
+    message = pb.MaskedSum()
+    parse(message, payload)
+    if len(message.numbers) != 4 * count:
+        raise SurrogateError(
+            f"a masked vector of {len(message.numbers)} bytes; {4 * count} are expected"
+        )
+    claim = unpack_claim(message.claim) if message.HasField("claim") else None
+    return unpack_header(message.header), unpack_words(message.numbers), claim
+
+
+def pack_total(
+    header: Header, sites: Sequence[str], numbers: Words, claim: Mechanism | None
+) -> bytes:
+    """The sum of all sites, for the run folder.
+
+    Args:
+        header: origin.
+        sites: in the sum.
+        numbers: the sum, modulo 2^32.
+        claim: of the differential privacy; None without privacy.
+    """
+    message = pb.SumTotal(
+        header=pack_header(header),
+        sites=sites,
+        numbers=pack_words(numbers),
+        claim=pack_claim(claim),
+    )
+    return canonical(message)
+
+
+def pack_list(summed: Iterable[str], signatures: Mapping[str, bytes] | None = None) -> bytes:
+    """The sites in a sum, and signatures of this list.
+
+    Args:
+        summed: names of the sites.
+        signatures: of the list, by site; None before any site has signed.
+    """
+    signed = [
+        pb.SumBytes(site=site, value=value) for site, value in sorted((signatures or {}).items())
+    ]
+    return canonical(pb.SumList(summed=sorted(summed), signatures=signed))
+
+
+def unpack_list(payload: bytes | None) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """Parse such a list. Raises SurrogateError."""
+    message = pb.SumList()
+    read_message(message, payload or b"", "list of summed sites")
+    return distinct_names(message.summed, "site"), _named(message.signatures)
+
+
+def pack_revealed(revealed: Mapping[str, Mapping[str, bytes]], spare: bytes = b"") -> bytes:
+    """Revealed shares.
+
+    Args:
+        revealed: shares by kind and site.
+        spare: seed of the noise for lost sites; empty if it stays.
+    """
+    message = _revealed(revealed["blind"], revealed["masking"])
+    message.spare = spare
+    return canonical(message)
+
+
+def unpack_spare(payload: bytes) -> bytes:
+    """The seed in `pack_revealed`. Raises SurrogateError."""
+    message = pb.SumRevealed()
+    read_message(message, payload, "revealed shares")
+    if len(message.spare) not in (0, SEED_BYTES):
+        raise SurrogateError(f"a seed of {len(message.spare)} bytes, not {SEED_BYTES}")
+    return message.spare
+
+
+def unpack_revealed(payload: bytes) -> Revealed:
+    """Parse revealed shares. Raises SurrogateError."""
+    message = pb.SumRevealed()
+    read_message(message, payload, "revealed shares")
+    return {"blind": _named(message.blind), "masking": _named(message.masking)}
+
+
+def pack_state(state: SumState) -> bytes:
+    """A site's state."""
+    blind, masking = (
+        {site: both[kind] for site, both in state.shares.items()} for kind in ("blind", "masking")
+    )
+    message = pb.SumState(
+        site=state.site,
+        context=state.context,
+        phase=state.phase,
+        masking=state.secrets.masking,
+        sharing=state.secrets.sharing,
+        blind=state.secrets.blind,
+        members=map(_member, state.members),
+        shares=_revealed(blind, masking),
+        summed=state.summed,
+        map=state.public,
+        spare=state.spare,
+    )
+    return canonical(message)
+
+
+def unpack_state(payload: bytes) -> SumState:
+    """Parse a site's state. Raises StateError for a damaged one."""
+    message = pb.SumState()
+    try:
+        read_message(message, payload, "state of a secure sum")
+        blind, masking = _named(message.shares.blind), _named(message.shares.masking)
+        if message.phase not in PHASES or blind.keys() != masking.keys():
+            raise SurrogateError("unknown phase")
+    except SurrogateError as error:
+        raise StateError(f"this site's state of the secure sum is damaged: {error}") from None
+    return SumState(
+        site=message.site,
+        context=message.context,
+        phase=message.phase,
+        secrets=Secrets(message.masking, message.sharing, message.blind),
+        members=tuple(map(_unpack_member, message.members)),
+        shares={site: {"blind": blind[site], "masking": masking[site]} for site in blind},
+        summed=tuple(message.summed),
+        public=message.map,
+        spare=message.spare,
+    )
+
+
+def _member(member: Member) -> pb.SumMember:
+    return pb.SumMember(**vars(member))
+
+
+def _unpack_member(message: pb.SumMember) -> Member:
+    return Member(message.site, message.public, message.masking, message.sharing, message.signature)
+
+
+def _dealt(dealt: Dealt, readers: Iterable[str]) -> pb.SumDealt:
+    shares = [
+        pb.SumDealt.Share(reader=reader, content=dealt.content[reader], **dealt.digests[reader])
+        for reader in sorted(readers)
+    ]
+    return pb.SumDealt(site=dealt.site, shares=shares, members=dealt.digest, **dealt.checks)
+
+
+def _unpack_dealt(message: pb.SumDealt) -> Dealt:
+    distinct_names([share.reader for share in message.shares], "site")
+    content = {share.reader: share.content for share in message.shares}
+    digests = {
+        share.reader: {"blind": share.blind, "masking": share.masking} for share in message.shares
+    }
+    checks = {"blind": message.blind, "masking": message.masking}
+    return Dealt(message.site, content, digests, checks, message.members)
+
+
+def _revealed(blind: Mapping[str, bytes], masking: Mapping[str, bytes]) -> pb.SumRevealed:
+    shares = [
+        [pb.SumBytes(site=site, value=value) for site, value in sorted(each.items())]
+        for each in (blind, masking)
+    ]
+    return pb.SumRevealed(blind=shares[0], masking=shares[1])
+
+
+def _named(entries: Iterable[pb.SumBytes]) -> dict[str, bytes]:
+    chosen = list(entries)
+    names = distinct_names([entry.site for entry in chosen], "site")
+    return dict(zip(names, (entry.value for entry in chosen), strict=True))

@@ -22,26 +22,34 @@ from fedsurrogate.common.command_line import (
     stderr_console,
 )
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras.packages import install_command
-from fedsurrogate.server_app.cli.audit_log import audit_log
-from fedsurrogate.server_app.cli.certs import certs
+from fedsurrogate.common.extras import install_command
+from fedsurrogate.server_app.cli.certs import certs, kit
 from fedsurrogate.server_app.cli.control import app as run_app
-from fedsurrogate.server_app.cli.control import register, run, superlink, unregister
-from fedsurrogate.server_app.cli.enrol import enrol
-from fedsurrogate.server_app.cli.gone import GONE
-from fedsurrogate.server_app.cli.kit import kit
+from fedsurrogate.server_app.cli.control import (
+    attach,
+    register,
+    run,
+    runs,
+    sites,
+    stop,
+    superlink,
+    unregister,
+)
 from fedsurrogate.server_app.cli.model import evaluate, export, survey
-from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, watch
-from fedsurrogate.server_app.cli.offline import exchange, learn, request
+from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, sweep, watch
+from fedsurrogate.server_app.cli.offline import audit_log, enrol, exchange, learn, request
 from fedsurrogate.server_app.cli.offline import key as show_key
-from fedsurrogate.server_app.cli.options import Preset, RunArgument, complete_runs
 from fedsurrogate.server_app.cli.proposals import approve, approver, propose
-from fedsurrogate.server_app.cli.public_map import public_map
-from fedsurrogate.server_app.cli.runs import attach, runs, sites, stop
-from fedsurrogate.server_app.cli.sample_data import sample_data
+from fedsurrogate.server_app.cli.settings import (
+    GONE,
+    Preset,
+    RunArgument,
+    complete_runs,
+    public_map,
+    sample_data,
+    settings,
+)
 from fedsurrogate.server_app.cli.settings import preset as show_preset
-from fedsurrogate.server_app.cli.settings import settings
-from fedsurrogate.server_app.cli.sweep import sweep
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,14 +127,14 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
-    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.base import parse_overrides
     from fedsurrogate.server_app.lifecycle.before_start import (
         check_simulation,
         flower_engine,
     )
     from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
-    from fedsurrogate.server_app.monitoring.progress import Progress
-    from fedsurrogate.server_app.runs.presets import preset_settings
+    from fedsurrogate.server_app.monitoring.watch import Progress
+    from fedsurrogate.server_app.runs.plan import preset_settings
 
     # Before the imports of an engine, which take seconds.
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
@@ -167,9 +175,12 @@ def simulate(
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
                 progress.print(line, soft_wrap=True)
             raise typer.Exit(stop.exit_code) from None
-    from fedsurrogate.server_app.report.privacy_view import privacy_line
-    from fedsurrogate.server_app.report.quality_view import recorded_quality, sentence_of
-    from fedsurrogate.server_app.report.warnings import warnings_of
+    from fedsurrogate.server_app.report.quality_view import (
+        privacy_line,
+        recorded_quality,
+        sentence_of,
+    )
+    from fedsurrogate.server_app.report.tables import warnings_of
     from fedsurrogate.server_app.runs.reader import read_run
 
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -210,14 +221,13 @@ def plan(
     from rich.table import Column, Table
 
     from fedsurrogate.common.costs import check_payload, find_dimension
+    from fedsurrogate.common.escapes import human_bytes
     from fedsurrogate.common.help import without_effect
-    from fedsurrogate.common.number_format import human_bytes
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.base import parse_overrides
     from fedsurrogate.server_app.lifecycle.before_start import check_data_named
-    from fedsurrogate.server_app.runs.plan import in_words
+    from fedsurrogate.server_app.runs.plan import in_words, preset_settings
     from fedsurrogate.server_app.runs.plan import plan as costs
-    from fedsurrogate.server_app.runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     check_data_named(config.settings)
@@ -316,7 +326,7 @@ def report(
     from fedsurrogate.common.pages.svg import undrawn
     from fedsurrogate.server_app.lifecycle.ends import complete_killed
     from fedsurrogate.server_app.report.build import write_csv, write_report
-    from fedsurrogate.server_app.report.privacy_view import privacy_line
+    from fedsurrogate.server_app.report.quality_view import privacy_line
     from fedsurrogate.server_app.runs.reader import read_run
 
     complete_killed(run, *(beside or ()))
@@ -347,7 +357,7 @@ def relearn(
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.server_app.relearn import relearn as learn_again
+    from fedsurrogate.server_app.counting import relearn as learn_again
 
     try:
         names = split_names(classes)
@@ -364,7 +374,7 @@ def relearn(
 def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
     from fedsurrogate.common.errors import FedSurrogateError
-    from fedsurrogate.server_app.relearn import scores_of
+    from fedsurrogate.server_app.counting import scores_of
 
     try:
         found = scores_of(run, head)
@@ -387,9 +397,9 @@ def result_table(metrics: dict[str, Any]) -> Table:
     """Table of the main results: accuracies and bytes."""
     from rich.table import Table
 
+    from fedsurrogate.common.escapes import human_bytes, human_seconds
     from fedsurrogate.common.methods import METHODS
-    from fedsurrogate.common.number_format import human_bytes, human_seconds
-    from fedsurrogate.server_app.runs.json_values import natural_order
+    from fedsurrogate.server_app.runs.state import natural_order
 
     accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())
     seconds = metrics["seconds"].get("command", metrics["seconds"]["total"])

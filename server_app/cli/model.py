@@ -16,7 +16,6 @@ import typer
 from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.server_app.cli.control import Authority, Control
-from fedsurrogate.server_app.cli.options import RunArgument, complete_runs
 from fedsurrogate.server_app.cli.proposals import (
     ProposalFile,
     ProposeFile,
@@ -26,9 +25,10 @@ from fedsurrogate.server_app.cli.proposals import (
     settings_of,
     write_proposal,
 )
+from fedsurrogate.server_app.cli.settings import RunArgument, complete_runs
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings.flat import Scalar
+    from fedsurrogate.common.settings.base import Scalar
 
 Epsilon = Annotated[
     float,
@@ -70,7 +70,7 @@ def evaluate(
     The model of a simulated run is evaluated in a simulation with the same sites, next to the exact
     values.
     """
-    from fedsurrogate.common.settings.flat import parse_overrides
+    from fedsurrogate.common.settings.base import parse_overrides
     from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
@@ -163,10 +163,15 @@ def survey(
     Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.common.settings.flat import parse_overrides
-    from fedsurrogate.server_app.counting import CountingBudget, survey_settings
+    from fedsurrogate.common.settings.base import parse_overrides
+    from fedsurrogate.server_app.counting import (
+        CountingBudget,
+        estimate_of,
+        features_like,
+        features_with,
+        survey_settings,
+    )
     from fedsurrogate.server_app.report.build import write_report
-    from fedsurrogate.server_app.survey_estimate import estimate_of, features_like, features_with
 
     try:
         names = split_names(classes or str(settings_of(proposal).get("classes", "")))
@@ -234,10 +239,10 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     return the run folder.
     """
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.server_app.deployment.control import check_connection
-    from fedsurrogate.server_app.deployment.control import run as start
+    from fedsurrogate.server_app.deployment.submit import check_connection
+    from fedsurrogate.server_app.deployment.submit import run as start
     from fedsurrogate.server_app.lifecycle.before_start import check_submission
-    from fedsurrogate.server_app.monitoring.progress import Progress
+    from fedsurrogate.server_app.monitoring.watch import Progress
 
     config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
@@ -324,7 +329,7 @@ def export(
     command ends.
     """
     from fedsurrogate.server_app.deployment.audit_log import note
-    from fedsurrogate.server_app.export.source import signed_model_of
+    from fedsurrogate.server_app.export.model_card import signed_model_of
 
     model = signed_model_of(run, key)
     note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})
@@ -359,6 +364,6 @@ def export(
 
 def _weights(run: Path) -> str:
     """The weights file in the settings of a run."""
-    from fedsurrogate.common.signed_models.run_folders import settings_of_run
+    from fedsurrogate.common.signed_models.making import settings_of_run
 
     return settings_of_run(run).settings.weights_path

@@ -12,13 +12,13 @@ import click
 import typer
 
 from fedsurrogate.common.command_line import RunSettings, console
-from fedsurrogate.server_app.cli.options import Preset
+from fedsurrogate.server_app.cli.settings import Preset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fedsurrogate.common.security.proposals import Action, Proposal
-    from fedsurrogate.common.settings.flat import Scalar
+    from fedsurrogate.common.settings.base import Scalar
 
 ProposalFile = Annotated[
     Path | None,
@@ -69,8 +69,8 @@ def propose(
     Example: coordinator propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
     """
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.settings.flat import parse_overrides
-    from fedsurrogate.server_app.runs.presets import preset_settings
+    from fedsurrogate.common.settings.base import parse_overrides
+    from fedsurrogate.server_app.runs.plan import preset_settings
 
     if what == What.run:
         given = preset_settings(preset) | parse_overrides(run_config or [])
@@ -166,7 +166,7 @@ def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> 
         authority: the certificate, in the folder of `coordinator certs`; None without TLS.
     """
     from fedsurrogate.common.security.proposals import Proposal
-    from fedsurrogate.server_app.deployment.federation_rules import check_run_allowed
+    from fedsurrogate.server_app.deployment.audit_log import check_run_allowed
     from fedsurrogate.server_app.deployment.supernodes import table_file
 
     if authority is not None:

@@ -3,12 +3,67 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedsurrogate.common.command_line import Json, console
-from fedsurrogate.server_app.cli.options import complete_keys, complete_methods, complete_presets
+
+
+def complete_keys(incomplete: str) -> list[tuple[str, str]]:
+    """Settings of a run, and their meaning."""
+    from fedsurrogate.common.help import descriptions
+
+    return [(row.key, row.text) for row in descriptions() if row.key.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[tuple[str, str]]:
+    """Names of methods, and their papers."""
+    from fedsurrogate.common.methods import METHODS
+
+    return [(name, spec.paper) for name, spec in METHODS.items() if name.startswith(incomplete)]
+
+
+def complete_presets(incomplete: str) -> list[tuple[str, str]]:
+    """Names of presets, and their notes."""
+    from fedsurrogate.server_app.runs.plan import preset_notes, presets
+
+    return [(name, preset_notes(name)[0]) for name in presets() if name.startswith(incomplete)]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Run folders, newest first: those in the folder that is typed so far, or in runs/."""
+    from fedsurrogate.server_app.runs.reader import run_folders
+
+    typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    folders = dict.fromkeys(
+        str(folder) for place in (typed, Path("runs")) for folder in run_folders(place)
+    )
+    return [folder for folder in folders if folder.startswith(incomplete)]
+
+
+Preset = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Named settings to start from; `coordinator preset` lists them.",
+        autocompletion=complete_presets,
+    ),
+]
+MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder.",
+        exists=True,
+        file_okay=False,
+        autocompletion=complete_runs,
+    ),
+]
 
 
 def settings(
@@ -36,8 +91,7 @@ def settings(
     """
     from dataclasses import asdict
 
-    from fedsurrogate.common.help import descriptions
-    from fedsurrogate.common.settings_tables import setting_tables
+    from fedsurrogate.common.help import descriptions, setting_tables
 
     rows = descriptions(key, method)
     if as_json:
@@ -57,7 +111,7 @@ def preset(
     ] = "",
 ) -> None:
     """List the presets, or print the settings of one and how it differs from its paper."""
-    from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
+    from fedsurrogate.server_app.runs.plan import preset_notes, preset_settings, presets
 
     if name:
         settings = preset_settings(name)
@@ -67,3 +121,91 @@ def preset(
         return
     for each in presets():
         typer.echo(f"{each}: {preset_notes(each)[0]}")
+
+
+class Sample(StrEnum):
+    """What can be made."""
+
+    xrays = "xrays"
+
+
+def sample_data(
+    kind: Annotated[Sample, typer.Argument(help="What to make.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder that is made.", show_default="the name of what is made"),
+    ] = None,
+    hospitals: Annotated[int, typer.Option(min=1, max=50, help="Number of hospitals.")] = 4,
+    images: Annotated[
+        int, typer.Option(min=10, max=100_000, help="Number of pictures of each hospital.")
+    ] = 400,
+    size: Annotated[int, typer.Option(min=16, max=512, help="Height and width in pixels.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Another number gives other pictures.")] = 0,
+) -> None:
+    """Draw small data sets for tutorials and first steps, without internet. No patient is in them.
+
+    xrays: chest X-rays of several hospitals, with a class, fourteen findings of which each hospital
+    annotated some, a number, and the time to an event.
+
+    Example: coordinator sample-data xrays --out xrays
+    """
+    from fedsurrogate.server_app.sample_data import write_xrays
+
+    folder = out or Path(kind.value)
+    names = write_xrays(folder, hospitals, images, seed, size)
+    console.print(f"drawn: {hospitals * images} pictures of {', '.join(names)}", soft_wrap=True)
+    console.print(f"all hospitals   {folder / 'hospitals'}", soft_wrap=True)
+    console.print(f"one hospital    {folder / 'hospitals' / names[0]}", soft_wrap=True)
+    console.print(f"new patients    {folder / 'new'}", soft_wrap=True)
+
+
+def public_map(
+    public: Annotated[
+        Path,
+        typer.Argument(help="Features of public images: what site features wrote for a folder."),
+    ],
+    out: Annotated[Path, typer.Option(help="File of the map.")] = Path("map.safetensors"),
+    backbone: Annotated[str, typer.Option(help="Backbone that made the features.")] = "pixels",
+    weights_path: Annotated[
+        str, typer.Option(help="File of its weights; empty for those that its library has stored.")
+    ] = "",
+    power: Annotated[
+        float, typer.Option(min=0, max=2, help="features.power of the run; 0 for the backbone's.")
+    ] = 0.0,
+) -> None:
+    """Make a public map for secure sums, once for many runs. No hospital's data may be in it.
+
+    Example: coordinator public-map public.safetensors --backbone torchvision:mobilenet_v2
+    """
+    from fedsurrogate.server_app.counting import write_public_map
+
+    made = write_public_map(str(public), out, backbone, weights_path, power)
+    console.print(f"map             {out}: {made}", soft_wrap=True)
+    console.print(f"use it with     -c 'features.projection=\"{out}\"'", soft_wrap=True)
+
+
+_QUEUE = (
+    "the queue of runs is gone, and no release had it; cron, at or systemd-run start `coordinator "
+    "run --proposal FILE` at a time, and the SuperLink starts one run after another"
+)
+_CRATE = (
+    "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
+    "`--format card` write what a reader needs, and any archiver packs the folder of the run"
+)
+_GRAPHS = (
+    "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
+    "`--format onnx` writes the same graph for onnxruntime"
+)
+_TENSORBOARD = (
+    "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
+    "mlflow RUN` logs a run, and `coordinator metrics` shows one that goes on to Prometheus"
+)
+GONE = {
+    "queue": _QUEUE,
+    "tensorboard": _TENSORBOARD,
+    "run --queue": _QUEUE,
+    "run --at": _QUEUE,
+    "export --format rocrate": _CRATE,
+    "export --format torchscript": _GRAPHS,
+    "export --format torch-export": _GRAPHS,
+}

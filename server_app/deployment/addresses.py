@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower.environment import UNIX, is_loopback
-from fedsurrogate.common.machine.user_folders import STATE, user_folder
+from fedsurrogate.common.machine import STATE, user_folder
 
 VARIABLE = "FEDSURROGATE_CONTROL"
 """Of the environment: address of the Control API, for its SuperLink and for commands. The API for apps is

@@ -20,18 +20,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import SITE_NAME, ConfigError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.security.enrolment import (
+from fedsurrogate.common.security.documents import key_fingerprint
+from fedsurrogate.common.security.proposals import (
     CERTIFICATE,
     KEY,
     Enrolment,
     check_site_name,
     new_node_key,
 )
-from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
-from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.security.proposals import PUBLIC as SITE_PUBLIC
 from fedsurrogate.server_app.deployment import SERVER_DAYS
 from fedsurrogate.server_app.deployment.request_key import make_request_key
 

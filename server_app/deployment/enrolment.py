@@ -7,19 +7,19 @@ from typing import Literal
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.security.documents import read_at_most
-from fedsurrogate.common.security.enrolment import (
+from fedsurrogate.common.security.documents import (
+    COMPARED,
+    is_fingerprint,
+    read_at_most,
+)
+from fedsurrogate.common.security.proposals import (
     CERTIFICATE,
     KEY,
     LARGEST_REQUEST,
     Enrolment,
     read_request,
 )
-from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
-from fedsurrogate.common.security.fingerprints import (
-    COMPARED,
-    is_fingerprint,
-)
+from fedsurrogate.common.security.proposals import PUBLIC as SITE_PUBLIC
 from fedsurrogate.server_app.deployment.certificates import (
     PUBLIC,
     REQUEST,

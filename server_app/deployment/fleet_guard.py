@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FleetRequest
-from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import (
     REVOKED,
     Registration,

@@ -20,14 +20,19 @@ from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import OWN_CLUSTER, UNIX, prepared_ray
 from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
 from fedsurrogate.common.help import without_effect
-from fedsurrogate.common.machine.cores import usable_cores
-from fedsurrogate.common.machine.ray_folder import VARIABLE, ray_folder, remark_on
-from fedsurrogate.common.machine.user_folders import STATE, user_folder
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.control_api.following import event_now
+from fedsurrogate.common.machine import (
+    STATE,
+    VARIABLE,
+    ray_folder,
+    remark_on,
+    usable_cores,
+    user_folder,
+)
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app.control_api import event_now
 from fedsurrogate.server_app.deployment.addresses import connect
-from fedsurrogate.server_app.deployment.installed_app import COORDINATOR
 from fedsurrogate.server_app.deployment.submit import (
+    COORDINATOR,
     DONE,
     OnEvent,
     failure,
@@ -39,12 +44,17 @@ from fedsurrogate.server_app.deployment.submit import (
     submit,
     to_the_end,
 )
-from fedsurrogate.server_app.lifecycle.before_start import check_records, check_simulation
+from fedsurrogate.server_app.lifecycle.before_start import (
+    DID_NOT_START,
+    REMEDY,
+    check_addresses,
+    check_records,
+    check_simulation,
+    fitting_sites,
+    site_folders,
+)
 from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
-from fedsurrogate.server_app.lifecycle.memory import check_addresses, fitting_sites
-from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START, REMEDY
 from fedsurrogate.server_app.lifecycle.resume import Interrupted
-from fedsurrogate.server_app.lifecycle.site_folders import site_folders
 
 START_SECONDS = 300.0
 ATTEMPTS = 3

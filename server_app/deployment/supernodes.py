@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import SITE_NAME, ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import Control, FlowerNode
-from fedsurrogate.common.limits import SITE_NAME
-from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import (
     REVOKED,
     TABLE,

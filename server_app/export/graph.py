@@ -18,7 +18,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone, load_network
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
-from fedsurrogate.common.extras.packages import EXTRAS, check_installed, needed_for
+from fedsurrogate.common.extras import EXTRAS, check_installed, needed_for
 from fedsurrogate.common.models.classifiers import (
     Classifier,
     Ensemble,
@@ -27,10 +27,9 @@ from fedsurrogate.common.models.classifiers import (
     target_of_model,
 )
 from fedsurrogate.common.models.networks import build
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_rows
-from fedsurrogate.common.privacy.own_mean import ALL
+from fedsurrogate.common.privacy.gaussian_mechanism import ALL, weigh_rows
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.targets.answers import answer_columns, answers_together
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as

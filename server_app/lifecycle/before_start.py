@@ -4,10 +4,18 @@ two seconds.
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+
+import psutil
 
 from fedsurrogate.common.backbones.backbone_names import (
     OWN_BACKBONE,
@@ -15,16 +23,210 @@ from fedsurrogate.common.backbones.backbone_names import (
     check_weights_file,
 )
 from fedsurrogate.common.costs import check_payload, known_dimension
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras.needed import check_packages, packages_for
-from fedsurrogate.common.extras.packages import check_installed, is_installed
-from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.extras import check_installed, check_packages, is_installed, packages_for
+from fedsurrogate.common.flower import flower
+from fedsurrogate.common.flower.environment import RAY_PATIENCE
+from fedsurrogate.common.machine import (
+    CACHE,
+    MIB,
+    NAME,
+    STATE,
+    address_limit,
+    available_memory,
+    user_folder,
+    why_not_writable,
+)
+from fedsurrogate.common.models.networks import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DataSettings
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.settings.partition import read_partitioner
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.heads import read_partitioner
 from fedsurrogate.server_app.deployment.addresses import is_here
 from fedsurrogate.server_app.lifecycle.resume import check_resume
+
+# Measured with the digits: proportional set sizes at their highest, rounded up.
+# Flower's and Ray's processes (1.1 GiB) and this one; each site; all sites in this process.
+FLOWER_MIB, SITE_MIB, LOCAL_MIB = 1450, 550, 550
+# Share of the free memory that Ray reserves, as addresses only, for what its processes share.
+RAY_STORE = 0.3
+
+
+def fitting_sites(wanted: int) -> tuple[int, str]:
+    """How many simulated sites may run at the same time under Flower's engine.
+
+    Args:
+        wanted: As many as cores and settings allow.
+
+    Returns:
+        At most `wanted`; and a remark, empty if it is `wanted`.
+
+    Raises:
+        RunError: Not even one site fits, counting the swap.
+    """
+    free = available_memory() / MIB
+    if (fit := math.floor((free - FLOWER_MIB) / SITE_MIB)) >= wanted:
+        return wanted, ""
+    have = available_memory(swap=True) / MIB
+    if have < FLOWER_MIB + SITE_MIB:
+        raise RunError(
+            f"not enough memory: {have:.0f} MiB are available, and a simulation by Flower's engine "
+            f"needs about {FLOWER_MIB + SITE_MIB} MiB ({FLOWER_MIB} for its processes, {SITE_MIB} "
+            "for each site at the same time); end other programs, raise the container's limit, or "
+            f"use --engine local, which needs about {LOCAL_MIB} MiB"
+        )
+    fit = max(1, fit)
+    return fit, (
+        f"{free:.0f} MiB of memory are available, so {fit} of {wanted} sites run at the same time: "
+        f"each needs about {SITE_MIB} MiB, beside {FLOWER_MIB} for the processes of Flower's engine"
+    )
+
+
+def check_local() -> None:
+    """Raise RunError unless all sites fit into this process, one after the other. Memory that it
+    has already counts.
+    """
+    have = available_memory(swap=True) / MIB + psutil.Process().memory_info().rss / MIB
+    if have < LOCAL_MIB:
+        raise RunError(
+            f"not enough memory: {have:.0f} MiB are available, and a simulation with --engine "
+            f"local needs about {LOCAL_MIB} MiB; end other programs, or raise the container's limit"
+        )
+
+
+def check_addresses() -> None:
+    """Raise RunError if `ulimit -v` leaves Flower's engine too few addresses. Call it when torch is
+    loaded.
+
+    A process of the simulation has torch's addresses, as this one, and Ray's shared memory.
+    """
+    limit = address_limit()
+    if limit is None:
+        return
+    needed = psutil.Process().memory_info().vms + RAY_STORE * available_memory() + 2**30
+    if limit < needed:
+        raise RunError(
+            f"this shell limits the addresses of a process to {limit // MIB} MiB (`ulimit -v` = "
+            f"{limit // 1024}), and Flower's engine needs about {needed / MIB:.0f} MiB here; lift "
+            "it with `ulimit -v unlimited`, or use --engine local"
+        )
+
+
+DID_NOT_START = "Ray, which runs the simulated sites, did not start"
+REMEDY = (
+    "the machine may be busy or short of memory: try again later, with fewer sites at the same "
+    "time (`coordinator simulate --parallel 1`), or without Ray (`coordinator simulate --engine "
+    "local`)"
+)
+LONGEST_CAUSE = 300
+# How long Flower's end of this process waits until the app has written why.
+RECORD_SECONDS = 120.0
+
+
+@contextmanager
+def ray_start(seconds: float = 2 * RAY_PATIENCE) -> Iterator[str]:
+    """Wait until Flower has started Ray. While the block runs, Flower does not end this process.
+
+    Until then no run folder is needed, and no process forks while torch's libraries are loaded.
+
+    Args:
+        seconds: How long to wait. Ray's own waits are shorter, so that it names its reason.
+
+    Yields:
+        Why Ray did not start, and what to do; empty if it has started.
+    """
+    errors, ended, recorded = _Errors(), threading.Event(), threading.Event()
+
+    def end() -> None:
+        ended.set()
+        recorded.wait(RECORD_SECONDS)
+
+    # Flower calls this in the main thread when the simulation has failed, and then ends the
+    # process.
+    flower().at_exit(end)
+    logging.getLogger("flwr").addFilter(errors)
+    flower().prepare_ray(RAY_PATIENCE)
+    try:
+        started = _wait(ended, seconds)
+        yield "" if started else _problem(errors.cause, seconds, over=ended.is_set())
+    finally:
+        recorded.set()
+        logging.getLogger("flwr").removeFilter(errors)
+
+
+def _wait(ended: threading.Event, seconds: float) -> bool:
+    """Whether Ray starts before the process ends, and in this time."""
+    end = time.monotonic() + seconds
+    while not flower().ray_has_started():
+        if ended.wait(0.05) or time.monotonic() > end:
+            return False
+    return True
+
+
+def _problem(cause: str, seconds: float, over: bool) -> str:
+    if not over:
+        cause = f"it has not begun to work within {seconds:.0f} s"
+    return f"{DID_NOT_START}: {cause or 'Flower has ended the simulation'}; {REMEDY}"
+
+
+class _Errors(logging.Filter):
+    """Keeps the first exception that Flower logs: the cause of those that follow. A filter of the
+    logger sees a record before handlers make a text of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cause = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the exception among the arguments of an error; every record passes."""
+        error = record.levelno >= logging.ERROR and isinstance(record.args, tuple)
+        for each in record.args or () if error else ():
+            if isinstance(each, BaseException) and not self.cause:
+                text = " ".join(str(each).split())[:LONGEST_CAUSE].rstrip(".;")
+                self.cause = f"{type(each).__name__}: {text}" if text else type(each).__name__
+        return True
+
+
+WHAT = {STATE: "log and state", CACHE: "computed features"}
+
+
+@contextmanager
+def site_folders() -> Iterator[list[str]]:
+    """Let simulated sites write, whatever the home folder is. Only for sites without data of their
+    own.
+
+    What a simulated site keeps is worth nothing after its run. So a private temporary folder serves
+    where the user's cannot be written; it is removed at the end. The variables hold for this
+    process and for those that it starts.
+
+    Yields:
+        Remarks for the user, none if the user's folders can be written.
+    """
+    bad = {name: why for name in (STATE, CACHE) if (why := why_not_writable(user_folder(name)))}
+    if not bad:
+        yield []
+        return
+    remarks = [
+        f"{str(user_folder(name))!r} cannot be written ({why}); {WHAT[name]} of the simulated "
+        f"sites go to a temporary folder; set {name} to a folder that you may write to keep them"
+        for name, why in bad.items()
+    ]
+    before = {name: os.environ.get(name) for name in bad}
+    with tempfile.TemporaryDirectory(prefix=f"{NAME}-") as folder:
+        # The folders exist, so that they count although there may be older ones.
+        for name in bad:
+            (Path(folder) / name.lower() / NAME).mkdir(parents=True)
+            os.environ[name] = str(Path(folder) / name.lower())
+        try:
+            yield remarks
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
@@ -144,7 +346,7 @@ def with_map_digest(settings: Mapping[str, Scalar], chosen: bool = False) -> dic
     if not (named or (chosen and run.maps)):
         return dict(settings)
     # It needs torch, which other runs begin without.
-    from fedsurrogate.strategies.pooling.public_projection import with_digest
+    from fedsurrogate.strategies.pooling.class_means import with_digest
 
     return with_digest(settings)
 

@@ -15,11 +15,14 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.server_app.runs.json_files import EVENTS, METRICS, read_object
-from fedsurrogate.server_app.runs.json_values import Json
-from fedsurrogate.server_app.runs.killed import interrupted_metrics, why_killed
-from fedsurrogate.server_app.runs.reader import POLL_SECONDS, current_metrics
-from fedsurrogate.server_app.runs.writer_lock import forget_writer, writer_is_gone
+from fedsurrogate.server_app.runs.reader import (
+    POLL_SECONDS,
+    current_metrics,
+    interrupted_metrics,
+    why_killed,
+)
+from fedsurrogate.server_app.runs.state import EVENTS, METRICS, Json, read_object
+from fedsurrogate.server_app.runs.writer import forget_writer, writer_is_gone
 
 
 def complete_killed(*folders: Path) -> None:

@@ -15,9 +15,8 @@ from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.runs.json_files import MANIFEST, METRICS, read_object
-from fedsurrogate.server_app.runs.json_values import Json, as_number, at
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app.runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}

@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.extras.packages import needed_for
-from fedsurrogate.common.settings.flat import flatten
-from fedsurrogate.server_app.runs.json_files import METRICS, read_json
-from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
+from fedsurrogate.common.extras import needed_for
+from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.server_app.runs.reader import read_run
+from fedsurrogate.server_app.runs.state import (
+    METRICS,
+    Json,
+    as_list,
+    as_number,
+    as_table,
+    read_json,
+)
 
 # What a run folder gives: surrogates and sums that sites sent stay where they are.
 FILES = ("metrics.json", "manifest.json", "report.html", "model.safetensors", "model.fedsurrogate")

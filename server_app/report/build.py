@@ -10,28 +10,38 @@ from typing import Any
 
 import numpy as np
 
-from fedsurrogate.common.escapes import for_html
-from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
-from fedsurrogate.common.pages.html import render_page, trusted
-from fedsurrogate.common.pages.style import page_head
-from fedsurrogate.common.pages.svg import BLUE, NAMED_SITES, ORANGE, undrawn
+from fedsurrogate.common.escapes import for_html, human_bytes, human_seconds, percent
+from fedsurrogate.common.pages.svg import (
+    BLUE,
+    NAMED_SITES,
+    ORANGE,
+    page_head,
+    render_page,
+    trusted,
+    undrawn,
+)
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import flatten
-from fedsurrogate.server_app.report.comparison import compared, comparison_table, of_other_records
+from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
-from fedsurrogate.server_app.report.layout import layout
-from fedsurrogate.server_app.report.measures_view import measures_view
 from fedsurrogate.server_app.report.plots import accuracy as plots
-from fedsurrogate.server_app.report.plots.progress import accuracy_over, steps
-from fedsurrogate.server_app.report.plots.radii import radii
-from fedsurrogate.server_app.report.plots.rows import Series, draw_rows
-from fedsurrogate.server_app.report.plots.sheets import sheets
-from fedsurrogate.server_app.report.privacy_view import privacy_view
-from fedsurrogate.server_app.report.quality_view import quality_view
-from fedsurrogate.server_app.report.site_map import drawn_map, site_map_of, words_of
-from fedsurrogate.server_app.report.tables import csv_link, tables_of, write_tables
-from fedsurrogate.server_app.report.warnings import data_of, warnings_of
-from fedsurrogate.server_app.runs.json_values import (
+from fedsurrogate.server_app.report.plots.accuracy import accuracy_over, steps
+from fedsurrogate.server_app.report.plots.rows import Series, draw_rows, radii, sheets
+from fedsurrogate.server_app.report.quality_view import measures_view, privacy_view, quality_view
+from fedsurrogate.server_app.report.site_distances import drawn_map, site_map_of, words_of
+from fedsurrogate.server_app.report.tables import (
+    compared,
+    comparison_table,
+    csv_link,
+    data_of,
+    layout,
+    of_other_records,
+    tables_of,
+    warnings_of,
+    write_tables,
+)
+from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
+from fedsurrogate.server_app.runs.state import (
     Json,
     as_list,
     as_number,
@@ -39,8 +49,6 @@ from fedsurrogate.server_app.runs.json_values import (
     as_table,
     natural_order,
 )
-from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
-from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end
 # in .md.

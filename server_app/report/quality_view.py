@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.class_measures import leads_with_auroc
-from fedsurrogate.common.models.intervals import Measure
-from fedsurrogate.common.models.model_quality import ModelQuality, unpacked_quality
-from fedsurrogate.common.number_format import percent
-from fedsurrogate.common.pages.html import trusted
+from fedsurrogate.common.escapes import percent
+from fedsurrogate.common.models.class_measures import (
+    Measure,
+    ModelQuality,
+    leads_with_auroc,
+    unpacked_quality,
+)
 from fedsurrogate.common.pages.of_classes import (
     captions,
     classes_card,
@@ -18,8 +21,19 @@ from fedsurrogate.common.pages.of_classes import (
     curve_pictures,
     undefined_because,
 )
-from fedsurrogate.server_app.runs.json_values import as_table
+from fedsurrogate.common.pages.svg import trusted
+from fedsurrogate.common.targets.measures import IN_WORDS
+from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.runs.state import (
+    Json,
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    at,
+    natural_order,
+)
 
 QUALITY = "quality"
 AVERAGES = {
@@ -148,3 +162,212 @@ def _in_words(measure: Measure) -> tuple[str, str]:
         return "", ""
     limits = "" if measure.low is None else f"{measure.low:.3f} to {measure.high:.3f}"
     return f"{measure.value:.3f}", limits
+
+
+@dataclass(frozen=True)
+class MeasuresView:
+    """A table of measures, and the one that says most.
+
+    Attributes:
+        names: of the columns, in words.
+        rows: whose test records, which answer, and a text for each column.
+        score: the measure that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
+            empty if it is not known.
+        choices: what a target chose, and why.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
+    score: str
+    choices: tuple[str, ...] = ()
+
+
+def measures_view(run: RunFolder) -> MeasuresView | None:
+    """The measures of a run; None for a run of classes, or one that measured nothing.
+
+    Args:
+        run: whose metrics have them.
+    """
+    found = as_table(run.metrics.get("measures"))
+    places = {"all sites": as_table(found.get("all"))}
+    places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
+    rows = [
+        (place, output, as_numbers(as_table(own)))
+        for place, outputs in places.items()
+        for output, own in outputs.items()
+    ]
+    if not rows:
+        return None
+    names = tuple(dict.fromkeys(name for _, _, own in rows for name in own))
+    table = tuple(
+        (place, output, tuple(_text(own.get(name)) for name in names))
+        for place, output, own in rows
+    )
+    kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("target")))
+    together = [own for place, _, own in rows if place == "all sites"]
+    return MeasuresView(
+        tuple(IN_WORDS.get(name, name) for name in names),
+        table,
+        ""
+        if kind is None
+        else _score(kind.score, [own[kind.score] for own in together if kind.score in own]),
+        _choices(run),
+    )
+
+
+def _choices(run: RunFolder) -> tuple[str, ...]:
+    learning = as_table(run.metrics.get("learning"))
+    found = ((key, learning.get(key)) for key in ("label code", "label moment"))
+    return tuple(f"{key}: {value}" for key, value in found if isinstance(value, str))
+
+
+def _text(value: float | None) -> str:
+    """A measure; a hyphen where the test records do not determine it."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.3g}"
+
+
+def _score(name: str, values: list[float]) -> str:
+    if not values:
+        return ""
+    mean, words = sum(values) / len(values), IN_WORDS.get(name, name)
+    if len(values) == 1:
+        return f"{words} {mean:.3f}"
+    return f"a mean {words} of {mean:.3f} over {len(values)} answers"
+
+
+STATISTICS = {"counts": "class sizes", "sums": "class sums", "squares": "second moments"}
+MECHANISMS = {
+    "sums": "noisy class sums",
+    "secure-sums": "noise in a secure sum",
+    "counts": "noise on counts",
+    "dp-em": "noisy EM (DP-EM)",
+    "theorem-4.1": "FedPFT theorem 4.1",
+}
+
+
+def privacy_view(run: RunFolder) -> Json:
+    """All values that the privacy section of the page shows."""
+    privacy = as_table(at(run.metrics, "privacy"))
+    per_site = as_table(privacy.get("per_site"))
+    rows = [_row(name, as_table(per_site[name])) for name in sorted(per_site, key=natural_order)]
+    epsilon, delta = as_number(privacy.get("epsilon")), as_number(privacy.get("delta"))
+    units = {row["unit"] for row in rows if row["unit"]} or {"record"}
+    config = as_table(run.manifest.get("config"))
+    return {
+        "private": epsilon is not None or bool(rows),
+        "epsilon": epsilon,
+        "seed": config.get("noise-seed") or 0,
+        "delta": delta,
+        "one_in": round(1 / delta) if delta else None,
+        "factor": math.exp(min(epsilon, 700.0)) if epsilon is not None else None,
+        "certainty": 1 / (1 + math.exp(-epsilon)) if epsilon is not None and epsilon >= 0 else None,
+        "units": sorted(units),
+        "relation": str(privacy.get("relation") or "add or remove one record"),
+        "covers": str(privacy.get("covers") or ""),
+        "not_covered": [str(item) for item in as_list(privacy.get("not_covered"))],
+        "dropped": [str(name) for name in as_list(privacy.get("dropped_classes"))],
+        # One, and several, of what a run with this target learns.
+        "learns": ("label", "labels") if config.get("target") == "labels" else ("class", "classes"),
+        "rows": rows,
+        "statistics": [
+            (key, text)
+            for key, text in STATISTICS.items()
+            if any(key in row["noise"] for row in rows)
+        ],
+        "signals": [
+            (key, text)
+            for key, text in STATISTICS.items()
+            if any(key in row["signal"] for row in rows)
+        ],
+        "tight": any(row["tight"] is not None for row in rows),
+        "sum": _sum_sentences(run.metrics),
+        "asked": as_number(config.get("epsilon")) or None,
+    }
+
+
+def _sum_sentences(metrics: Json) -> list[str]:
+    """Who could see what in a secure sum, in plain words; empty for other runs. metrics: content of
+    metrics.json.
+    """
+    learning = as_table(metrics.get("learning"))
+    count, members = as_number(learning.get("secure-sum-of")), as_number(learning.get("members"))
+    if count is None or members is None:
+        return []
+    colluding, least = (
+        as_number(learning.get("colluding")) or 0,
+        as_number(learning.get("least")) or 0,
+    )
+    sentences = [
+        f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least "
+        f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
+        "such as a class, is in the sum as that site has it.",
+    ]
+    if learning.get("keys") == "pinned by every site":
+        sentences.append(
+            "Every site knew the keys of the others (peers), so the coordinator could not make up "
+            "sites."
+        )
+    else:
+        sentences.append(
+            "The keys were sent by the coordinator, which could have made up sites. Sites that set "
+            "peers exclude this."
+        )
+    if (local := as_number(learning.get("local-epsilon"))) is not None:
+        sentences.append(
+            "The guarantee holds while the number of sites that tell the coordinator their noise is "
+            f"at most {colluding:.0f} (central privacy through secure summation). Without this "
+            f"assumption, a site's own noise alone gives ε = {local:.3g}."
+        )
+    elif as_table(metrics.get("privacy")):
+        sentences.append(
+            "Each site's part has the noise of its own training steps, so its guarantee rests on "
+            "no other site."
+        )
+    else:
+        sentences.append(
+            "The sum has no noise: it may show something about single records, above all in small "
+            "classes."
+        )
+    return sentences
+
+
+def privacy_line(metrics: Json) -> str:
+    """Privacy guarantee in one line: "sums, epsilon 4, delta 1e-05, for one record"; "none" without
+    a guarantee.
+
+    Example:
+        >>> sites = {"north": {"unit": "record"}}
+        >>> privacy = {"mechanism": "sums", "epsilon": 4.0, "delta": 1e-5, "per_site": sites}
+        >>> privacy_line({"privacy": privacy})
+        'sums, epsilon 4, delta 1e-05, for one record'
+    """
+    privacy = as_table(metrics.get("privacy"))
+    parts = [str(privacy["mechanism"])] if privacy.get("mechanism") else []
+    parts += [
+        f"{key} {number:g}"
+        for key in ("epsilon", "delta")
+        if (number := as_number(privacy.get(key))) is not None
+    ]
+    units = {
+        str(site["unit"])
+        for site in as_table(privacy.get("per_site")).values()
+        if as_table(site).get("unit")
+    }
+    return ", ".join(parts + [f"for one {' or '.join(sorted(units))}"] * bool(units)) or "none"
+
+
+def _row(name: str, site: Json) -> Json:
+    mechanism = str(site.get("mechanism") or "")
+    return {
+        "name": name,
+        "unit": str(site.get("unit") or ""),
+        "epsilon": as_number(site.get("epsilon")),
+        "delta": as_number(site.get("delta")),
+        "tight": as_number(site.get("epsilon_tight")),
+        "mechanism": MECHANISMS.get(mechanism, mechanism),
+        "multiplier": as_number(site.get("noise_multiplier")),
+        "noise": as_numbers(site.get("noise")),
+        "signal": as_numbers(site.get("signal_to_noise")),
+    }

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from fedsurrogate.common.escapes import csv_text
+from fedsurrogate.common.costs import DataReport, reports_from
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.escapes import csv_text, percent
+from fedsurrogate.common.identity import likely_one_remarks
+from fedsurrogate.common.privacy.accounting import budget_remarks
+from fedsurrogate.common.settings.base import flatten
+from fedsurrogate.server_app.lifecycle.resume import OF_RECORDS
+from fedsurrogate.server_app.report.plots.accuracy import ROUND, AccuracyStep, steps
 from fedsurrogate.server_app.report.quality_view import recorded_quality
-from fedsurrogate.server_app.runs.json_values import Json, as_list, as_number, as_table
+from fedsurrogate.server_app.runs.card import missing_classes
 from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
+from fedsurrogate.server_app.runs.scores import at_chance, largest_share, may_be_chance
+from fedsurrogate.server_app.runs.state import Json, as_list, as_number, as_numbers, as_table
 
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")
@@ -135,3 +147,235 @@ def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
     for file, rows in zip(files, tables.values(), strict=True):
         file.write_text(csv_text(rows, ENDING), encoding=ENCODING, newline="")
     return files
+
+
+TITLES = {
+    "curves": "Compared with other runs",
+    "outcomes": "Accuracy against traffic",
+    "progress": "Step by step",
+    "accuracy": "Accuracy at each site",
+    "counts": "Which classes each site has",
+    "evaluation": "How good the model is at the sites",
+    "survey": "What records the sites have",
+    "effects": "What each site changes",
+    "radii": "How far the landscapes were trusted",
+    "map": "Map of the hospitals",
+    "sheets": "What the sites sent",
+    "features": "Real against synthetic features",
+}
+# These have a row of their own, before or after the others.
+FIRST, LAST = ("curves",), ("sheets", "features")
+
+
+def layout(pictures: Collection[str]) -> list[tuple[str, str, str]]:
+    """Key, title and place of every picture, in order.
+
+    Args:
+        pictures: keys of `TITLES`.
+
+    Returns:
+        For each picture its key, its title and its place: "" for half a row, "wide" for a row of
+        several plots, or "wide alone" for a plot next to its caption.
+
+    Example:
+        >>> layout(["survey", "effects", "outcomes"])[1:]
+        [('survey', 'What records the sites have', ''), ('effects', 'What each site changes', '')]
+    """
+    keys = [key for key in TITLES if key in pictures]
+    halves = [key for key in keys if key not in FIRST + LAST]
+    # The first of an odd number has its row alone.
+    alone = halves[: len(halves) % 2]
+    places = {
+        key: "wide alone" if key in alone else "" if key in halves else "wide" for key in keys
+    }
+    return [(key, TITLES[key], place) for key, place in places.items()]
+
+
+NAMED = 12
+
+
+def warnings_of(run: RunFolder) -> list[str]:
+    """One sentence for each warning, from what the run has recorded."""
+    warnings = (
+        _missing_classes(run),
+        _no_better_than_chance(run),
+        _unread(run),
+        _odd(run),
+        *_budget(run),
+    )
+    return [warning for warning in warnings if warning] if run.failure is None else []
+
+
+def _missing_classes(run: RunFolder) -> str:
+    """Warn about classes of which no site has a record, or whose noisy counts are no more than noise.
+    It names no site.
+    """
+    per_site = as_table(as_table(run.metrics.get("privacy")).get("per_site"))
+    counts = [
+        (site.counts, as_numbers(as_table(per_site.get(site.name)).get("noise")).get("counts"))
+        for site in run.sites
+    ]
+    missing = missing_classes(_wanted(run), counts, bool(run.metrics.get("privacy")))
+    if not missing.names:
+        return ""
+    if missing.known == "noisy":
+        return (
+            f"Perhaps no site has a record of {', '.join(map(repr, missing.names[:NAMED]))}: the noisy "
+            f"counts of all sites together are no more than noise (below {missing.bound:.0f}); check "
+            "how the sites write the names of the classes."
+        )
+    shown = ", ".join(missing.names[:NAMED]) + (
+        f" and {len(missing.names) - NAMED} more" if len(missing.names) > NAMED else ""
+    )
+    if len(missing.names) == 1:
+        return f"No site has a record of class {shown}: the model cannot recognise it."
+    return f"No site has a record of classes {shown}: the model cannot recognise them."
+
+
+def _wanted(run: RunFolder) -> list[str]:
+    """The classes of the model, and those that the settings list besides."""
+    listed = as_table(run.manifest.get("config")).get("classes")
+    names = listed.split(",") if isinstance(listed, str) and listed else []
+    return list(dict.fromkeys([*run.classes, *names]))
+
+
+def data_of(run: RunFolder) -> list[DataReport]:
+    """The data reports of a simulation."""
+    return reports_from(json.dumps(as_list(run.metrics.get("data"))))
+
+
+def _unread(run: RunFolder) -> str:
+    """Warn about images that only the run itself could find broken."""
+    unread = [
+        loss.why
+        for report in data_of(run)
+        for loss in report.left_out
+        if "cannot be read" in loss.why
+    ]
+    return f"Left out: {'; '.join(unread)}." if unread else ""
+
+
+def _odd(run: RunFolder) -> str:
+    """Warn about what is odd in the data, such as patients in both training and test."""
+    # Another warning has classes without a record.
+    odd = [remark for report in data_of(run) for remark in report.odd]
+    odd += likely_one_remarks(run.classes)
+    odd = [remark for remark in dict.fromkeys(odd) if not remark.startswith("no record of")]
+    return f"Odd in the data: {'; '.join(odd)}." if odd else ""
+
+
+def _budget(run: RunFolder) -> list[str]:
+    """Warn about a budget that promises little: the records of sites are as their noisy counts say."""
+    config = as_table(run.manifest.get("config"))
+    epsilon, delta = (as_number(config.get(key)) or 0.0 for key in ("epsilon", "delta"))
+    known = [round(sum(site.counts.values())) for site in run.sites if site.counts]
+    fewest = min((count for count in known if count > 0), default=0)
+    return [f"{each[:1].upper()}{each[1:]}." for each in budget_remarks(epsilon, delta, fewest)]
+
+
+def _no_better_than_chance(run: RunFolder) -> str:
+    """Warn about a model that may tell nothing apart: neither the interval of its AUROC nor that of
+    its balanced accuracy is above chance.
+    """
+    if (quality := recorded_quality(run)) is None:
+        return _no_better_than_the_largest_class(run)
+    if not (found := at_chance(quality)):
+        return ""
+    limits = " and ".join(
+        f"that of its {name} is {each.low:.3f} to {each.high:.3f}, where chance has {chance:.3f}"
+        for name, chance, each in found
+    ).replace("that of", "the 95 % interval of", 1)
+    epsilon = run.number("privacy", "epsilon")
+    advice = "check data, labels, backbone and the method's settings"
+    if epsilon:
+        advice = (
+            f"epsilon = {epsilon:g} needs more records of each class, or a larger epsilon; classes that "
+            "differ in the level or the scale of few columns need features.ranges; "
+            "without privacy see if it learns"
+        )
+    return f"The model may be no better than chance: {limits}. If it should be better, {advice}."
+
+
+def _no_better_than_the_largest_class(run: RunFolder) -> str:
+    """For a run that measured accuracy alone, which does not show whether a model tells apart."""
+    own = as_table(run.metrics.get("accuracy"))
+    counts = [site.counts for site in run.sites]
+    majority = largest_share(own, counts)
+    if run.accuracy is None or majority is None or not may_be_chance(None, own, counts):
+        return ""
+    return (
+        f"The accuracy, {percent(run.accuracy)}, is not above that of always giving the largest class, "
+        f"{percent(majority)}. Accuracy alone does not show whether the model tells classes apart, and "
+        "this run measured nothing else: evaluate the model, which measures its AUROC."
+    )
+
+
+# Settings that decide which records a run trains and tests on.
+RECORDS = (
+    *OF_RECORDS,
+    *("partition", "alpha", "classes-per-site", "site-column", "test-fraction"),
+    *("data-dir", "seed", "classes"),
+)
+
+
+def compared(runs: Sequence[tuple[str, RunFolder]]) -> dict[str, Sequence[AccuracyStep]]:
+    """Accuracy by round of each run. A chain has one model, at its end.
+
+    Args:
+        runs: each with its folder's name.
+
+    Returns:
+        The steps of each run. Keys are methods; a method that occurs twice gets part of its
+        folder's name.
+
+    Raises:
+        RunError: for a run without an accuracy on the test data of all sites.
+    """
+    accuracies: dict[str, Sequence[AccuracyStep]] = {}
+    for folder, run in runs:
+        what, taken = steps(run)
+        if not taken:
+            raise RunError(
+                f"{folder} has no accuracy on the test data of all sites, so it cannot be compared "
+                "with others"
+            )
+        if what != ROUND:
+            taken = [replace(taken[-1], name="1")]
+        name = run.method
+        accuracies[f"{name} {folder[-6:]}" if name in accuracies else name] = taken
+    return accuracies
+
+
+def comparison_table(curves: Mapping[str, Sequence[AccuracyStep]]) -> Table:
+    """A row for each round of each run."""
+    rows = [
+        (name, step.name, step.bytes, step.accuracy)
+        for name, taken in curves.items()
+        for step in taken
+    ]
+    return [("run", "round", "bytes up", "accuracy"), *rows]
+
+
+def of_other_records(runs: Sequence[tuple[str, RunFolder]]) -> list[str]:
+    """A sentence about each run whose records differ from the first one's: their accuracies cannot
+    be compared.
+    """
+    own, notes = _records(runs[0][1]), []
+    for folder, run in runs[1:]:
+        other = _records(run)
+        apart = [
+            f"{key} = {other[key]}, here {own[key]}"
+            for key in RECORDS
+            if key in own.keys() & other and own[key] != other[key]
+        ]
+        if apart:
+            notes.append(
+                f"{folder} has other records ({'; '.join(apart)}), so the accuracies are not of "
+                "the same test data"
+            )
+    return notes
+
+
+def _records(run: RunFolder) -> dict[str, Any]:
+    config = flatten(as_table(run.manifest.get("config")))
+    return {key: config[key] for key in RECORDS if key in config}

@@ -10,11 +10,15 @@ from fedsurrogate.common.methods.method import Plan
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.measures import added, metrics_of
-from fedsurrogate.server_app.runs.card import UNKNOWN, run_card
-from fedsurrogate.server_app.runs.chance import may_be_chance
-from fedsurrogate.server_app.runs.json_values import as_numbers, as_table
-from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
-from fedsurrogate.server_app.runs.privacy_card import privacy_card
+from fedsurrogate.server_app.runs.card import (
+    UNKNOWN,
+    MissingClasses,
+    missing_classes,
+    privacy_card,
+    run_card,
+)
+from fedsurrogate.server_app.runs.scores import may_be_chance
+from fedsurrogate.server_app.runs.state import as_numbers, as_table
 from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
 
 Json = dict[str, Any]

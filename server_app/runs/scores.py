@@ -4,10 +4,12 @@ the one first that does not mislead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fedsurrogate.common.models.class_measures import leads_with_auroc
-from fedsurrogate.server_app.runs.json_values import Json, as_number, as_table
+from fedsurrogate.server_app.runs.state import Json, as_number, as_numbers, as_table
 
 # Columns of a table, by their names.
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
@@ -74,3 +76,96 @@ def in_words(scores: Mapping[str, float | None]) -> str:
     order = dict.fromkeys((leading(scores), *SCORES))
     known = [(SCORES[name], value) for name in order if (value := scores.get(name)) is not None]
     return ", ".join(f"{words} {value:.4f}" for words, value in known)
+
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.models.class_measures import Measure, ModelQuality
+
+# An accuracy is compared with the largest class plus this: less is within the uncertainty of some
+# hundred test records.
+MARGIN = 0.02
+
+
+def may_be_chance(
+    quality: ModelQuality | None,
+    accuracy: Json,
+    counts: Sequence[Mapping[str, float]],
+    classes: int = 0,
+) -> bool:
+    """Whether nothing that was measured is above chance.
+
+    Args:
+        quality: measures of the model; None without any.
+        accuracy: "accuracy" of metrics.json.
+        counts: records by class of each site that has reported them.
+        classes: of the model; what an even guess reaches counts where no site has reported records.
+    """
+    if quality is not None:
+        return bool(at_chance(quality))
+    reached, largest = accuracy_of(accuracy), largest_share(accuracy, counts)
+    largest = 1 / classes if largest is None and classes else largest
+    return reached is not None and largest is not None and reached <= largest + MARGIN
+
+
+def at_chance(quality: ModelQuality) -> list[tuple[str, float, Measure]]:
+    """AUROC and balanced accuracy, with what chance reaches, if the interval of neither is above it.
+
+    Args:
+        quality: measures of the model.
+
+    Returns:
+        Name, chance and measure of each; empty for a model that is better, or if nothing is known.
+    """
+    classes = len(quality.classes) - len(quality.left_out)
+    chances = {"macro_auroc": ("AUROC", 0.5)}
+    chances["balanced_accuracy"] = ("balanced accuracy", 1 / max(1, classes))
+    found = [
+        (name, chance, each)
+        for key, (name, chance) in chances.items()
+        if (each := quality.averages.get(key)) is not None and each.low is not None
+    ]
+    above = any((each.low or 0.0) > chance for _, chance, each in found)
+    return [] if classes < 2 or above else found
+
+
+def accuracy_of(accuracy: Json) -> float | None:
+    """The accuracy on the test split or, without one, the mean of the accuracies at the sites.
+
+    Args:
+        accuracy: "accuracy" of metrics.json.
+    """
+    local = list(as_numbers(accuracy.get("per_site")).values())
+    model = as_number(accuracy.get("model"))
+    return model if model is not None else sum(local) / len(local) if local else None
+
+
+def largest_share(accuracy: Json, counts: Sequence[Mapping[str, float]]) -> float | None:
+    """Accuracy of always giving the largest class.
+
+    On the test data if the run has measured it; otherwise estimated from the records that sites
+    have by class: of all sites for a global model, and as the mean over the sites where each site
+    tests on its own data.
+
+    Args:
+        accuracy: "accuracy" of metrics.json.
+        counts: records by class of each site that has reported them.
+
+    Returns:
+        The accuracy in [0, 1]; None if nothing is known.
+    """
+    shared = as_number(accuracy.get("model")) is not None
+    if shared and (measured := as_number(accuracy.get("majority"))) is not None:
+        return measured
+    positive = [{name: max(0.0, number) for name, number in own.items()} for own in counts if own]
+    total = Counter[str]()
+    for each in positive:
+        total.update(each)
+    if not sum(total.values()):
+        return None
+    largest = max(total, key=lambda name: total[name])
+    if shared:
+        return float(total[largest] / sum(total.values()))
+    shares = [
+        each.get(largest, 0.0) / sum(each.values()) for each in positive if sum(each.values())
+    ]
+    return sum(shares) / len(shares)

@@ -2,15 +2,214 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.escapes import for_terminal, human_bytes, human_seconds, percent
 from fedsurrogate.common.methods import METHODS
-from fedsurrogate.common.number_format import human_bytes, human_seconds, percent
-from fedsurrogate.server_app.runs.json_values import Json, as_number, as_numbers, as_table, at
+
+Json = dict[str, Any]
+
+
+def clean(value: Any) -> Any:
+    """Replace characters that are unsafe to show in all strings: control, text direction, lone
+    surrogates.
+
+    Args:
+        value: any value from JSON.
+
+    Returns:
+        The same value with safe strings, also in keys of tables.
+
+    Example:
+        >>> clean({"two\\nlines": [1.5, "a\\tb"]})
+        {'two lines': [1.5, 'a b']}
+    """
+    if isinstance(value, str):
+        return for_terminal(value)
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return (
+        {clean(key): clean(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+def at(value: Any, *keys: str) -> Any:
+    """Return the value at `keys` in nested tables, or None.
+
+    Args:
+        value: any value from JSON.
+        keys: from the outermost table to the innermost.
+
+    Returns:
+        The value; None where a key is missing or a value on the way is not a table.
+
+    Example:
+        >>> at({"seconds": {"total": 2.5}}, "seconds", "total")
+        2.5
+        >>> at({"seconds": 3}, "seconds", "total") is None
+        True
+    """
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def as_table(value: Any) -> Json:
+    """Return a table unchanged, and an empty table for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, and an empty list for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_number(value: Any) -> float | None:
+    """Return a finite number as a float, and None for anything else.
+
+    Example:
+        >>> as_number(3), as_number(True), as_number("3"), as_number(float("nan"))
+        (3.0, None, None, None)
+    """
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if fits else None
+
+
+def as_numbers(value: Any) -> dict[str, float]:
+    """Return the entries of a table that are finite numbers."""
+    return {
+        str(key): number
+        for key, item in as_table(value).items()
+        if (number := as_number(item)) is not None
+    }
+
+
+def natural_order(name: str) -> list[tuple[int, int | str]]:
+    """Sort key under which "site 10" follows "site 9".
+
+    Example:
+        >>> sorted(["site 10", "site 9", "north"], key=natural_order)
+        ['north', 'site 9', 'site 10']
+    """
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]
+
+
+METRICS = "metrics.json"
+MANIFEST = "manifest.json"
+EVENTS = "events.jsonl"
+PARTS = (METRICS, MANIFEST, EVENTS)
+
+
+def read_object(file: Path) -> tuple[Json, str]:
+    """Read a JSON object that may be missing or damaged. Its texts are as they stand in the file.
+
+    Args:
+        file: one of a run's JSON files.
+
+    Returns:
+        The object, and an empty text; or an empty object, and why it could not be read.
+
+    Raises:
+        OSError: the file is there, and this process may not read it.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return {}, f"{file.name} is missing"
+    except (ValueError, RecursionError) as error:
+        return {}, f"{file.name} cannot be read ({error})"
+    return (value, "") if isinstance(value, dict) else ({}, f"{file.name} is not a JSON object")
+
+
+def read_json(folder: Path, name: str) -> Json:
+    """Read one of a run's JSON files.
+
+    Args:
+        folder: a run folder.
+        name: of the file.
+
+    Returns:
+        The JSON object in the file. Its texts are as they stand in the file.
+
+    Raises:
+        RunError: the file is missing, cannot be read or is not a JSON object.
+    """
+    try:
+        content = json.loads((folder / name).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"{name} cannot be read ({type(error).__name__})"
+        raise RunError(f"{folder} is not a run folder: {why}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{folder / name} is not a JSON object")
+    return content
+
+
+class EventFile:
+    """An events.jsonl that may grow, or not exist yet.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: the file.
+        broken: number of lines that could not be read so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.broken = 0
+        self._offset = 0
+
+    def read(self, to_the_end: bool = False) -> list[Json]:
+        """Events written since the last call, in order, without characters that control a terminal.
+
+        Args:
+            to_the_end: whether an incomplete last line is read as it is. Else it waits for the next
+                call.
+
+        Returns:
+            The new events; none for a file that does not exist yet.
+
+        Raises:
+            RunError: the file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read: {error.strerror}") from None
+        whole = added if to_the_end else added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        lines = (line for line in whole.split(b"\n") if line.strip())
+        return [event for line in lines if (event := self._event(line)) is not None]
+
+    def _event(self, line: bytes) -> Json | None:
+        try:
+            event = clean(json.loads(line.decode("utf-8", "replace")))
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict):
+            return event
+        self.broken += 1
+        return None
+
 
 Fate = Literal["waiting", "used", "rejected", "dropped"]
 FATES: tuple[Fate, ...] = ("waiting", "used", "rejected", "dropped")

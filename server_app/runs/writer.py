@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+import socket
+import subprocess
+import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from errno import ENOSPC
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +25,199 @@ from fedsurrogate.common.flower.environment import COMMAND_BEGAN
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX
-from fedsurrogate.common.wire.model_files import save_model
-from fedsurrogate.server_app.runs.manifest import Start, make_manifest
+from fedsurrogate.common.version import NAME, own_version
+from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
-from fedsurrogate.server_app.runs.writer_lock import WriterLock
 from fedsurrogate.strategies.base.outcome import Outcome
+
+FILE = ".writer"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+BEAT_SECONDS = 5.0
+# A heartbeat that is older has stopped, if the lock cannot show it.
+SILENT_SECONDS = 60.0
+
+
+class WriterLock:
+    """The lock and the heartbeat of a run folder, from its creation until `close`. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+        aside = folder / f"{FILE}.new"
+        self._lock = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        # Without locks, as on some network disks, readers have the heartbeat.
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        own = {"boot": _boot(), "host": socket.gethostname(), "pid": os.getpid()}
+        os.pwrite(self._lock, json.dumps(own).encode(), 0)
+        # Under its own name the file is locked from the beginning.
+        aside.replace(self._file)
+        self._closed = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def close(self) -> None:
+        """End the heartbeat and remove the file. The run's end must be recorded before."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._file.unlink(missing_ok=True)
+            os.close(self._lock)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(self._file)
+
+
+def writer_is_gone(folder: Path) -> bool:
+    """Whether a run folder had a writer that no longer exists. False for a folder without the file
+    `.writer`.
+    """
+    file = folder / FILE
+    try:
+        lock = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return _is_silent(file)
+    try:
+        content = os.pread(lock, 4096, 0)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return _is_silent(file)
+    finally:
+        os.close(lock)
+    # The file is removed when the run has ended, perhaps since it was opened.
+    return file.exists() and (_boot_in(content) == _boot() != "" or _is_silent(file))
+
+
+def last_sign(folder: Path) -> datetime | None:
+    """The time of the writer's last heartbeat; None without one."""
+    try:
+        return datetime.fromtimestamp((folder / FILE).stat().st_mtime, UTC)
+    except OSError:
+        return None
+
+
+def forget_writer(folder: Path) -> None:
+    """Remove the file of a writer that is gone, after the run's end was recorded."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def _is_silent(file: Path) -> bool:
+    with suppress(OSError):
+        return time.time() - file.stat().st_mtime > SILENT_SECONDS
+    return False
+
+
+def _boot_in(content: bytes) -> str:
+    with suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(content)["boot"])
+    return ""
+
+
+def _boot() -> str:
+    """The id of this start of the kernel; containers share it. Empty where there is none."""
+    with suppress(OSError):
+        return BOOT.read_text().strip()
+    return ""
+
+
+PACKAGES = (
+    "flwr",
+    "torch",
+    "torchvision",
+    "open_clip_torch",
+    "timm",
+    "numpy",
+    "scikit-learn",
+    "protobuf",
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Time and software versions at a run's start.
+
+    Attributes:
+        flower_run_id: the number of the run in Flower.
+        time: of the start.
+        versions: of each installed package, by its name.
+        git_commit: of the working folder, "" if it is not a repository.
+        simulated: whether all sites ran on the coordinator's machine, with the run's own data.
+    """
+
+    flower_run_id: int
+    time: datetime
+    versions: dict[str, str]
+    git_commit: str
+    simulated: bool = False
+
+    @classmethod
+    def now(cls, flower_run_id: int, time: datetime, simulated: bool = False) -> Start:
+        """The start of a run with the software of this process.
+
+        Args:
+            flower_run_id: the number of the run in Flower.
+            time: of the start.
+            simulated: see `Start`.
+
+        Returns:
+            The start, with this process's versions and the git commit of its working folder.
+        """
+        return cls(flower_run_id, time, _versions(), _git_commit(), simulated)
+
+
+def make_manifest(
+    settings: Mapping[str, Any], digest: str, start: Start, model: Classifier | None = None
+) -> dict[str, Any]:
+    """The content of manifest.json.
+
+    Args:
+        settings: of the run, flat.
+        digest: of the run.
+        start: its time and software.
+        model: the learned model; None before a model has been learned.
+
+    Returns:
+        The content, with fingerprint and classes if there is a model.
+    """
+    manifest: dict[str, Any] = {
+        "config": settings,
+        "versions": start.versions,
+        "seed": settings["seed"],
+        "run": digest,
+        "flower_run_id": str(start.flower_run_id),
+        "git_commit": start.git_commit,
+        "simulated": start.simulated,
+        "started": start.time.isoformat(timespec="seconds"),
+    }
+    if model is not None:
+        manifest |= {"fingerprint": model.header.fingerprint, "classes": list(model.header.classes)}
+    return manifest
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {NAME: own_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str:
+    """The git commit of the working folder, or ""."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
 
 # Bytes reserved on the disk, so that a failed run can write its reason: metrics, one event, a
 # report.

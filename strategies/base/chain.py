@@ -19,15 +19,17 @@ from flwr.serverapp import Grid
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.surrogates.surrogates import Reply
 from fedsurrogate.common.wire.records import Info, to_record
-from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import Group
-from fedsurrogate.strategies.base.outcome import NO_REPLY
-from fedsurrogate.strategies.base.reported import seconds_in, share_in
+from fedsurrogate.strategies.base.federation import Federation, Group
+from fedsurrogate.strategies.base.outcome import NO_REPLY, seconds_in, share_in
 from fedsurrogate.strategies.base.training import read_kept
-from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from fedsurrogate.strategies.flower.settings import Settings
+from fedsurrogate.strategies.flower import (
+    Settings,
+    check_no_settings,
+    classifier_arrays,
+    metrics_of,
+)
 
 STATE, RELAY = "chain.json", "relay.bin"
 

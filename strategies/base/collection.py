@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower.pace import REMOTE, Pace
+from fedsurrogate.common.flower.environment import REMOTE, Pace
 
 POLL_SECONDS = 0.3
 # How long a run waits at its start for sites to connect; the deadline if that is shorter.

@@ -18,18 +18,20 @@ from torch import Tensor
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import check_stated
-from fedsurrogate.common.surrogates.columns import Frame, common_frame
+from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import Reply
 from fedsurrogate.common.wire.records import Info, pack_question, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
-from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import misfits, other_truths
-from fedsurrogate.strategies.base.outcome import Defended, PointSource, Site, due_centre
-from fedsurrogate.strategies.base.reported import seconds_in
-from fedsurrogate.strategies.flower.records import check_no_settings, classifier_arrays, metrics_of
-from fedsurrogate.strategies.flower.settings import Settings
+from fedsurrogate.strategies.base.federation import Federation, misfits, other_truths
+from fedsurrogate.strategies.base.outcome import Defended, PointSource, Site, due_centre, seconds_in
+from fedsurrogate.strategies.flower import (
+    Settings,
+    check_no_settings,
+    classifier_arrays,
+    metrics_of,
+)
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"

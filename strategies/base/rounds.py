@@ -14,27 +14,25 @@ from typing import Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.backbones.column_names import shown
+from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.parameters import Parameters, check_update, length_of
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.records import Info, to_record
-from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import introduction
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Defended, Suspect
-from fedsurrogate.strategies.base.reported import seconds_in
+from fedsurrogate.strategies.base.federation import Federation, introduction
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Defended, Suspect, seconds_in
 from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.flower.records import (
+from fedsurrogate.strategies.flower import (
+    Settings,
     arrays_of,
     check_no_settings,
     metrics_of,
     tensors_like,
 )
-from fedsurrogate.strategies.flower.settings import Settings
 
 CHECKPOINT = "checkpoint.safetensors"
 # Timed parts of a FedLAP site's work.

@@ -17,9 +17,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.errors import RunError, SurrogateError, largest_parameter
 from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.limits import largest_parameter
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head, Network
 from fedsurrogate.common.models.generators import fresh_generator, tensors_of
@@ -27,7 +26,7 @@ from fedsurrogate.common.models.networks import fresh, of_target, parameters_of
 from fedsurrogate.common.models.parameters import CONTROL, Parameters, Tensors
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DPCVAESettings
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import MOST_NUMBERS, pack_parameters

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.version import stream
 from fedsurrogate.strategies.closed_form.factored import (
     Factored,
     Tridiagonal,

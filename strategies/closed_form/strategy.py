@@ -27,9 +27,8 @@ from fedsurrogate.strategies.closed_form.statistics import (
     of_total,
     sum_of,
 )
-from fedsurrogate.strategies.heads.strategy import Heads
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
+from fedsurrogate.strategies.heads import Heads
+from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES, Total
 from fedsurrogate.strategies.robustness.defence import cap_sums, caps
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.counting.counts import Counts, check_tables
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import scored_classes
+from fedsurrogate.common.methods.counting import Counts, check_tables, scored_classes
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, Settings
 from fedsurrogate.common.targets.counted import (
@@ -32,7 +31,7 @@ from fedsurrogate.common.targets.counted import (
 )
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
 
 Json = dict[str, Any]

@@ -21,20 +21,17 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.counting.counts import Counts, check_counts, unpack_counts
-from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.limits import LARGEST_PRIVATE
-from fedsurrogate.common.methods.counting import tables_in
+from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
+from fedsurrogate.common.methods.counting import Counts, check_counts, tables_in, unpack_counts
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
-from fedsurrogate.common.wire.model_files import load_model
-from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.federation import Group
 from fedsurrogate.strategies.base.one_shot import Learned, OneShot
 from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.counting.results import (

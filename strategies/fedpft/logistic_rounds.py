@@ -25,8 +25,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.limits import LARGEST_PRIVATE
+from fedsurrogate.common.errors import LARGEST_PRIVATE, ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
     BINS,
@@ -49,14 +48,22 @@ from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.tensors import pack, unpack
-from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.federation import Group
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.plausibility import Total, beyond, check_gradients
-from fedsurrogate.strategies.pooling.public_projection import map_with_words, read_map, read_public
-from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
-from fedsurrogate.strategies.pooling.rounds_of_sums import RoundsOfSums
-from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES
-from fedsurrogate.strategies.robustness.influence import TAIL
+from fedsurrogate.strategies.pooling.class_means import (
+    RoundsOfSums,
+    map_with_words,
+    read_map,
+    read_public,
+)
+from fedsurrogate.strategies.pooling.site_weights import (
+    FEWEST_SITES,
+    Total,
+    beyond,
+    check_gradients,
+    coordinate_median,
+)
+from fedsurrogate.strategies.robustness.defence import TAIL
 from fedsurrogate.strategies.secure_sum.strategy import SecureRounds
 from fedsurrogate.strategies.targets.sums import added
 

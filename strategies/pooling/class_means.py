@@ -5,7 +5,7 @@ Noisy class means whose differences are mostly chance along the own mean of feat
 
 Where classes differ in their level alone, one direction tells them apart, and all others hold noise
 that a head would give as much weight as it is large. The own mean is known to be one direction
-(`common/privacy/own_mean.py`), so both parts are judged alone.
+(`common/privacy/gaussian_mechanism.py`), so both parts are judged alone.
 
 Lengths of noisy class means, shrunk towards what all classes have in common.
 
@@ -17,18 +17,147 @@ known far better than that of one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from flwr.serverapp import Grid
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
-from fedsurrogate.common.privacy.own_mean import OwnParts
-from fedsurrogate.common.surrogates.class_sums import PRESENT
-from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
+from fedsurrogate.common.backbones.backbones import named_dimension
+from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
+from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
+from fedsurrogate.common.methods.method import Field
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, OwnParts, public_signs
+from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.secure_sum.protocol import dimensions_of, projected_dimensions
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.heads import AUTO
+from fedsurrogate.common.surrogates.class_sums import PRESENT, fold, unfold
+from fedsurrogate.common.surrogates.covariances import (
+    AnyCovariance,
+    Diagonal,
+    Full,
+    Gram,
+    LowRank,
+    Spherical,
+    StoredGram,
+)
+from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.version import stream
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.surrogate_proto import (
+    pack_centre,
+    public_digest,
+    unpack_centre,
+    unpack_projection,
+)
+from fedsurrogate.common.wire.tensors import pack
+from fedsurrogate.strategies.base.outcome import Defended
+from fedsurrogate.strategies.base.rounds import Rounds
+from fedsurrogate.strategies.base.training import Training
+from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one frame to another: a column z becomes factor z + shift.
+
+    Attributes:
+        factor: (d,), float64, above zero.
+        shift: (d,), float64.
+    """
+
+    factor: Tensor
+    shift: Tensor
+
+    @classmethod
+    def between(cls, own: bytes, wanted: bytes) -> Change:
+        """The change from one frame to another, of which one may be empty: features as they are."""
+        first, last = (Frame.of(each) if each else None for each in (own, wanted))
+        one = torch.ones_like((first or last).offset)  # type: ignore[union-attr]
+        scale, offset = (one, 0 * one) if first is None else (first.divisor, first.offset)
+        unit, centre = (one, 0 * one) if last is None else (last.divisor, last.offset)
+        return cls(scale / unit, (offset - centre) / unit)
+
+
+def moved_surrogate(surrogate: AnySurrogate, wanted: bytes) -> AnySurrogate:
+    """A surrogate in another frame.
+
+    One variance for all columns stays one: their mean. Noisy sums have no frame.
+
+    Args:
+        surrogate: of a site.
+        wanted: the frame.
+    """
+    if isinstance(surrogate, SumsSurrogate) or surrogate.header.frame == wanted:
+        return surrogate
+    change = Change.between(surrogate.header.frame, wanted)
+    table = surrogate.mixtures
+    means = (table.means.double() * change.factor + change.shift).float()
+    mixtures = replace(table, means=means, covariance=_moved(table.covariance, change.factor))
+    return replace(surrogate, header=replace(surrogate.header, frame=wanted), mixtures=mixtures)
+
+
+def _moved(covariance: AnyCovariance, factor: Tensor) -> AnyCovariance:
+    """The covariance after column j is multiplied by factor[j]."""
+    match covariance:
+        case Spherical():
+            return Spherical((covariance.variances.double() * factor.square().mean()).float())
+        case Diagonal():
+            return Diagonal((covariance.variances.double() * factor.square()).float())
+        case LowRank():
+            loadings = (covariance.factor.double() * factor[:, None]).float()
+            return LowRank(loadings, (covariance.variances.double() * factor.square()).float())
+        case Full():
+            return Full((covariance.cholesky.double() * factor[:, None]).float())
+        case StoredGram():
+            variances = (covariance.variances_per_dimension().double() * factor.square()).float()
+            return StoredGram(lambda: _scaled(covariance.matrix, factor), variances)
+        case Gram():
+            return Gram(_scaled(covariance.matrix, factor))
+
+
+def _scaled(matrix: Tensor, factor: Tensor) -> Tensor:
+    return (matrix.double() * factor * factor[:, None]).float()
+
+
+def moved_parameters(sent: Parameters, fields: Iterable[Field], wanted: bytes) -> Parameters:
+    """Tensors of a site in another frame, float64, by what their fields say of them.
+
+    Args:
+        sent: in the frame of its header.
+        fields: of its tensors.
+        wanted: the frame.
+    """
+    if sent.header.frame == wanted:
+        return sent
+    change = Change.between(sent.header.frame, wanted)
+    moved = {each.name: _moved_tensor(each, sent.tensors, change) for each in fields}
+    return replace(sent, header=replace(sent.header, frame=wanted), tensors=moved)
+
+
+def _moved_tensor(field: Field, own: Tensors, change: Change) -> Tensor:
+    value, last = own[field.name].double(), field.shape.split()[-1]
+    of = own[field.count].double() if field.count else None
+    if field.degree is None:
+        return value * change.factor + change.shift if last == "d" else value
+    if not field.degree:
+        return value if of is None else value - of @ (change.shift / change.factor)
+    if last == "T":
+        whole = unfold(value, len(change.factor))
+        return fold(whole * change.factor * change.factor[:, None])
+    value = value * change.factor**field.degree
+    return value if of is None else value + torch.outer(of, change.shift).reshape(value.shape)
+
 
 # By how many standard deviations chance may exceed its expectation.
 DEVIATIONS = 3.0
@@ -332,3 +461,396 @@ def even_lengths(
         means=pooled.means * factors[:, None],
         noise=noise * torch.outer(factors, factors),
     )
+
+
+def read_centre(file: str, power: float = 1.0) -> Tensor | None:
+    """The public centre in a safetensors file, rounded as in transfer to sites.
+
+    Args:
+        file: with features `x`, (n, d); empty for none.
+        power: to which they are raised before the mean.
+
+    Returns:
+        Their mean, (d,); None without a file.
+
+    Raises:
+        ConfigError: when the file is missing or has no such features.
+    """
+    return unpack_centre(pack_centre(raised(read_public(file), power).mean(0))) if file else None
+
+
+def read_public(file: str) -> Tensor:
+    """The public features in a safetensors file.
+
+    Args:
+        file: with features `x`.
+
+    Returns:
+        The features, (n, d), float64.
+
+    Raises:
+        ConfigError: when the file is missing or has none, or they are not finite.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(Path(file).expanduser(), "pt") as content:
+            features: Tensor = content.get_tensor("x").double()
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, TypeError, SafetensorError) as error:
+        raise ConfigError(
+            f"fedpft.public = {file!r}: no readable safetensors file with features x ({error})"
+        ) from None
+    if features.ndim != 2 or not features.numel() or not features.isfinite().all():
+        raise ConfigError(
+            f"fedpft.public = {file!r}: x of shape {tuple(features.shape)} must be (n, d) and "
+            "finite"
+        )
+    return features
+
+
+NAME, CENTRE, POWER = "projection", "centre", "power"
+# Part of the mean variance that is added to every variance of public images: directions that they
+# do not have stay small.
+RIDGE = 0.1
+
+
+def read_map(config: Run, dimension: int = 0) -> PublicMap:
+    """The map of `map_with_words`."""
+    return map_with_words(config, dimension)[0]
+
+
+def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
+    """The run's map, rounded as in transfer to sites, and what projects, in words.
+
+    Args:
+        config: features.projection has a matrix or a known head, or is "auto"; and fedpft.public
+            has public features, whose mean is the centre.
+        dimension: of the sites' features, which "auto" needs.
+
+    Raises:
+        ConfigError: for a file that does not hold what is needed.
+    """
+    own, power = config.settings, config.power
+    public, file = own.fedpft.public, own.features.given_projection
+    centre = read_centre(public, power)
+    if file:
+        directions, is_head, of_file = _read(file, power)
+        centre = of_file if centre is None else centre
+        wanted = dimensions_of(own.features, own.colluding, config.mechanism)
+    elif wanted := projected_dimensions(config, dimension):
+        head = own_head(own.backbone, own.weights_path, dimension)
+        # A head of few classes would leave out what sets others apart.
+        is_head = head is not None and len(head) >= wanted
+        directions = random_rows(min(wanted, dimension - 1), dimension)
+        if head is not None and is_head:
+            directions = head if public else head - head.mean(1, keepdim=True)
+    else:
+        return PublicMap(None, centre), ""
+    if is_head:
+        if public and directions.shape[1] != len(centre if centre is not None else ()):
+            raise ConfigError(
+                f"features.projection = {file or AUTO!r} has {directions.shape[1]} columns; "
+                "features in fedpft.public have another number"
+            )
+        # What all classes share does not tell them apart.
+        directions = directions - directions.mean(0)
+        directions = (
+            whitened(directions, raised(read_public(public), power))
+            if public
+            else leading(directions)
+        )
+    count = min(wanted, *directions.shape)
+    rows = directions[:count]
+    # Rounds subtract a mean first, so that an offset that records share takes none of their norm.
+    if own.head.solver == LOGISTIC and not (file or public):
+        rows = with_own_mean(rows)
+    made = PublicMap(unpack_projection(pack(rows.float())), centre)
+    source = "the given file" if file else f"the head of {own.backbone}"
+    if not file and not is_head:
+        source = (
+            f"random ones, because no head with so many classes was found for {own.backbone}; for "
+            "features in files, `backbone` and `weights-path` name what made them"
+        )
+    return made, f"{count:,} of {directions.shape[1]:,} directions: {source}"
+
+
+def with_digest(flat: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Settings of a run with the digest of its public map, where that is known before sites are asked.
+
+    Args:
+        flat: settings of the run.
+
+    Raises:
+        ConfigError: for a file that cannot be read, or does not hold what is needed.
+
+    Example:
+        >>> with_digest({"method": "fedpft"})
+        {'method': 'fedpft'}
+    """
+    run = parse_run(flat)
+    own = run.settings
+    if own.fedpft.public:
+        dimension = read_public(own.fedpft.public).shape[1]
+    elif own.features.given_projection:
+        dimension = _read(own.features.given_projection, run.power)[0].shape[1]
+    else:
+        # Of files at sites `data` says nothing.
+        dimension = named_dimension("imagefolder", own.backbone, own.image_size)
+    if not (run.maps and dimension) or own.features.digest:
+        return dict(flat)
+    return {**flat, "features.digest": public_digest(read_map(run, dimension))}
+
+
+def random_rows(count: int, dimension: int) -> Tensor:
+    """Orthonormal directions, drawn from a public seed among those without the mean of all columns.
+
+    Features share much of that mean, above all those that are never negative; it would take most of
+    a record's norm.
+
+    Args:
+        count: k, below d.
+        dimension: d.
+
+    Returns:
+        Rows (k, d), float64.
+
+    Example:
+        >>> rows = random_rows(2, 5)
+        >>> (rows @ rows.T).round(decimals=9).tolist(), bool((rows.sum(1).abs() < 1e-9).all())
+        ([[1.0, 0.0], [0.0, 1.0]], True)
+    """
+    drawn = torch.randn(
+        dimension, count, generator=stream(0, "", "projection"), dtype=torch.float64
+    )
+    columns = torch.cat([torch.ones(dimension, 1, dtype=torch.float64), drawn], 1)
+    rows: Tensor = torch.linalg.qr(columns)[0][:, 1:].T
+    return rows
+
+
+def with_own_mean(rows: Tensor) -> Tensor:
+    """Directions without the mean of all columns, and with it at a small weight in place of the last:
+    classes may differ in it alone.
+
+    Args:
+        rows: orthonormal, (k, d); a single one stays as it is.
+
+    Returns:
+        Rows (k, d). The last has KEPT.mean times the length that others leave of a random direction.
+
+    Example:
+        >>> with_own_mean(random_rows(2, 4))[1].tolist()
+        [0.03535533905932738, 0.03535533905932738, 0.03535533905932738, 0.03535533905932738]
+    """
+    count, dimension = rows.shape
+    if count < 2:
+        return rows
+    weight = KEPT.mean * math.sqrt(count / dimension) / math.sqrt(dimension)
+    return torch.cat([rows[:-1], torch.full_like(rows[-1:], weight)])
+
+
+def whitened(head: Tensor, public: Tensor) -> Tensor:
+    """The leading directions of a head for features whitened by those of public images.
+
+    Each row is scaled with the root of its singular value: what tells more classes apart gets more
+    of a record's norm.
+
+    Args:
+        head: weight, (C, d).
+        public: features of public images, (n, d).
+
+    Returns:
+        Rows (k, d), whose largest entry has magnitude one.
+    """
+    d = public.shape[1]
+    apart = public - public.mean(0)
+    covariance = apart.T @ apart / len(apart)
+    values, vectors = torch.linalg.eigh(covariance)
+    deviations = (values.clamp_min(0) + RIDGE * covariance.trace() / d).clamp_min(1e-12).sqrt()
+    _, strengths, directions = torch.linalg.svd(head @ (vectors * deviations), full_matrices=False)
+    rows: Tensor = (
+        (strengths / strengths[0]).sqrt()[:, None] * (directions / deviations) @ vectors.T
+    )
+    return rows / rows.abs().max()
+
+
+def leading(rows: Tensor) -> Tensor:
+    """The right singular vectors of rows (n, d), the strongest first."""
+    directions: Tensor = torch.linalg.svd(rows, full_matrices=False)[2]
+    return directions
+
+
+def _read(file: str, power: float) -> tuple[Tensor, bool, Tensor | None]:
+    """The matrix in a file, whether it is a head, and the centre in it.
+
+    Args:
+        file: safetensors.
+        power: of the run's features, which that of a map with a centre must equal.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    centre = None
+    try:
+        with safe_open(Path(file).expanduser(), "pt") as content:
+            held = content.keys()
+            names = [name for name in (NAME, *HEADS) if name in held]
+            directions = content.get_tensor(names[0]).double() if names else torch.zeros(0)
+            made_for = (content.metadata() or {}).get(POWER, "")
+            if names[:1] == [NAME] and CENTRE in held:
+                centre = unpack_centre(pack_centre(content.get_tensor(CENTRE)))
+    # RuntimeError, TypeError: torch cannot represent a side of zero next to a huge one.
+    except (OSError, RuntimeError, TypeError, SafetensorError, SurrogateError) as error:
+        raise ConfigError(
+            f"features.projection = {file!r}: no readable safetensors file ({error})"
+        ) from None
+    if directions.ndim != 2 or not directions.isfinite().all():
+        raise ConfigError(
+            f"features.projection = {file!r}: needs a finite matrix named {NAME}, or a head named "
+            f"{', '.join(HEADS)}"
+        )
+    if centre is not None and len(centre) != directions.shape[1]:
+        raise ConfigError(
+            f"features.projection = {file!r}: a centre of {len(centre)} dimensions, but a matrix "
+            f"of {directions.shape[1]} columns"
+        )
+    if made_for and made_for != f"{power:g}":
+        raise ConfigError(
+            f"features.projection = {file!r} was made for features.power = {made_for}, and this run "
+            f"has {power:g}; make it anew with coordinator public-map --power {power:g}"
+        )
+    return directions, names[0] != NAME, centre
+
+
+# In the memory of a training: the share of its weight that a site keeps, from its first round on.
+SHARE = "share."
+
+
+def check_charged(training: Training) -> None:
+    """Raise RunError where the next round has been charged: with noise, each is released once."""
+    if training.config.private and training.asked > training.round:
+        raise RunError(
+            f"round {training.round + 1} of this run failed, but is charged; start a new run, "
+            "without resume"
+        )
+
+
+class RoundsOfSums(Rounds[Parameters]):
+    """Rounds of sums. A site's weight is capped by its records in the first round.
+
+    Attributes:
+        power: later, n records have the weight n ** power, in a private run.
+    """
+
+    power = 1.0
+
+    def _begin(self, grid: Grid, deadline: float) -> Training:
+        training = super()._begin(grid, deadline)
+        check_charged(training)
+        return training
+
+    def shapes(self, training: Training) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the sums of the next round."""
+        messages = self.config.plan.messages
+        sizes = messages.sizes(len(training.classes), training.inputs, 1)
+        fields = messages.schema(not training.round)
+        shapes = {field.name: field.sizes(sizes) for field in fields}
+        return {name: shape for name, shape in shapes.items() if math.prod(shape)}
+
+    def parse(self, payload: bytes, training: Training) -> Parameters:
+        """Parse one site's sums.
+
+        Args:
+            payload: its bytes.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for bytes that are no sums, or too many numbers.
+        """
+        return unpack_parameters(payload, most=sum(map(math.prod, self.shapes(training).values())))
+
+    def check(self, reply: Parameters, training: Training) -> None:
+        """Check the rows of the sums.
+
+        Args:
+            reply: of a site.
+            training: before the round.
+
+        Raises:
+            SurrogateError: for other rows than the run's.
+        """
+        if reply.header.classes != training.classes:
+            raise SurrogateError("sums of other rows than the run's, or in another order")
+
+    @abstractmethod
+    def counts(self, reply: Parameters) -> list[float] | None:
+        """Numbers of a site's records by kind, for the cap of its weight; None where a reply has
+        none.
+        """
+
+    @abstractmethod
+    def add(
+        self, training: Training, replies: Sequence[Parameters], shares: Sequence[float]
+    ) -> dict[str, object]:
+        """Finish a round but for its number: change model and memory.
+
+        Args:
+            training: before the round; changed.
+            replies: that the defence keeps, sorted by site.
+            shares: of its weight that each site keeps.
+
+        Returns:
+            Facts for the round's event.
+
+        Raises:
+            RunError: for sums that no records have, or from which nothing can be learned.
+        """
+
+    def defend(self, training: Training, replies: Sequence[Parameters]) -> Defended[Parameters]:
+        """Cap weights by records, and without noise by second moments.
+
+        Args:
+            training: before the round.
+            replies: checked sums, sorted by site.
+        """
+        shares = self._shares(training.memory, replies)
+        capped = {
+            each.header.site: share
+            for each, share in zip(replies, shares, strict=True)
+            if share < 1
+        }
+        return Defended(list(replies), capped)
+
+    def absorb(self, training: Training, replies: Sequence[Parameters]) -> dict[str, object]:
+        """Add the sums of all sites, and finish the round.
+
+        Args:
+            training: before the round; changed.
+            replies: that the defence keeps, sorted by site.
+        """
+        shares = self._shares(training.memory, replies)
+        names = [each.header.site for each in replies]
+        facts = self.add(training, replies, shares)
+        kept = {
+            SHARE + name: torch.tensor([share], dtype=torch.float64)
+            for name, share in zip(names, shares, strict=True)
+        }
+        training.memory = {**training.memory, **kept}
+        training.finish_round(names)
+        return facts
+
+    def _shares(self, memory: Mapping[str, Tensor], replies: Sequence[Parameters]) -> list[float]:
+        """The share of its weight that each site keeps: by this round's records, or an earlier
+        one's.
+        """
+        own = self.config
+        rows = [counts for each in replies if (counts := self.counts(each)) is not None]
+        if len(rows) == len(replies):
+            power = self.power if own.private else 1.0
+            shares = shares_kept(rows, own.settings.max_share, power)
+        else:
+            first = (memory.get(SHARE + each.header.site) for each in replies)
+            shares = [1.0 if share is None else float(share) for share in first]
+        if own.private:
+            return shares
+        moments = moment_shares([each.tensors for each in replies], own.settings.max_share)
+        return list(map(operator.mul, shares, moments))

@@ -7,14 +7,149 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
+from fedsurrogate.common.errors import RunError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
+from fedsurrogate.common.surrogates.mixtures import PublicMap
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate
 from fedsurrogate.common.targets.target import RECORDS, SQUARES, TOTALS
+
+# The share of the weight that a trimmed mean removes at each end, and so the share of hostile sites
+# that it tolerates.
+TRIM = 0.2
+STEPS = 30
+# The defence rules that pool points. The other rules exclude sites, or do nothing.
+POOLED = ("median", "trimmed")
+
+
+def robust_mean(points: Tensor, weights: Tensor, rule: str) -> Tensor:
+    """Centre of weighted points by a rule.
+
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,), zero or more.
+        rule: "median" or "trimmed"; any other gives the weighted mean.
+
+    Returns:
+        (...).
+
+    Example:
+        >>> points, weights = torch.tensor([[0.0], [1.0], [1.0], [1000.0]]), torch.ones(4)
+        >>> robust_mean(points, weights, "median").tolist()
+        [1.0]
+        >>> robust_mean(points, weights, "none").tolist()
+        [250.5]
+    """
+    if rule == "median":
+        return coordinate_median(points, weights)
+    if rule == "trimmed":
+        return trimmed_mean(points, weights)
+    mean: Tensor = torch.tensordot(_shares(weights), points.double(), 1)
+    return mean
+
+
+def robust_tensors(tables: Sequence[Mapping[str, Tensor]], rule: str) -> dict[str, Tensor]:
+    """Pool tables of tensors name by name. Each site has one vote, because a site could report a
+    false number of records.
+
+    Args:
+        tables: one for each site, with the same names and shapes.
+        rule: as in `robust_mean`.
+
+    Returns:
+        The centre of every tensor, float32.
+    """
+    votes = torch.ones(len(tables), dtype=torch.float64)
+    return {
+        name: robust_mean(torch.stack([table[name] for table in tables]), votes, rule).float()
+        for name in tables[0]
+    }
+
+
+def coordinate_median(points: Tensor, weights: Tensor) -> Tensor:
+    """Weighted median of every coordinate: the mean of the lower and the upper weighted median.
+
+    At most half of the weight may be hostile.
+
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,).
+
+    Returns:
+        (...).
+
+    Source: Yin et al. 2018, definition 1.
+
+    Example:
+        >>> coordinate_median(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 1.0, 3.0])).item()
+        9.0
+        >>> coordinate_median(torch.tensor([1.0, 2.0]), torch.ones(2)).item()
+        1.5
+    """
+    values, order = points.sort(dim=0)
+    share = _shares(weights)[order]
+    below = share.cumsum(0)
+    half = 0.5 * (1 - 1e-9)
+    lower = (below < half).sum(0, keepdim=True).clamp_max(len(points) - 1)
+    upper = (below <= 1 - half).sum(0, keepdim=True).clamp_max(len(points) - 1)
+    return ((values.gather(0, lower) + values.gather(0, upper)) / 2)[0]
+
+
+def trimmed_mean(points: Tensor, weights: Tensor, trim: float = TRIM) -> Tensor:
+    """Weighted mean of every coordinate without a share of the weight at each end.
+
+    Args:
+        points: (n, ...).
+        weights: of the points, (n,).
+        trim: the share that is removed at each end.
+
+    Returns:
+        (...), float64.
+
+    Source: Yin et al. 2018, definition 2, extended to unequal weights: a point at the cut counts in
+        part.
+    """
+    values, order = points.sort(dim=0)
+    above = _shares(weights)[order].cumsum(0)
+    kept = above.clamp(trim, 1 - trim).diff(dim=0, prepend=torch.full_like(above[:1], trim))
+    return (values * kept).sum(0) / kept.sum(0)
+
+
+def median_weights(gram: Tensor, weights: Tensor) -> Tensor:
+    """Convex weights with which a combination of points is their geometric median.
+
+    Smoothed Weiszfeld steps on the points' weights: a step costs n^2 for any dimension.
+
+    Args:
+        gram: inner products of the points, (..., n, n).
+        weights: of the points, (..., n). Weight zero means no effect.
+
+    Returns:
+        (..., n).
+
+    Source: Pillutla et al. 2022 (RFA), algorithm 2.
+    """
+    shares = weights / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+    squares, mixed = gram.diagonal(dim1=-2, dim2=-1), shares
+    for _ in range(STEPS):
+        product = (gram @ mixed[..., None])[..., 0]
+        own = (product * mixed).sum(-1, keepdim=True)
+        distances = (squares - 2 * product + own).clamp_min(0).sqrt()
+        typical = (shares * distances).sum(-1, keepdim=True)
+        pulls = shares / distances.clamp_min(1e-6 * typical + 1e-30)
+        mixed = pulls / pulls.sum(-1, keepdim=True).clamp_min(1e-300)
+    return mixed
+
+
+def _shares(weights: Tensor) -> Tensor:
+    return weights.double() / weights.double().sum()
+
 
 # Below this number no cap applies: with two sites, the smaller one would cut the weight of the
 # larger one.
@@ -145,3 +280,179 @@ def scaled(surrogate: AnySurrogate, share: float) -> AnySurrogate:
         )
     counts = (surrogate.mixtures.counts.double() * share).round().long().clamp_min(1)
     return replace(surrogate, mixtures=replace(surrogate.mixtures, counts=counts))
+
+
+@dataclass(frozen=True)
+class Total:
+    """Tensors summed over all sites.
+
+    Attributes:
+        header: of the run, with all its classes.
+        tensors: the sums, float64, by name.
+        sigmas: standard deviation of the noise in every entry, by tensor; empty without privacy.
+        claim: of every site; None without privacy.
+        public: what was done with the features before all else.
+        rounding: by tensor, most that rounding to whole steps has changed an entry.
+        usual_rounding: by tensor, the standard deviation of this change.
+    """
+
+    header: Header
+    tensors: Mapping[str, Tensor]
+    sigmas: Mapping[str, float] = field(default_factory=dict)
+    claim: Mechanism | None = None
+    public: PublicMap = field(default_factory=PublicMap)
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    usual_rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dimension(self) -> int:
+        """Columns of the sites' features before the public map."""
+        projection = self.public.projection
+        return (self.tensors["sums"] if projection is None else projection).shape[1]
+
+    def mapped(self, head: Head, frame: bytes) -> Head:
+        """A head of the summed features, as one of the sites' own: with what was done before all else.
+
+        Args:
+            head: that was learned from the sums.
+            frame: of the columns, in which sites put their features first; empty for none.
+        """
+        header = replace(head.header, frame=frame)
+        public = self.public
+        return replace(head, header=header, projection=public.projection, centre=public.centre)
+
+
+# Of the second moment's trace: a covariance that is further below zero cannot be repaired.
+TRACE_TOLERANCE = 0.01
+GRADIENTS = {
+    "the count below zero": "a number of records below zero",
+    "a class sum beyond its count": "a sum of shortened gradients beyond their number",
+}
+
+
+def check_moments(total: Total) -> None:
+    """Check that some records can have these counts, class sums and second moments.
+
+    A record has norm one under joint noise. Without noise, the squared length of a class sum over
+    its count is at most that class's part of the second moment's trace.
+
+    Args:
+        total: counts (C,), sums (C, d) and perhaps squares, the folded second moment.
+
+    Raises:
+        RunError: for counts below zero, and for class sums or second moments that are too long for
+            the counts; also where rounding hides whether they are.
+    """
+    counts, sums, squares = (
+        total.tensors["counts"],
+        total.tensors["sums"],
+        total.tensors.get("squares"),
+    )
+    if total.sigmas:
+        _check_lengths(Sums(counts, sums, squares, total.sigmas), {})
+        return
+    counts = counts.round()
+    if float(counts.min()) < 0:
+        raise false_numbers(f"a class of {float(counts.min()):g} records")
+    if squares is None:
+        if sums[counts <= 0].norm() > total.rounding.get("sums", 0.0) * math.sqrt(sums.numel()):
+            raise false_numbers("features of a class without records")
+        return
+    d = sums.shape[1]
+    trace, longest = float(unfold(squares, d).trace()), _squared(sums.norm(dim=1), counts)
+    if longest <= trace + TRACE_TOLERANCE * abs(trace):
+        return
+    # What the sums and the trace are at least and at most, before whole steps.
+    least = _squared(sums.norm(dim=1) - total.rounding.get("sums", 0.0) * math.sqrt(d), counts)
+    if least > trace + total.rounding.get("squares", 0.0) * d:
+        raise false_numbers("class sums longer than the second moment allows")
+    raise RunError(
+        "the features are so small that the fixed-point numbers of the secure sum round them away; "
+        "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records, "
+        "after `site forget-sums` at each hospital"
+    )
+
+
+def check_gradients(total: Total) -> None:
+    """Check a noisy sum of gradients, each of norm one at most.
+
+    Args:
+        total: records (1,) and gradients (p,), with the deviations of their noise.
+
+    Raises:
+        RunError: for a number of records below zero, or a sum of gradients that is longer than it.
+    """
+    noise = {"counts": total.sigmas["records"], "sums": total.sigmas["gradients"]}
+    _check_lengths(
+        Sums(total.tensors["records"], total.tensors["gradients"][None], None, noise), GRADIENTS
+    )
+
+
+def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
+    """The sum of the sites' weights.
+
+    Args:
+        total: with the tensor "records", their number at all sites together.
+        sites: number of sites in the sum.
+        each: the weight of every site where it is public; then no site can change it. 0 where the
+            weight of a site is the number of its records.
+
+    Raises:
+        RunError: if there are no records.
+
+    Example:
+        >>> from fedsurrogate.common.surrogates.surrogates import Header
+        >>> header = Header("fedavg", "0" * 16, "coordinator", "", ("a", "b"))
+        >>> total = Total(header, {"records": torch.tensor([30.0], dtype=torch.float64)})
+        >>> weight_of(total, sites=3), weight_of(total, sites=3, each=0.5)
+        (30.0, 1.5)
+    """
+    if each:
+        return sites * each
+    records = float(total.tensors["records"].sum().round())
+    if records < 0:
+        raise false_numbers(f"{records:g} records")
+    if not records:
+        raise RunError("no site of the secure sum has enough records of any class of the run")
+    return records
+
+
+def false_numbers(what: str) -> RunError:
+    """The error for a total that is not possible.
+
+    Args:
+        what: the secure sum has that no records can have.
+    """
+    return RunError(
+        f"the secure sum has {what}, so some site has added false numbers, or more records than "
+        "secure-sum-records, or without privacy features beyond secure-sum-range; nothing shows "
+        "which one: run again with other sites, with larger ones of these, or with a defence instead "
+        "of secure-sum"
+    )
+
+
+def _squared(lengths: Tensor, counts: Tensor) -> float:
+    """Sum of squared lengths (C,) over counts (C,). A negative length is zero."""
+    return float((lengths.clamp_min(0).square() / counts.clamp_min(1)).sum())
+
+
+def beyond(sums: Sums, names: Mapping[str, str] = GRADIENTS) -> str:
+    """What noisy sums have that no records can have, in words; empty for nothing.
+
+    Args:
+        sums: over records of norm one, with the deviations of their noise.
+        names: what to say for a name of `lengths`.
+    """
+    for name, length, most in lengths(sums):
+        if bool((length > most).any()):
+            worst = int(torch.argmax(length - most))
+            return (
+                f"{names.get(name, name)} (length {float(length[worst]):.4g}; at most "
+                f"{float(most[worst]):.4g} is possible for this number of records and the noise)"
+            )
+    return ""
+
+
+def _check_lengths(sums: Sums, names: Mapping[str, str]) -> None:
+    if what := beyond(sums, names):
+        raise false_numbers(what)

@@ -21,13 +21,13 @@ from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import RunError, SealError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
-from fedsurrogate.common.secure_sum.rules import SumRules, context_of
+from fedsurrogate.common.secure_sum.protocol import SumRules, context_of
 from fedsurrogate.common.secure_sum.secrets import Member, check_distinct, check_member, quoted
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED, Info, to_record
 from fedsurrogate.strategies.base.collection import Collection
 from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.reported import RefusedError
+from fedsurrogate.strategies.base.outcome import RefusedError
 
 What = Literal["keys", "shares"]
 # For each kind, what is said of the site that complains, and of the one that it is about.
@@ -170,7 +170,7 @@ class Steps(Federation):
         members: dict[str, Member] = {}
         for name in sorted(keys.keys() - self._unknown - self._untrusted()):
             try:
-                member = sum_proto.unpack_member(bytes.fromhex(keys[name]))
+                member = surrogate_proto.unpack_member(bytes.fromhex(keys[name]))
                 if member.site != name:
                     raise SurrogateError("keys of another site")
                 check_member(member, self._context)

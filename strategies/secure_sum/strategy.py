@@ -16,20 +16,25 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.backbones.column_names import shown
+from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import FedSurrogateError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import WITHHELD, load
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, check_stated
-from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances, spare_of
 from fedsurrogate.common.secure_sum.protocol import (
     PURPOSE,
     Shares,
     check_revealed,
+    local_epsilon,
+    noise_of_sum,
+    numbers_of,
+    rules_of,
+    shapes_of,
     signed_list,
+    site_variances,
+    spare_of,
     unmask,
 )
-from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import (
     Dealt,
     Member,
@@ -39,26 +44,25 @@ from fedsurrogate.common.secure_sum.secrets import (
     words,
 )
 from fedsurrogate.common.security.sealing import verify
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base.collection import Collection, check_quorum
-from fedsurrogate.strategies.base.federation import HELLO
-from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.federation import HELLO, Group
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.base.rounds import CHECKPOINT
 from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.flower.records import (
+from fedsurrogate.strategies.flower import (
     arrays_of,
     check_no_settings,
     classifier_arrays,
     metrics_of,
     tensors_like,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.public_projection import map_with_words
+from fedsurrogate.strategies.pooling.class_means import map_with_words
+from fedsurrogate.strategies.pooling.site_weights import Total
 from fedsurrogate.strategies.secure_sum.steps import Steps, left_out
 
 TOTAL_FILE = "sum.pb"
@@ -133,8 +137,8 @@ class SecureSum(Steps):
         lost = "lost after its keys"
         while True:
             self._begin()
-            listed = sum_proto.pack_members(
-                self._members.values(), sum_proto.map_digest(self._public)
+            listed = surrogate_proto.pack_members(
+                self._members.values(), surrogate_proto.map_digest(self._public)
             )
             self._dealt = self._ask(
                 "sum_shares", dict.fromkeys(self._members, listed), lost, self._shares, "keys"
@@ -169,7 +173,7 @@ class SecureSum(Steps):
         self._shapes = shapes_of(self.config.plan, len(classes), dimension, self._number)
         self._members = self._key_list(group.keys)
         self._digest = list_digest(
-            list(self._members.values()), self._context + sum_proto.map_digest(self._public)
+            list(self._members.values()), self._context + surrogate_proto.map_digest(self._public)
         )
         self._rules = rules_of(self.config.settings, len(self._members))
         try:
@@ -191,7 +195,7 @@ class SecureSum(Steps):
     def _delivery(self, name: str) -> Message:
         dealt = [self._dealt[sender] for sender in self._dealt if sender in self._delivered[name]]
         return self._request(
-            MessageType.TRAIN, name, sum_proto.pack_delivery(dealt, name, self._public)
+            MessageType.TRAIN, name, surrogate_proto.pack_delivery(dealt, name, self._public)
         )
 
     def aggregate_train(
@@ -218,12 +222,12 @@ class SecureSum(Steps):
             )
         self._enough(len(self._masked), self._rules.least, "have sent their masked vectors")
         summed = sorted(self._masked)
-        listed = dict.fromkeys(summed, sum_proto.pack_list(summed))
+        listed = dict.fromkeys(summed, surrogate_proto.pack_list(summed))
         signatures = self._ask(
             "sum_list", listed, "lost after its masked vector, which is in the sum", self._signature
         )
         self._enough(len(signatures), self._rules.threshold, "have signed the list of summed sites")
-        signed = dict.fromkeys(signatures, sum_proto.pack_list(summed, signatures))
+        signed = dict.fromkeys(signatures, surrogate_proto.pack_list(summed, signatures))
         why = "lost before the end; its masked vector is in the sum"
         revealed = self._ask("sum_open", signed, why, self._revealed)
         self._enough(len(revealed), self._rules.threshold, "have replied to the end")
@@ -291,7 +295,7 @@ class SecureSum(Steps):
             raise RunError(
                 f"features.projection or fedpft.public does not fit the sites: {error}"
             ) from None
-        return sum_proto.pack_map(self._map), dimension
+        return surrogate_proto.pack_map(self._map), dimension
 
     def _learn(self, summed: list[str], numbers: Words) -> None:
         total, facts = self._total(summed, numbers)
@@ -311,7 +315,9 @@ class SecureSum(Steps):
     def _total(self, summed: list[str], numbers: Words) -> tuple[Total, dict[str, str | float]]:
         """The sum as real numbers, and facts about it. Raises RunError when it is of too few sites."""
         config, claim = self.config, self._claims[summed[0]]
-        self.recorder.keep(TOTAL_FILE, sum_proto.pack_total(self._header, summed, numbers, claim))
+        self.recorder.keep(
+            TOTAL_FILE, surrogate_proto.pack_total(self._header, summed, numbers, claim)
+        )
         rules, sigmas = self._rules, {}
         if claim is not None and claim.name == JOINT_SUMS:
             given = (self._numbers, self._shapes, rules)
@@ -378,7 +384,7 @@ class SecureSum(Steps):
         return 1
 
     def _shares(self, name: str, payload: bytes, info: Info) -> Dealt:
-        dealt = sum_proto.unpack_dealt(payload)
+        dealt = surrogate_proto.unpack_dealt(payload)
         check_dealt(dealt)
         if (
             dealt.site != name
@@ -391,7 +397,7 @@ class SecureSum(Steps):
         return dealt
 
     def _vector(self, name: str, payload: bytes, info: Info) -> None:
-        header, numbers, claim = sum_proto.unpack_masked(
+        header, numbers, claim = surrogate_proto.unpack_masked(
             payload, sum(map(prod, self._shapes.values()))
         )
         if header != replace(self._header, site=name):
@@ -412,7 +418,7 @@ class SecureSum(Steps):
         return payload
 
     def _revealed(self, name: str, payload: bytes, info: Info) -> Shares:
-        shares = sum_proto.unpack_revealed(payload)
+        shares = surrogate_proto.unpack_revealed(payload)
         check_revealed(
             name,
             shares,
@@ -421,7 +427,7 @@ class SecureSum(Steps):
         )
         # A false seed adds noise, as a site could have done before.
         if (
-            spare := sum_proto.unpack_spare(payload)
+            spare := surrogate_proto.unpack_spare(payload)
         ) and self._masked.keys() == self._members.keys():
             self._spares[name] = spare
         return shares

@@ -19,8 +19,13 @@ from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOT
 from fedsurrogate.common.targets.time import VALUES, scored
 from fedsurrogate.common.wire.tensors import pack, unpack
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.targets.in_rounds import Round, TimeSteps
-from fedsurrogate.strategies.targets.strategy import column_factors, head_of, risks
+from fedsurrogate.strategies.targets.strategy import (
+    Round,
+    TimeSteps,
+    column_factors,
+    head_of,
+    risks,
+)
 from fedsurrogate.strategies.targets.sums import (
     CodedSums,
     Noise,

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.client_app.governance.witness import Witness
-from fedsurrogate.client_app.model_use.adapted import (
+from fedsurrogate.client_app.model_use.adaptation import (
     Adapted,
     adapted_classifier,
     store_adapted,
@@ -37,7 +38,6 @@ from fedsurrogate.client_app.model_use.store import (
     use_model,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,
@@ -47,10 +47,14 @@ from fedsurrogate.common.errors import (
     SealError,
     StateError,
 )
-from fedsurrogate.common.security.receipts import Receipt
-from fedsurrogate.common.security.registrations import Registration, read_table, write_table
+from fedsurrogate.common.security.registrations import (
+    Receipt,
+    Registration,
+    read_table,
+    write_table,
+)
 from fedsurrogate.common.security.sealing import new_key, public_key, read_keys
-from fedsurrogate.strategies.base.receipts import FOLDER, stored_receipts
+from fedsurrogate.strategies.base.outcome import FOLDER, stored_receipts
 from tests.common.signed_models.test_signed_model import model
 
 DEEP = "deep"
@@ -198,12 +202,12 @@ def adapted(folder: Path) -> Kept:
 
 def sums(folder: Path) -> Kept:
     node, keys = node_of(folder), [public_key(new_key()) for _ in range(3)]
-    with same_sites.fixing(node, "sum", keys, {"training": "a"}, {"training": "b"}):
+    with secure_sum.fixing(node, "sum", keys, {"training": "a"}, {"training": "b"}):
         pass
 
     def read() -> None:
-        same_sites.why_changed(node, {"training": "a"}, {"training": "b"})
-        same_sites.check_summed(node, "sum", keys)
+        secure_sum.why_changed(node, {"training": "a"}, {"training": "b"})
+        secure_sum.check_summed(node, "sum", keys)
 
     (file,) = (folder / "sums").glob("*.json")
     return Kept(file, read, (StateError, PolicyError))

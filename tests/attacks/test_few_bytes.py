@@ -53,11 +53,10 @@ from fedsurrogate.common.signed_models.signed_model import (
     unpack_gaussians,
 )
 from fedsurrogate.common.wire.generator_files import read_generator
-from fedsurrogate.common.wire.model_files import load_model
-from fedsurrogate.common.wire.model_proto import unpack_classifier, unpack_parameters
+from fedsurrogate.common.wire.model_proto import load_model, unpack_classifier, unpack_parameters
 from fedsurrogate.common.wire.records import unpack_question
 from fedsurrogate.common.wire.tensors import pack
-from fedsurrogate.server_app.offline import _read as stored_bytes
+from fedsurrogate.server_app.exchange import _read as stored_bytes
 from fedsurrogate.strategies.base.training import Training
 from tests.common.signed_models.test_signed_model import KEY, model
 from tests.dicom_files import image

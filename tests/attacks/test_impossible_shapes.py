@@ -15,9 +15,9 @@ from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.signed_models.signed_model import unpack_gaussians
 from fedsurrogate.common.wire import generator_files
-from fedsurrogate.common.wire.model_files import load_model
-from fedsurrogate.strategies.pooling import public_projection
-from fedsurrogate.strategies.pooling.public_projection import read_public
+from fedsurrogate.common.wire.model_proto import load_model
+from fedsurrogate.strategies.pooling import class_means
+from fedsurrogate.strategies.pooling.class_means import read_public
 
 READERS: dict[str, Callable[[Path], object]] = {
     "features of a site": lambda file: load(
@@ -28,7 +28,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     ),
     "a generator": generator_files._tensors,
     "a model": load_model,
-    "a projection": lambda file: public_projection._read(str(file), 1.0),
+    "a projection": lambda file: class_means._read(str(file), 1.0),
     "public features": lambda file: read_public(str(file)),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SealError, SurrogateError
-from fedsurrogate.common.exchange.message_files import MessageReply, pack_reply, unpack_reply
+from fedsurrogate.common.message_files import MessageReply, pack_reply, unpack_reply
 from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.documents import open_file
 from fedsurrogate.common.security.sealing import public_key
@@ -20,7 +20,7 @@ KEY = bytes(range(32))
 READ = """
 import resource, sys
 from fedsurrogate.common.errors import SealError
-from fedsurrogate.common.exchange.message_files import MessageReply, pack_reply, unpack_reply
+from fedsurrogate.common.message_files import MessageReply, pack_reply, unpack_reply
 from fedsurrogate.common.security.sealing import public_key, sign
 from fedsurrogate.common.surrogate_pb2 import Bundle
 content = Bundle(manifest=b"{}", payload=b"x", signature=bytes(64)).SerializeToString()

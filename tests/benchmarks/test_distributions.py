@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from benchmarks import distributions
 from benchmarks._distribution_checks import Recorded, recorded, samplers
 from benchmarks._distribution_tests import Outcome, failed, of_counts, of_noise, of_uniform_words
-from fedsurrogate.common.privacy import discrete_gaussian as module
 from fedsurrogate.common.privacy import gaussian_mechanism
-from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, discrete_gaussian
 
 Sampler = Callable[[int, int], np.ndarray]
 RUNS, ENTRIES = 2, 25_000
@@ -39,7 +37,7 @@ def biased(variance: int, count: int) -> np.ndarray:
 
 def repeated(variance: int, count: int) -> np.ndarray:
     """The same noise in each run."""
-    return discrete_gaussian(variance, count, module.seeded(bytes(32)))
+    return discrete_gaussian(variance, count, gaussian_mechanism.seeded(bytes(32)))
 
 
 def in_pairs(variance: int, count: int) -> np.ndarray:

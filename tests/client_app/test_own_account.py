@@ -19,7 +19,7 @@ from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.processes.own_account import own_folder, own_socket
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.wire.records import to_record
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 

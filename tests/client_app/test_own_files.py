@@ -25,8 +25,8 @@ from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.own_files import close_to_others, own_files, readable_by_others
 from fedsurrogate.common import files
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
-from fedsurrogate.common.settings.flat import parse_overrides
-from fedsurrogate.server_app.offline import make_request
+from fedsurrogate.common.settings.base import parse_overrides
+from fedsurrogate.server_app.exchange import make_request
 from tests.client_app.methods.dpcvae.test_downstream import generator_file
 from tests.client_app.model_use.hospitals import (
     PRIVATE,

@@ -17,9 +17,8 @@ from filelock import FileLock, Timeout
 from fedsurrogate.client_app import requests
 from fedsurrogate.client_app.governance import work_limits
 from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.governance.uncharged import Failure
+from fedsurrogate.client_app.governance.release import Failure, entry
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
 from fedsurrogate.client_app.node_config import NodeConfig, packages_of
 from fedsurrogate.client_app.offline.keys import private_key

@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app import requests
+from fedsurrogate.client_app import requests, secure_sum
 from fedsurrogate.client_app.audit import output
-from fedsurrogate.client_app.datasets.data_log import log_once
+from fedsurrogate.client_app.datasets.left_out import log_once
 from fedsurrogate.client_app.features.cache import read_entry
 from fedsurrogate.client_app.governance import release
-from fedsurrogate.client_app.governance.approvals import Decision, decide, decisions
+from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.uncharged import check_room, hold, why_held
+from fedsurrogate.client_app.governance.release import check_room, hold, why_held
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.heads.local_head import _classes
@@ -32,9 +32,7 @@ from fedsurrogate.client_app.model_use.calibration import calibration_file, read
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as replies
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
-from fedsurrogate.client_app.secure_sum import same_sites
-from fedsurrogate.client_app.secure_sum import steps as store
-from fedsurrogate.common.data_report import DataReport
+from fedsurrogate.common.costs import DataReport
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,
@@ -91,12 +89,12 @@ WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError],
     ),
     "key": (lambda node: private_key(node, "north"), SealError, "north.key' cannot be used"),
     "sites of a sum": (
-        lambda node: same_sites.why_changed(node, {}, {}),
+        lambda node: secure_sum.why_changed(node, {}, {}),
         StateError,
         "cannot be read or written",
     ),
     "read a sum": (
-        lambda node: store.read_state(parse_run({}), node, "0" * 32, "north"),
+        lambda node: secure_sum.read_state(parse_run({}), node, "0" * 32, "north"),
         StateError,
         "has no state of the secure sum",
     ),
@@ -323,10 +321,10 @@ def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
     other = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
     for node in (blocked(tmp_path), other):
         with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
-            store.create_state(node, Policy(), "0" * 32, sum_state())
+            secure_sum.create_state(node, Policy(), "0" * 32, sum_state())
         with pytest.raises(StateError, match="state of a secure sum cannot be written"):
-            store.write_state(node, "0" * 32, sum_state())
+            secure_sum.write_state(node, "0" * 32, sum_state())
     node = NodeConfig(site="north", state_dir=str(tmp_path / "third"))
-    store.create_state(node, Policy(), "0" * 32, sum_state())
+    secure_sum.create_state(node, Policy(), "0" * 32, sum_state())
     with pytest.raises(StateError, match="it does not begin a second time"):
-        store.create_state(node, Policy(), "0" * 32, sum_state())
+        secure_sum.create_state(node, Policy(), "0" * 32, sum_state())

@@ -29,15 +29,15 @@ from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.privacy.mechanism import STATED
 from fedsurrogate.common.run import REASONS, UNSIGNED, Run, parse_run
-from fedsurrogate.common.secure_sum.rules import (
+from fedsurrogate.common.secure_sum.protocol import (
     numbers_of,
     projected_dimensions,
     rules_of,
     shapes_of,
 )
 from fedsurrogate.common.settings import Section, Settings, kebab
-from fedsurrogate.common.settings.flat import Scalar, known_keys, parse_settings
-from fedsurrogate.common.settings.target import TargetSettings
+from fedsurrogate.common.settings.base import Scalar, known_keys, parse_settings
+from fedsurrogate.common.settings.heads import TargetSettings
 from tests.registry import METHODS
 
 Flat = dict[str, Scalar]

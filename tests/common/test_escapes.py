@@ -22,7 +22,7 @@ from fedsurrogate.common.escapes import (
     for_terminal,
     from_csv,
 )
-from fedsurrogate.common.pages.html import render_page, trusted
+from fedsurrogate.common.pages.svg import render_page, trusted
 from tests.hostile_names import Seen, formulas, hostile_texts, is_formula, unsafe
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])

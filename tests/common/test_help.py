@@ -13,7 +13,7 @@ from fedsurrogate.common.help import Description, descriptions, without_effect
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 
 ROWS = descriptions()

@@ -10,7 +10,7 @@ import pytest
 import fedsurrogate as fs
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 
 X, Y = [[0.1, 0.2], [0.3, 0.4], [0.9, 0.8], [0.7, 0.9]], [0, 0, 1, 1]
 

@@ -37,8 +37,8 @@ from fedsurrogate.common.wire.records import (
     to_record,
     unpack_surrogate,
 )
-from fedsurrogate.common.wire.validation import Expectation, check_header
-from fedsurrogate.strategies.base.introductions import Introduction, settle
+from fedsurrogate.common.wire.tensors import Expectation, check_header
+from fedsurrogate.strategies.base.federation import Introduction, settle
 
 ROOT = Path(__file__).parents[2]
 # Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.
@@ -213,7 +213,7 @@ def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
 
 
 def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
-    from fedsurrogate.common.wire.validation import check_class_number
+    from fedsurrogate.common.wire.tensors import check_class_number
 
     message = {
         i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)

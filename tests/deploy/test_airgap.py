@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy import airgap, airgap_docs
-from fedsurrogate.common.extras import packages
+from fedsurrogate.common import extras
 from tests.deploy.test_compose import DEPLOY, ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -254,9 +254,9 @@ def test_an_installed_archive_names_the_command_that_packs_what_is_missing(
     airgap.write_sums(received)
     airgap.sign(received, tmp_path / "pack" / "release.key")
     assert install(received, "--into", str(tmp_path / "env"), cut=False).returncode == 0
-    assert "pip install" in packages.install_command("simulation")
-    monkeypatch.setattr(packages, "PACKED", tmp_path / "env" / packages.PACKED.name)
-    printed = packages.install_command("simulation")
+    assert "pip install" in extras.install_command("simulation")
+    monkeypatch.setattr(extras, "PACKED", tmp_path / "env" / extras.PACKED.name)
+    printed = extras.install_command("simulation")
     assert "pip" not in printed
     words = shlex.split(printed)[:3]
     assert words == ["make", "airgap", "EXTRAS=image backbones simulation"]

@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fedsurrogate.client_app.diagnostics.node_checks import is_isolated, is_supernode
+from fedsurrogate.client_app.diagnostics.site_checks import is_isolated, is_supernode
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.own_account import SETTINGS
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.deploy.charts import CHART, rendered, values
 from tests.deploy.test_compose import DEPLOY, FLOWER, check_ours, own_options
 

@@ -25,13 +25,13 @@ from typer.main import get_command
 import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 from deploy import lock
-from fedsurrogate.client_app.diagnostics.node_checks import is_isolated, is_supernode
+from fedsurrogate.client_app.diagnostics.site_checks import is_isolated, is_supernode
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.client_app.processes.own_account import SETTINGS
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.kit import pack_kit
 from fedsurrogate.server_app.deployment.request_key import read_request_key

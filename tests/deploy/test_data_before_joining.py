@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import fedsurrogate.client_app.processes.joining as joining
+import fedsurrogate.client_app.processes.supervisor as joining
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.processes.app_report import Reporter, reporting
-from fedsurrogate.client_app.processes.joining import (
+from fedsurrogate.client_app.processes.supervisor import (
     LOOK_SECONDS,
     WAITS,
     await_data,
@@ -28,7 +28,7 @@ from fedsurrogate.client_app.processes.joining import (
     found_data,
 )
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.client_app.model_use.hospitals import site
 from tests.e2e.processes import APP_FOLDER, free_ports, ready, until
 
@@ -193,7 +193,7 @@ def test_the_app_looks_without_loading_torch_into_its_own_process(containers: Co
     containers.fill()
     code = (
         "import sys\nfrom fedsurrogate.client_app.cli.options import node_of\n"
-        "from fedsurrogate.client_app.processes.joining import found_data\n"
+        "from fedsurrogate.client_app.processes.supervisor import found_data\n"
         "if __name__ == '__main__':\n"
         f"    assert found_data({containers.runtime!r}, node_of([{containers.config!r}]))\n"
         "    assert 'torch' not in sys.modules\n"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.deploy.test_compose import DEPLOY, OURS, check_ours, interpolated, settings_of_a_kit
 from tests.documents import DOCS, blocks, name_of, words
 

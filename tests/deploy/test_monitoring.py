@@ -19,13 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import Metric
 
-from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
+from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
 from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.metrics_page import MachineCollector
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
-from fedsurrogate.server_app.monitoring.prometheus import RunCollector
-from fedsurrogate.server_app.monitoring.superlink_metrics import run_series, site_series, up_series
+from fedsurrogate.server_app.monitoring.prometheus import (
+    RunCollector,
+    run_series,
+    site_series,
+    up_series,
+)
 from tests.deploy.test_compose import DEPLOY, interpolated, settings_of_a_kit, volumes
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import coordinator, federation, free_ports, until

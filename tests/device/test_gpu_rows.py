@@ -15,8 +15,7 @@ from torch import nn
 from benchmarks import _gpu_extraction, _gpu_limits, _gpu_parity, _gpu_rows, _gpu_speed, gpu
 from benchmarks._gpu_rows import TINY, LeftOutError
 from fedsurrogate.client_app.datasets.records import Opener
-from fedsurrogate.client_app.features.device_processes import Devices
-from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.device_processes import Devices, in_parts
 from tests.client_app.features import test_transfers
 from tests.common.surrogates import test_mixtures
 from tests.device.machine import Machine

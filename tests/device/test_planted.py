@@ -20,22 +20,21 @@ import torch
 from torch import Tensor
 
 from benchmarks._gpu_parity import cvae, fedlap_settings, generator, images, network, pooled
-from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
-from fedsurrogate.client_app.methods.dp import record_gradients as linear_clipping
+from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, exact_gradient
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import Batches
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.models import augmentation, head_training
+from fedsurrogate.common.models import training_parts
 from fedsurrogate.common.privacy import exact_sums
 from fedsurrogate.common.settings.heads import HeadSettings
 from fedsurrogate.common.surrogates import covariances, mixtures
-from fedsurrogate.common.surrogates import mixtures as k_means
+from fedsurrogate.strategies import fedlap
 from fedsurrogate.strategies.closed_form import factored as tridiagonal
 from fedsurrogate.strategies.closed_form import solvers
 from fedsurrogate.strategies.closed_form import solvers as shrinkage
-from fedsurrogate.strategies.fedlap import landscapes
 from tests.device.current import current
 from tests.device.machine import Machine
 from tests.grid import InProcessGrid, metrics_of, run_federation, sites
@@ -82,19 +81,19 @@ def fitted(family: str = "diag", components: int = 2) -> None:
 
 
 def seeded_in_many_dimensions() -> None:
-    k_means.k_means(records(300)[0], 3, generator(), 3)
+    mixtures.k_means(records(300)[0], 3, generator(), 3)
 
 
 def trained() -> None:
     x, y = records()
-    head_training.train_head([(x, y.cuda())], 1, x.mean(0), x.var(0), 2, HeadSettings())
+    training_parts.train_head([(x, y.cuda())], 1, x.mean(0), x.var(0), 2, HeadSettings())
 
 
 def matched(*names: str) -> None:
     body, model = network(16, 4, "cuda")
     settings: Any = fedlap_settings(image_steps=1)
     looks = Batches(body, images(8, 16, "cuda"), 0, generator())
-    changes = augmentation.draws(names, generator())
+    changes = training_parts.draws(names, generator())
     synthesise(body, model, images(4, 16, "cuda"), looks, Matching(settings, 0.1, 0.1), changes)
 
 
@@ -105,7 +104,7 @@ def clipped() -> None:
         torch.zeros(5, dtype=torch.long).cuda(),
         trainer.noise(5).cuda(),
     )
-    linear_clipping.clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
+    record_gradients.clipped_sums(trainer.modules, trainer.losses, inputs, 0.1)
 
 
 def exact() -> None:
@@ -151,7 +150,7 @@ def steps_of_a_head_copy_nothing() -> None:
         machine = current()
         copies, waits = dict(machine.copies), machine.waits
         batches = [(x, labels)] * steps
-        head_training.train_head(batches, steps, x.mean(0), x.var(0), 2, HeadSettings())
+        training_parts.train_head(batches, steps, x.mean(0), x.var(0), 2, HeadSettings())
         return {way: machine.copies[way] - copies[way] for way in copies}, machine.waits - waits
 
     assert counted(3) == counted(6)
@@ -167,13 +166,13 @@ PLANTED: dict[str, Plant] = {
         fitted,
     ),
     "k-means: the generator meets weights of the device": (
-        k_means._seeds,
+        mixtures._seeds,
         "weights.double().cpu()",
         "weights.double()",
         fitted,
     ),
     "k-means: a projection stays": (
-        k_means.k_means,
+        mixtures.k_means,
         "generator=generator).to(points)",
         "generator=generator)",
         seeded_in_many_dimensions,
@@ -197,25 +196,25 @@ PLANTED: dict[str, Plant] = {
         solved,
     ),
     "a trained head: weights on the processor": (
-        head_training.train_head,
+        training_parts.train_head,
         "torch.zeros(classes, len(mean), device=mean.device,",
         "torch.zeros(classes, len(mean),",
         trained,
     ),
     "a trained head: labels by way of the processor, in a loop": (
-        head_training.train_head,
+        training_parts.train_head,
         "loss(logits, labels)",
         "loss(logits, labels.cpu().to(labels))",
         steps_of_a_head_copy_nothing,
     ),
     "augmentation: a mask on the processor": (
-        augmentation._cutout,
+        training_parts._cutout,
         "device=images.device, dtype=images.dtype",
         "dtype=images.dtype",
         partial(matched, "cutout"),
     ),
     "DP-CVAE: norms on the processor": (
-        linear_clipping.clipped_sums,
+        record_gradients.clipped_sums,
         "dtype=torch.float64, device=each.device",
         "dtype=torch.float64",
         clipped,
@@ -233,7 +232,7 @@ PLANTED: dict[str, Plant] = {
         private,
     ),
     "FedLAP's coordinator: labels stay": (
-        landscapes._records,
+        fedlap._records,
         "labels.to(device)",
         "labels",
         of_method("fedlap"),

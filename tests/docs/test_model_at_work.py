@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from fedsurrogate.server_app.sample_data.xrays import write_xrays
+from fedsurrogate.server_app.sample_data import write_xrays
 from tests.commands import coordinator, site
 from tests.documents import DOCS, commands, words
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.e2e.processes import until
 
 CLASSES = "cat,dog"

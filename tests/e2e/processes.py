@@ -29,7 +29,7 @@ from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.security.registrations import VARIABLE
-from fedsurrogate.server_app.control_api.runs import list_runs
+from fedsurrogate.server_app.control_api import list_runs
 from fedsurrogate.server_app.deployment.addresses import connect
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 
@@ -48,7 +48,7 @@ FLWR = (
     "-c",
     "from importlib.metadata import version\n"
     "if version('flwr') >= '1.35':\n"
-    "    from fedsurrogate.common.flower.v142_link import reach_unix_sockets\n"
+    "    from fedsurrogate.common.flower.v142_fleet import reach_unix_sockets\n"
     "    reach_unix_sockets()\n"
     "from flwr.cli.app import app\n"
     "app(prog_name='flwr')",

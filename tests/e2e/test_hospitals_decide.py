@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.settings.flat import parse_overrides
-from fedsurrogate.server_app.deployment.audit_log import NAME, entries
-from fedsurrogate.server_app.deployment.federation_rules import APPROVERS, RULES
+from fedsurrogate.common.settings.base import parse_overrides
+from fedsurrogate.server_app.deployment.audit_log import APPROVERS, NAME, RULES, entries
 from tests.e2e.hospitals import CLASSES, Hospital
 from tests.e2e.processes import Federation, coordinator, federation, site_command
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.server_app.sample_data.xrays import write_xrays
+from fedsurrogate.server_app.sample_data import write_xrays
 from tests.e2e.processes import coordinator, federation, site_command
 from tests.grid import run_folders
 

@@ -40,7 +40,7 @@ FLWR = (
     sys.executable,
     "-P",
     "-c",
-    "from fedsurrogate.common.flower.v142_link import reach_unix_sockets as reach; reach(); "
+    "from fedsurrogate.common.flower.v142_fleet import reach_unix_sockets as reach; reach(); "
     "from flwr.cli.app import app; app(prog_name='flwr')",
 )
 ALL = 'sites=4 deadline=600.0 classes="0,1,2,3,4,5,6,7,8,9" '
@@ -84,7 +84,7 @@ from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from fedsurrogate.common.flower.v142_link import reach_unix_sockets
+from fedsurrogate.common.flower.v142_fleet import reach_unix_sockets
 import hashlib
 reach_unix_sockets()
 app, address = sys.argv[1:]

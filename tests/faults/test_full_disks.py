@@ -11,7 +11,7 @@ from PIL import Image
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import PUBLIC_SENTENCES
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import newest
 from tests.faults.conftest import Scene, opened

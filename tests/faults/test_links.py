@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedsurrogate.strategies.flower.workers import MEANINGS
+from fedsurrogate.strategies.flower import MEANINGS
 from tests.e2e.hospitals import Hospital
 from tests.e2e.processes import federation, until
 from tests.faults.conftest import Scene

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.common.methods.method import WITHHELD
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.class_sums import fold
-from fedsurrogate.common.wire.sum_proto import unpack_state
+from fedsurrogate.common.wire.surrogate_proto import unpack_state
 from tests.e2e.hospitals import CLASSES
 from tests.e2e.processes import events, newest, until
 from tests.faults.conftest import Scene, opened

@@ -16,10 +16,9 @@ from sklearn.datasets import load_iris
 
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app import sweep as sweeps
-from fedsurrogate.server_app import trial_process
-from fedsurrogate.server_app.trial_process import Processes
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app import sweep
+from fedsurrogate.server_app.sweep import Processes
 from tests.commands import coordinator
 
 X, Y = load_iris(return_X_y=True)
@@ -60,7 +59,7 @@ def test_as_many_processes_run_as_memory_has_room_for(monkeypatch: pytest.Monkey
     assert processes.room() == 1
     processes._peak = 1000
     for free, room in ((0, 1), (1250, 1), (2600, 2), (10**9, 8)):
-        monkeypatch.setattr(trial_process, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(sweep, "available_memory", lambda free=free: free)
         assert processes.room() == room
 
 
@@ -85,7 +84,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real, finished = sweeps._finished, []
+    real, finished = sweep._finished, []
 
     def interrupted(*arguments: Any) -> Any:
         trial = real(*arguments)
@@ -94,7 +93,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
         finished.append(trial)
         return trial
 
-    monkeypatch.setattr(sweeps, "_finished", interrupted)
+    monkeypatch.setattr(sweep, "_finished", interrupted)
     call: dict[str, Any] = {
         **COMMON,
         "output_dir": tmp_path,
@@ -108,7 +107,7 @@ def test_an_interrupted_sweep_keeps_what_is_done_and_goes_on(
     printed = capsys.readouterr().out
     assert f"resume='{file}'" in printed
     assert re.search(r"shrinkage=0.1: accuracy 0\.\d{4}, .*, 1 run\b", printed)
-    monkeypatch.setattr(sweeps, "_finished", real)
+    monkeypatch.setattr(sweep, "_finished", real)
     table = fs.sweep(SITES, seeds=1, resume=file, **call)
     assert [row["shrinkage"] for row in table.rows] == [0.1, 0.5, 0.9]
     assert [row["folder"] for row in table.rows][: len(kept)] == [row["folder"] for row in kept]

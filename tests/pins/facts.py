@@ -20,7 +20,7 @@ from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes
 from fedsurrogate.common.privacy.mechanism import STATED, Mechanism, relation_of
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import (
+from fedsurrogate.common.secure_sum.protocol import (
     context_of,
     dimensions_of,
     local_epsilon,
@@ -29,7 +29,7 @@ from fedsurrogate.common.secure_sum.rules import (
     shapes_of,
 )
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import Scalar, flatten, known_keys
+from fedsurrogate.common.settings.base import Scalar, flatten, known_keys
 from fedsurrogate.common.terms import Term
 from fedsurrogate.server_app.runs.plan import in_words, plan
 

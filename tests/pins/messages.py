@@ -23,15 +23,15 @@ from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.witness import Witnessed
-from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.message_files import (
     MessageReply,
     MessageRequest,
     pack_reply,
     unpack_reply,
 )
-from fedsurrogate.common.exchange.message_files import pack_request as pack_message_request
-from fedsurrogate.common.exchange.message_files import unpack_request as unpack_message_request
+from fedsurrogate.common.message_files import pack_request as pack_message_request
+from fedsurrogate.common.message_files import unpack_request as unpack_message_request
+from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.models.parameters import Parameters
@@ -51,9 +51,9 @@ from fedsurrogate.common.secure_sum.secrets import (
     pair_masks,
     share_digest,
 )
-from fedsurrogate.common.security.receipts import join_receipts, parse_receipts
+from fedsurrogate.common.security.documents import Request
+from fedsurrogate.common.security.registrations import join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import open_sealed, public_key, sign
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.signed_models.gaussians import Gaussians, LowRankCovariance
 from fedsurrogate.common.signed_models.signed_model import (
     Manifest,
@@ -65,7 +65,6 @@ from fedsurrogate.common.signed_models.signed_model import (
     unpack_gaussians,
 )
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.columns import PublicMap
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -74,29 +73,31 @@ from fedsurrogate.common.surrogates.covariances import (
     LowRank,
     Spherical,
 )
-from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.mixtures import Mixtures, PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate, Synthetic
-from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
 from fedsurrogate.common.wire.generator_files import pack_generator
-from fedsurrogate.common.wire.model_files import save_model
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     pack_parameters,
     pack_relay,
     pack_synthetic,
+    save_model,
     unpack_classifier,
     unpack_parameters,
     unpack_relay,
     unpack_synthetic,
 )
 from fedsurrogate.common.wire.records import (
+    pack_bundle,
     pack_question,
     pack_surrogate,
     to_record,
+    unpack_bundle,
     unpack_question,
     unpack_surrogate,
 )
-from fedsurrogate.common.wire.sum_proto import (
+from fedsurrogate.common.wire.surrogate_proto import (
+    centre_digest,
     pack_dealt,
     pack_delivery,
     pack_list,
@@ -113,7 +114,6 @@ from fedsurrogate.common.wire.sum_proto import (
     unpack_members,
     unpack_state,
 )
-from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from tests.pins import site_messages
 
 BEGINS = 24

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from tests.pins import combinations, facts
 
 HERE = Path(__file__).parent

@@ -16,21 +16,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import steps as masked
-from fedsurrogate.client_app.secure_sum import steps as store
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
+from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.protocol import SumState, begin
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
-from fedsurrogate.common.wire.sum_proto import map_digest, pack_delivery, pack_map
+from fedsurrogate.common.wire.surrogate_proto import map_digest, pack_delivery, pack_map
 from fedsurrogate.strategies.base.training import Training
 from tests.examples import class_sums_run
 
@@ -70,7 +69,7 @@ def messages() -> Iterator[tuple[str, bytes]]:
     for name, task in _tasks():
         drawn = Drawn(name)
         # The tests replace the first; a script has the second everywhere.
-        with patch.object(secret_numbers.os, "urandom", drawn), patch("os.urandom", drawn):
+        with patch.object(gaussian_mechanism.os, "urandom", drawn), patch("os.urandom", drawn):
             yield f"site: {name}", (_part if task.run.settings.secure_sum else _message)(task)
 
 
@@ -105,8 +104,11 @@ def _part(task: Task) -> bytes:
 
     asked = replace(task, payload=pack_delivery([], "sum", task.payload or b""))
     asked = replace(asked, info={**task.info, "sum": "0" * 32})
-    with patch.object(masked, "mask", mask), patch.object(store, "read_state", lambda *_: state):
-        masked.masked_sum(asked)
+    with (
+        patch.object(secure_sum, "mask", mask),
+        patch.object(secure_sum, "read_state", lambda *_: state),
+    ):
+        secure_sum.masked_sum(asked)
     vector: bytes = seen[0].astype("<i8").tobytes()
     return vector
 

@@ -25,22 +25,21 @@ from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, Ru
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import public_key, read_keys
-from fedsurrogate.common.security.signed_requests import read_request
-from fedsurrogate.common.signed_models.run_folders import settings_of_run
+from fedsurrogate.common.signed_models.making import settings_of_run
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.generator_files import read_generator
-from fedsurrogate.common.wire.model_files import load_model
-from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.common.wire.model_proto import load_model
+from fedsurrogate.common.wire.records import unpack_bundle, unpack_surrogate
+from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.exchange import learn_from_files
 from fedsurrogate.server_app.lifecycle.resume import check_resume
-from fedsurrogate.server_app.offline import learn_from_files
-from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies.fedpft import private_head
 from fedsurrogate.strategies.fedpft.strategy import learn
-from fedsurrogate.strategies.pooling import class_means as mean_lengths
+from fedsurrogate.strategies.pooling import class_means
 from tests.grid import InProcessGrid, metrics_of
 from tests.pins.stored import (
     BEFORE_THE_BREAK,
@@ -142,7 +141,7 @@ def test_learning_again_gives_the_stored_head(
 ) -> None:
     # Lengths of noisy class means are shrunk since, and sites differ only if they do across their
     # means, and with as many columns as least squares need; all else of that head is as before.
-    monkeypatch.setattr(mean_lengths, "FEWEST", len(CLASSES) + 1)
+    monkeypatch.setattr(class_means, "FEWEST", len(CLASSES) + 1)
     monkeypatch.setattr(private_head, "differ_across", lambda own, of_sum: 1.0)
     monkeypatch.setattr(private_head, "ENOUGH_COLUMNS", 1)
     folder = copy(name)

@@ -26,13 +26,17 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import Request, read_request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.surrogate_pb2 import Bundle
-from fedsurrogate.common.wire.bundles import pack_bundle, unpack_bundle
-from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
+from fedsurrogate.common.wire.records import (
+    pack_bundle,
+    unpack_bundle,
+    unpack_question,
+    unpack_surrogate,
+)
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
-from fedsurrogate.server_app.offline import learn_from_files, make_request
+from fedsurrogate.server_app.exchange import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 
 COORDINATOR = new_key()

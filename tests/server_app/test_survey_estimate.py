@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedsurrogate.server_app.survey_estimate import estimate, features_with
+from fedsurrogate.server_app.counting import estimate, features_with
 
 
 def test_the_estimate_rises_with_epsilon_and_with_records_up_to_what_is_expected_without_noise() -> (

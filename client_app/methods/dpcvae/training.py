@@ -34,8 +34,8 @@ from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import class_sums
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 if TYPE_CHECKING:

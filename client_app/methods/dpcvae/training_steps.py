@@ -19,10 +19,9 @@ from fedsurrogate.common.models.generators import (
     GanGenerator,
     elbo,
 )
-from fedsurrogate.common.models.optimizers import UncompiledAdam, UncompiledSGD
-from fedsurrogate.common.privacy.discrete_gaussian import system_normals
+from fedsurrogate.common.models.training_parts import UncompiledAdam, UncompiledSGD
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum
+from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_normals
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings

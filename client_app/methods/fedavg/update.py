@@ -35,7 +35,6 @@ from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Ta
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Network, class_indices
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.networks import HEAD, OFFSETS, body_of, embed, fresh
 from fedsurrogate.common.models.parameters import (
     CONTROL,
@@ -45,11 +44,12 @@ from fedsurrogate.common.models.parameters import (
     largest,
     split_control,
 )
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings, Model
 from fedsurrogate.common.targets.target import Objective
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import Info
 

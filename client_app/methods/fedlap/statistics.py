@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.common.models.augmentation import Change
 from fedsurrogate.common.models.loss_landscape import (
     TOGETHER,
     Descent,
@@ -27,6 +26,7 @@ from fedsurrogate.common.models.loss_landscape import (
 )
 from fedsurrogate.common.models.networks import HEAD, embed
 from fedsurrogate.common.models.parameters import Tensors
+from fedsurrogate.common.models.training_parts import Change
 
 # With this factor the default learning rate of images, which suits gradients, also suits means.
 SCALE = 0.1

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
-from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, forget, written
-from fedsurrogate.client_app.methods.dp.record_chunks import per_record
+from fedsurrogate.client_app.features.cache import chunks, clipped_features, forget, written
+from fedsurrogate.client_app.methods.dp.record_gradients import per_record
 from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
@@ -41,7 +41,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     unit_weights,
 )
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
 # Number of chunks of records whose features are in memory at a time.

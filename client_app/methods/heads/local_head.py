@@ -15,8 +15,8 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.parameters import Parameters, check_update
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 
 

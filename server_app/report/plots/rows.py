@@ -4,21 +4,38 @@ cell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.number_format import shorten
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsurrogate.common.escapes import shorten
 from fedsurrogate.common.pages.svg import (
+    BLUE,
     FAINT,
+    GREEN,
     INK,
     NAMED_SITES,
+    ORANGE,
+    QUIET,
     legend_above,
     make_axes,
     margin,
     percent_axis,
     render,
     rows_height,
+)
+from fedsurrogate.server_app.runs.reader import RunFolder
+from fedsurrogate.server_app.runs.state import (
+    as_list,
+    as_number,
+    as_numbers,
+    as_table,
+    natural_order,
 )
 
 
@@ -138,3 +155,248 @@ def _draw_series(axes: Any, series: Series, shift: float, height: float, many: b
         style = {"elinewidth": 1.4, "capsize": 2.5, "markersize": 5, "color": colour, "zorder": 3}
         label = series.name if series.mark and series.name else None
         axes.errorbar(values, rows, xerr=errors, fmt=series.mark or "none", ecolor=colour, label=label, **style)  # fmt: skip
+
+
+# Of a curve in evaluation.json: survival, its limits, and numbers at risk, one for each bin.
+Curve = Mapping[str, Sequence[float | None]]
+COLOURS = (GREEN, BLUE, ORANGE)
+
+
+def draw_survival(curves: Mapping[str, Curve], edges: Sequence[float], unit: str) -> str:
+    """Kaplan-Meier curves at the ends of the bins, with 95 % intervals and the numbers at risk below.
+
+    Args:
+        curves: by third of the risk; a curve may end before the last bin.
+        edges: of the bins, from zero.
+        unit: of the times.
+
+    Returns:
+        The picture as an SVG string.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=margin(list(curves)), right=0.3, top=0.35, bottom=1.4)
+        for place, (name, curve) in enumerate(curves.items()):
+            colour = COLOURS[place % len(COLOURS)]
+            survival = _known(curve, "survival")
+            times = edges[: len(survival) + 1]
+            # Known at the ends of bins only, so no steps within them.
+            axes.plot(times, [1.0, *survival], "o-", ms=3.5, color=colour, label=name)
+            low, high = (
+                [value if end is None else end for value, end in zip(survival, ends, strict=False)]
+                for ends in (curve.get("low", ()), curve.get("high", ()))
+            )
+            if len(low) == len(high) == len(survival):
+                axes.fill_between(times, [1.0, *low], [1.0, *high], color=colour, alpha=0.14, lw=0)
+            below = {"textcoords": "offset points", "fontsize": 8.5, "color": colour}
+            down = -46 - 15 * place
+            for time, count in zip(edges, _known(curve, "at_risk"), strict=False):
+                at: dict[str, Any] = {
+                    "xy": (time, 0),
+                    "xycoords": ("data", "axes fraction"),
+                    "xytext": (0, down),
+                }
+                axes.annotate(f"{count:,.0f}", ha="center", **at, **below)
+            name_at: dict[str, Any] = {
+                "xy": (0, 0),
+                "xycoords": "axes fraction",
+                "xytext": (-18, down),
+            }
+            axes.annotate(shorten(name, 22), ha="right", **name_at, **below)
+        axes.set(xlim=(0, 1.01 * edges[-1]), ylim=(0, 1.02))
+        percent_axis(axes.yaxis)
+        axes.set_ylabel("without the event")
+        axes.set_xlabel(f"time in {unit}" if unit else "time")
+        legend_above(axes, 3)
+
+    return render("evaluation-survival", 4.2, draw)
+
+
+def _known(curve: Curve, name: str) -> list[float]:
+    return [each for each in curve.get(name, ()) if each is not None]
+
+
+# The legend counts the sites if there are more.
+NAMED = 12
+
+
+def radii(run: RunFolder) -> str | None:
+    """Draw by round each site's radius, the radius used, and the model's movement; None without
+    such rounds.
+    """
+    rounds = [as_table(entry) for entry in as_list(run.metrics.get("rounds"))]
+    rounds = [entry for entry in rounds if as_numbers(entry.get("radii"))]
+    if not rounds:
+        return None
+    numbers = [as_number(entry.get("round")) or 0.0 for entry in rounds]
+    reported = [as_numbers(entry.get("radii")) for entry in rounds]
+    sites = sorted({site for each in reported for site in each}, key=natural_order)
+
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.6, right=0.1, top=0.15, bottom=0.5)
+        for site in sites:
+            points = [
+                (n, each[site]) for n, each in zip(numbers, reported, strict=True) if site in each
+            ]
+            axes.plot(*zip(*points, strict=True), color=QUIET, lw=0.8, marker=".", ms=4, alpha=0.6)
+        for key, colour, label in (("radius", INK, "used"), ("moved", BLUE, "moved")):
+            line = [as_number(entry.get(key)) for entry in rounds]
+            axes.plot(
+                numbers,
+                [np.nan if v is None else v for v in line],
+                color=colour,
+                lw=2,
+                marker="o",
+                ms=4,
+                label=label,
+            )
+        axes.plot(
+            [],
+            [],
+            color=QUIET,
+            lw=0.8,
+            marker=".",
+            label="a site" if len(sites) <= NAMED else f"{len(sites)} sites",
+        )
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: "")
+        axes.grid(axis="y", color=FAINT)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("round")
+        axes.set_ylabel("distance from the round's model")
+        axes.legend(frameon=False, fontsize=8.5)
+
+    return render("radii", 2.8, draw)
+
+
+HEIGHT = 3.4
+
+
+def draw_site_map(
+    names: Sequence[str], points: Sequence[Sequence[float]], marked: Collection[str]
+) -> str:
+    """Draw sites as points.
+
+    Args:
+        names: of the sites.
+        points: two coordinates of each site, in standard deviations within classes.
+        marked: names of the sites that have another colour.
+
+    Returns:
+        The picture as an SVG string.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
+        axes.grid(color=FAINT, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set(xlabel="standard deviations within classes", ylabel="the same unit")
+        x, y = ([point[axis] for point in points] for axis in (0, 1))
+        axes.scatter(x, y, s=38, c=[ORANGE if each in marked else BLUE for each in names], zorder=3)
+        axes.margins(0.15)
+        axes.set_aspect("equal", adjustable="datalim")
+        # Neighbours from left to right have their names above and below.
+        for place, at in enumerate(sorted(range(len(names)), key=lambda each: x[each])):
+            axes.annotate(
+                shorten(names[at], 18),
+                (x[at], y[at]),
+                xytext=(0, 7 if place % 2 == 0 else -14),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+                color=ORANGE if names[at] in marked else QUIET,
+            )
+
+    return render("site-map", HEIGHT, draw)
+
+
+SHEETS = ("first", "middle", "last")
+# Most classes on a sheet, and most images of a class.
+ROWS, COLUMNS = 20, 10
+# Black and white lie this many standard deviations from grey.
+CONTRAST = 2.5
+
+
+def sheets(folder: Path) -> list[tuple[int, str]]:
+    """The sheets of images that a run has stored.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        (round, picture as an SVG string), each round once, in the order of rounds.
+    """
+    by_round: dict[int, str] = {}
+    for name in SHEETS:
+        try:
+            number, names, images = _read(folder / f"synthetic-{name}.safetensors")
+            drawn = _sheet(f"sheet-{name}", names, images)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
+        by_round.setdefault(number, drawn)
+    return sorted(by_round.items())
+
+
+def _read(file: Path) -> tuple[int, list[str], NDArray[np.float32]]:
+    """Round, row names, and images (rows, columns, side, side, 3) in [0, 1] from one file that
+    `strategies` stored.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), "numpy") as content:
+            metadata = content.metadata() or {}
+            tables = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118, it is no mapping
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    if metadata.get("model") != "convnet":
+        raise ValueError("the synthetic records are not images")
+    rows: dict[str, NDArray[np.float32]] = {}
+    spread = float(
+        np.concatenate([tables[site].ravel() for site in json.loads(metadata["sites"])])
+        .astype(np.float32)
+        .std()
+    )
+    for site, classes in sorted(
+        json.loads(metadata["sites"]).items(), key=lambda item: natural_order(item[0])
+    ):
+        for index, label in enumerate(classes):
+            flat = tables[site][tables[f"{site} labels"] == index][:COLUMNS].astype(np.float32)
+            rows.setdefault(str(label), _pixels(flat / max(spread, 1e-6)))
+    names = sorted(rows, key=natural_order)[:ROWS]
+    return int(metadata["round"]), names, np.stack([rows[name] for name in names])
+
+
+def _pixels(flat: NDArray[np.float32]) -> NDArray[np.float32]:
+    channels = 1 if round((flat.shape[1]) ** 0.5) ** 2 == flat.shape[1] else 3
+    side = round((flat.shape[1] / channels) ** 0.5)
+    images = flat.reshape(-1, channels, side, side) / (2 * CONTRAST) + 0.5
+    shown: NDArray[np.float32] = np.clip(
+        images.transpose(0, 2, 3, 1).repeat(3 // channels, axis=3), 0, 1
+    )
+    return shown
+
+
+def _sheet(name: str, names: Sequence[str], images: NDArray[np.float32]) -> str:
+    rows, columns, side = images.shape[:3]
+    step = side + max(1, side // 16)
+    # The last channel is opacity: the gaps show the page, which may be dark.
+    page = np.zeros((rows * step, columns * step, 4), dtype=np.float32)
+    for row in range(rows):
+        for column in range(columns):
+            place = page[row * step : row * step + side, column * step : column * step + side]
+            place[..., :3], place[..., 3] = images[row, column], 1.0
+
+    def draw(figure: Any) -> None:
+        axes = make_axes(figure, left=0.95, right=0.05, top=0.05, bottom=0.25)
+        axes.set(xlabel="images of the class", ylabel="class")
+        axes.imshow(np.rint(page * 255).astype(np.uint8), interpolation="none", aspect="equal")
+        axes.set_xticks([])
+        axes.set_yticks(
+            [row * step + side / 2 for row in range(rows)], [shorten(n, 10) for n in names]
+        )
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+
+    return render(name, 4.2 * rows / max(columns, COLUMNS) + 0.3, draw)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras.packages import needed_for
+from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.pages.svg import FAINT, INK, accuracy_range
 from fedsurrogate.server_app.runs.scores import SCORES
 from fedsurrogate.server_app.sweep import Summary, leading_score, named

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.secure_sum.rules import SumRules
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.secure_sum.protocol import SumRules
+from fedsurrogate.common.wire import surrogate_proto
 from tests.attacks.coordinator.test_secure_sums import POLICY, open_hospitals
 
 SIX = ("a", "b", "c", "d", "e", "victim")
@@ -31,7 +31,9 @@ def test_two_colluding_sites_of_six_choose_their_company(
     hospitals.settings |= {"colluding": THIRD, "dropouts": 0.0}
     members = hospitals.keys((*SIX[: summed - 1], "victim"))
     assert (
-        hospitals.status("victim", "query.sum_shares", sum_proto.pack_members(members.values()))
+        hospitals.status(
+            "victim", "query.sum_shares", surrogate_proto.pack_members(members.values())
+        )
         == answer
     )
 

@@ -20,10 +20,9 @@ from safetensors.torch import load_file
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.models.parameters import by_name
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import unmask
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of, rules_of, unmask
 from fedsurrogate.common.secure_sum.secrets import unpack_words
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
@@ -81,19 +80,21 @@ def stolen(hospitals: Hospitals) -> list[torch.Tensor]:
     training = crafted(hospitals.settings)
     payload, run = training.payload(), parse_run(hospitals.settings)
     members = hospitals.keys()
-    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(payload))
+    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(payload))
     dealt, vectors = {}, {}
     for site in NAMES:
         reply, _ = hospitals.ask(site, "query.sum_shares", listed)
-        dealt[site] = sum_proto.unpack_dealt(reply or b"")
+        dealt[site] = surrogate_proto.unpack_dealt(reply or b"")
     for site in NAMES:
-        delivery = sum_proto.pack_delivery(dealt.values(), site, payload)
+        delivery = surrogate_proto.pack_delivery(dealt.values(), site, payload)
         reply, _ = hospitals.ask(site, "train", delivery, round=1)
         vectors[site] = unpack_words(pb.MaskedSum.FromString(reply or b"").numbers)
     signatures, revealed = hospitals.signatures(NAMES), {}
     for site in NAMES:
-        reply, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(NAMES, signatures))
-        revealed[site] = sum_proto.unpack_revealed(reply or b"")
+        reply, _ = hospitals.ask(
+            site, "query.sum_open", surrogate_proto.pack_list(NAMES, signatures)
+        )
+        revealed[site] = surrogate_proto.unpack_revealed(reply or b"")
     rules = rules_of(run.settings, len(NAMES))
     total = unmask(vectors, dealt, members, revealed, rules)
     count = sum(tensor.numel() for tensor in training.model.values())

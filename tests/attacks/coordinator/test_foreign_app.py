@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from fedsurrogate.client_app.diagnostics.node_checks import check_isolation
+from fedsurrogate.client_app.diagnostics.site_checks import check_isolation
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.kept_files import has_room, remove_oldest
+from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import INFO, to_record
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import with_memory
+from fedsurrogate.strategies.fedavg import with_memory
 from tests.attacks.privacy.neighbours import DIMENSION, FINGERPRINT, Record
 from tests.attacks.privacy.visits import Hospital
 

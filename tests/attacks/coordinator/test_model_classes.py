@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
@@ -34,13 +34,15 @@ def first_round(hospitals: Hospitals, classes: tuple[str, ...]) -> str:
     """
     training = Training.begin(parse_run(hospitals.settings), classes, "f" * 16, 6)
     model = training.payload()
-    listed = sum_proto.pack_members(hospitals.keys().values(), sum_proto.map_digest(model))
+    listed = surrogate_proto.pack_members(
+        hospitals.keys().values(), surrogate_proto.map_digest(model)
+    )
     delivered = []
     for name in NAMES:
         payload, _ = hospitals.ask(name, "query.sum_shares", listed)
         assert payload is not None
-        delivered.append(sum_proto.unpack_dealt(payload))
-    sent = sum_proto.pack_delivery(delivered, "north", model)
+        delivered.append(surrogate_proto.unpack_dealt(payload))
+    sent = surrogate_proto.pack_delivery(delivered, "north", model)
     return hospitals.status("north", "train", sent, round=1, lineage=training.lineage, confirmed=0)
 
 

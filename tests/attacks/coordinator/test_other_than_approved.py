@@ -19,9 +19,9 @@ from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.surrogates.columns import PublicMap
-from fedsurrogate.common.wire.sum_proto import pack_map
-from fedsurrogate.strategies.pooling.public_projection import with_digest
+from fedsurrogate.common.surrogates.mixtures import PublicMap
+from fedsurrogate.common.wire.surrogate_proto import pack_map
+from fedsurrogate.strategies.pooling.class_means import with_digest
 from tests.common.test_document import bases
 from tests.grid import FAST, run_federation, sites
 

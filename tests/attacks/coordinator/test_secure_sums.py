@@ -23,14 +23,14 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import context_of, local_epsilon, rules_of
+from fedsurrogate.common.secure_sum.protocol import context_of, local_epsilon, rules_of
 from fedsurrogate.common.secure_sum.secrets import Dealt, Member
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request
-from fedsurrogate.common.surrogates.columns import PublicMap
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.surrogates.mixtures import PublicMap
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import from_record, to_record
-from fedsurrogate.server_app.offline import make_request
+from fedsurrogate.server_app.exchange import make_request
 from fedsurrogate.strategies.base.training import Training
 from tests.common.secure_sum.parties import Party
 from tests.grid import (
@@ -94,7 +94,7 @@ class Hospitals:
         for site in sites:
             _, info = self.ask(site, "query.hello")
             assert info["status"] == "ok", self.log(site)
-            found[site] = sum_proto.unpack_member(bytes.fromhex(info["key"]))
+            found[site] = surrogate_proto.unpack_member(bytes.fromhex(info["key"]))
         return found
 
     def shares(
@@ -103,16 +103,18 @@ class Hospitals:
         found = {}
         for site in sites:
             payload, _ = self.ask(
-                site, "query.sum_shares", sum_proto.pack_members(members.values())
+                site, "query.sum_shares", surrogate_proto.pack_members(members.values())
             )
             assert payload is not None, self.log(site)
-            found[site] = sum_proto.unpack_dealt(payload)
+            found[site] = surrogate_proto.unpack_dealt(payload)
         return found
 
     def masked(self, dealt: Mapping[str, Dealt], sites: Iterable[str] = NAMES) -> dict[str, bytes]:
         found = {}
         for site in sites:
-            payload, _ = self.ask(site, "train", sum_proto.pack_delivery(dealt.values(), site))
+            payload, _ = self.ask(
+                site, "train", surrogate_proto.pack_delivery(dealt.values(), site)
+            )
             assert payload is not None, self.log(site)
             found[site] = payload
         return found
@@ -120,7 +122,7 @@ class Hospitals:
     def signatures(self, summed: Iterable[str], sites: Iterable[str] = NAMES) -> dict[str, bytes]:
         found = {}
         for site in sites:
-            payload, _ = self.ask(site, "query.sum_list", sum_proto.pack_list(summed))
+            payload, _ = self.ask(site, "query.sum_list", surrogate_proto.pack_list(summed))
             assert payload is not None, self.log(site)
             found[site] = payload
         return found
@@ -195,9 +197,11 @@ def test_an_honest_coordinator_gets_every_step(hospitals: Hospitals) -> None:
     hospitals.up_to_masked()
     signatures = hospitals.signatures(NAMES)
     for site in NAMES:
-        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(NAMES, signatures))
+        payload, _ = hospitals.ask(
+            site, "query.sum_open", surrogate_proto.pack_list(NAMES, signatures)
+        )
         assert payload is not None
-        found = sum_proto.unpack_revealed(payload)
+        found = surrogate_proto.unpack_revealed(payload)
         assert found["masking"] == {}
         assert found["blind"].keys() == set(NAMES)
 
@@ -210,18 +214,20 @@ def test_different_key_lists_are_refused(hospitals: Hospitals) -> None:
     stranger = Party(
         "east", context=context_of(parse_run(hospitals.settings), hospitals.name)
     ).member
-    false = sum_proto.pack_members((members | {"east": stranger}).values())
+    false = surrogate_proto.pack_members((members | {"east": stranger}).values())
     assert hospitals.status("north", "query.sum_shares", false) == "seal"
-    fewer = sum_proto.pack_members(members[name] for name in NAMES[:4])
+    fewer = surrogate_proto.pack_members(members[name] for name in NAMES[:4])
     assert hospitals.ask("north", "query.sum_shares", fewer)[0] is not None
     dealt = hospitals.shares(members, NAMES[1:])
-    payload, _ = hospitals.ask("south", "train", sum_proto.pack_delivery(dealt.values(), "south"))
+    payload, _ = hospitals.ask(
+        "south", "train", surrogate_proto.pack_delivery(dealt.values(), "south")
+    )
     assert payload is not None, "the sites with one list go on"
     mixed = [
         replace(each, content={**each.content, "west": each.content["south"]})
         for each in dealt.values()
     ]
-    assert hospitals.status("west", "train", sum_proto.pack_delivery(mixed, "west")) == "seal"
+    assert hospitals.status("west", "train", surrogate_proto.pack_delivery(mixed, "west")) == "seal"
     assert hospitals.released("west") == 0
 
 
@@ -231,7 +237,7 @@ def test_invented_sites_are_refused_where_keys_are_pinned(hospitals: Hospitals) 
     invented = {name: Party(name, context=context).member for name in NAMES[1:]}
     assert (
         hospitals.status(
-            "north", "query.sum_shares", sum_proto.pack_members((own | invented).values())
+            "north", "query.sum_shares", surrogate_proto.pack_members((own | invented).values())
         )
         == "seal"
     )
@@ -242,7 +248,9 @@ def test_a_sum_of_one_or_two_sites_is_refused(hospitals: Hospitals) -> None:
     for count in (1, 2):
         members = hospitals.keys(NAMES[:count])
         assert (
-            hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values()))
+            hospitals.status(
+                "north", "query.sum_shares", surrogate_proto.pack_members(members.values())
+            )
             == "policy"
         )
 
@@ -280,11 +288,13 @@ def test_a_request_by_file_is_refused_by_both_sides(
 def test_claimed_losses_do_not_unmask_one_site(hospitals: Hospitals) -> None:
     hospitals.up_to_masked()
     for few in (["north"], ["north", "south"], NAMES[:3], NAMES[1:]):
-        assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(few)) == "seal"
+        assert hospitals.status("north", "query.sum_list", surrogate_proto.pack_list(few)) == "seal"
     members = hospitals.keys()
     dealt = hospitals.shares(members)
     some = [dealt[name] for name in NAMES[:3]]
-    assert hospitals.status("north", "train", sum_proto.pack_delivery(some, "north")) == "state"
+    assert (
+        hospitals.status("north", "train", surrogate_proto.pack_delivery(some, "north")) == "state"
+    )
     assert hospitals.released("north") == 1, "only the first sum was charged"
 
 
@@ -296,20 +306,24 @@ def test_both_shares_of_one_site_are_never_revealed(hospitals: Hospitals) -> Non
     without = tuple(name for name in NAMES if name != "west")
     first = hospitals.signatures(NAMES, ["west", "east", "centre"])
     second = hospitals.signatures(without, ["north", "south"])
-    assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) == "state"
+    assert hospitals.status("north", "query.sum_list", surrogate_proto.pack_list(NAMES)) == "state"
     for site in ("north", "south"):
         assert (
-            hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second)) == "seal"
-        )
-        assert (
-            hospitals.status(site, "query.sum_open", sum_proto.pack_list(without, second | first))
+            hospitals.status(site, "query.sum_open", surrogate_proto.pack_list(without, second))
             == "seal"
         )
-    payload, _ = hospitals.ask("east", "query.sum_open", sum_proto.pack_list(NAMES, first))
+        assert (
+            hospitals.status(
+                site, "query.sum_open", surrogate_proto.pack_list(without, second | first)
+            )
+            == "seal"
+        )
+    payload, _ = hospitals.ask("east", "query.sum_open", surrogate_proto.pack_list(NAMES, first))
     assert payload is not None
-    assert "west" not in sum_proto.unpack_revealed(payload)["masking"]
+    assert "west" not in surrogate_proto.unpack_revealed(payload)["masking"]
     assert (
-        hospitals.status("east", "query.sum_open", sum_proto.pack_list(without, second)) == "state"
+        hospitals.status("east", "query.sum_open", surrogate_proto.pack_list(without, second))
+        == "state"
     )
 
 
@@ -325,11 +339,13 @@ def test_noise_for_lost_sites_stays_when_one_is_lost(hospitals: Hospitals, lost:
     listed = tuple(name for name in NAMES if name != lost)
     signatures = hospitals.signatures(listed, listed)
     for site in listed:
-        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(listed, signatures))
+        payload, _ = hospitals.ask(
+            site, "query.sum_open", surrogate_proto.pack_list(listed, signatures)
+        )
         assert payload is not None
-        assert bool(sum_proto.unpack_spare(payload)) == (not lost)
+        assert bool(surrogate_proto.unpack_spare(payload)) == (not lost)
     (state,) = hospitals.folder.glob("north/state/sums/*.pb")
-    assert not sum_proto.unpack_state(state.read_bytes()).spare
+    assert not surrogate_proto.unpack_state(state.read_bytes()).spare
 
 
 def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
@@ -339,17 +355,20 @@ def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
     )
     dealt = hospitals.shares(members)
     assert (
-        hospitals.status("north", "query.sum_shares", sum_proto.pack_members(members.values()))
+        hospitals.status(
+            "north", "query.sum_shares", surrogate_proto.pack_members(members.values())
+        )
         == "state"
     )
     hospitals.masked(dealt)
     fewer = [dealt[name] for name in NAMES[:4]]
     for again in (dealt.values(), fewer):
         assert (
-            hospitals.status("north", "train", sum_proto.pack_delivery(again, "north")) == "state"
+            hospitals.status("north", "train", surrogate_proto.pack_delivery(again, "north"))
+            == "state"
         )
     signatures = hospitals.signatures(NAMES)
-    opened = sum_proto.pack_list(NAMES, signatures)
+    opened = surrogate_proto.pack_list(NAMES, signatures)
     assert hospitals.ask("north", "query.sum_open", opened)[0] is not None
     assert hospitals.status("north", "query.sum_open", opened) == "state"
 
@@ -357,10 +376,10 @@ def test_a_replayed_step_is_refused(hospitals: Hospitals) -> None:
 def test_every_step_is_taken_in_its_place_only(hospitals: Hospitals) -> None:
     members = hospitals.keys()
     steps = {
-        "query.sum_shares": sum_proto.pack_members(members.values()),
-        "train": sum_proto.pack_delivery([], "north"),
-        "query.sum_list": sum_proto.pack_list(NAMES),
-        "query.sum_open": sum_proto.pack_list(NAMES, {}),
+        "query.sum_shares": surrogate_proto.pack_members(members.values()),
+        "train": surrogate_proto.pack_delivery([], "north"),
+        "query.sum_list": surrogate_proto.pack_list(NAMES),
+        "query.sum_open": surrogate_proto.pack_list(NAMES, {}),
     }
     dealt, done = {}, []
     for step in steps:
@@ -380,10 +399,12 @@ def test_every_step_is_taken_in_its_place_only(hospitals: Hospitals) -> None:
 def test_a_step_of_another_sum_or_of_other_settings_is_refused(hospitals: Hospitals) -> None:
     hospitals.up_to_masked()
     hospitals.settings |= {"dropouts": 0.9}
-    assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES[:3])) == "state"
+    assert (
+        hospitals.status("north", "query.sum_list", surrogate_proto.pack_list(NAMES[:3])) == "state"
+    )
     for name in ("", "../../etc", secrets.token_hex(16)):
         hospitals.name = name
-        assert hospitals.status("north", "query.sum_list", sum_proto.pack_list(NAMES)) in (
+        assert hospitals.status("north", "query.sum_list", surrogate_proto.pack_list(NAMES)) in (
             "state",
             "surrogate",
         )
@@ -410,7 +431,7 @@ def test_the_difference_of_two_sums_does_not_show_one_site(hospitals: Hospitals)
     hospitals.settings |= {"dropouts": 0.0}
     dealt = hospitals.shares(hospitals.keys(NAMES[:4]), NAMES[:4])
     assert (
-        hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north"))
+        hospitals.status("north", "train", surrogate_proto.pack_delivery(dealt.values(), "north"))
         == "policy"
     )
     assert "with other sites" in hospitals.log("north")
@@ -423,7 +444,7 @@ def test_under_privacy_the_difference_of_two_sums_is_paid_for(hospitals: Hospita
     hospitals.up_to_masked()
     dealt = hospitals.shares(hospitals.keys(NAMES[:4]), NAMES[:4])
     assert (
-        hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north"))
+        hospitals.status("north", "train", surrogate_proto.pack_delivery(dealt.values(), "north"))
         == "budget"
     )
 
@@ -475,7 +496,7 @@ def test_a_local_floor_is_held(hospitals: Hospitals) -> None:
     hospitals.settings = dict(PRIVATE)
     (hospitals.folder / "north" / "policy.toml").write_text(POLICY + "local-epsilon = 1.5\n")
     members = hospitals.keys()
-    listed = sum_proto.pack_members(members.values())
+    listed = surrogate_proto.pack_members(members.values())
     assert hospitals.status("north", "query.sum_shares", listed) == "policy"
     assert hospitals.status("south", "query.sum_shares", listed) == "ok"
     assert "local-epsilon" in hospitals.log("north")
@@ -548,13 +569,13 @@ def test_another_model_for_one_site_does_not_show_its_update(hospitals: Hospital
     honest, other = b"one packed model", b"another"
     dealt = {}
     for site in NAMES:
-        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(honest))
+        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(honest))
         payload, _ = hospitals.ask(site, "query.sum_shares", listed)
         assert payload is not None
-        dealt[site] = sum_proto.unpack_dealt(payload)
+        dealt[site] = surrogate_proto.unpack_dealt(payload)
     hospitals.settings |= {"classes": CLASSES}
     for public, reason in ((other, "agreed"), (b"", "agreed")):
-        false = sum_proto.pack_delivery(dealt.values(), "south", public)
+        false = surrogate_proto.pack_delivery(dealt.values(), "south", public)
         assert hospitals.status("south", "train", false, round=1) == "seal"
         assert reason in hospitals.log("south")
     assert hospitals.released("south") == 0
@@ -579,13 +600,13 @@ def test_private_training_in_a_secure_sum_is_charged_as_without_one(hospitals: H
     model = Training.begin(run, tuple(CLASSES.split(",")), "f" * 16, 6).payload()
     for sites, allowed in ((NAMES, True), (NAMES[:4], False)):
         members = hospitals.keys(sites)
-        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
         dealt = [hospitals.ask(site, "query.sum_shares", listed)[0] for site in sites]
-        delivered = [sum_proto.unpack_dealt(each) for each in dealt if each is not None]
+        delivered = [surrogate_proto.unpack_dealt(each) for each in dealt if each is not None]
         expected = "ok" if allowed else "policy"
         assert (
             hospitals.status(
-                "north", "train", sum_proto.pack_delivery(delivered, "north", model), round=1
+                "north", "train", surrogate_proto.pack_delivery(delivered, "north", model), round=1
             )
             == expected
         )
@@ -609,14 +630,16 @@ def next_round(hospitals: Hospitals, sites: Iterable[str] = NAMES, site: str = "
         parse_run(hospitals.settings), tuple(CLASSES.split(",")), "f" * 16, 6
     ).payload()
     members = hospitals.keys(sites)
-    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
     delivered = []
     for name in sites:
         payload, info = hospitals.ask(name, "query.sum_shares", listed)
         if payload is None:
             return f"{name}: {info['status']}"
-        delivered.append(sum_proto.unpack_dealt(payload))
-    return hospitals.status(site, "train", sum_proto.pack_delivery(delivered, site, model), round=1)
+        delivered.append(surrogate_proto.unpack_dealt(payload))
+    return hospitals.status(
+        site, "train", surrogate_proto.pack_delivery(delivered, site, model), round=1
+    )
 
 
 def test_every_round_of_joint_noise_is_charged_and_the_ledger_names_what_it_rests_on(
@@ -692,14 +715,16 @@ def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(
     hospitals.up_to_masked()
     for file in hospitals.folder.glob("north/state/sums/*.pb"):
         file.unlink()
-    listed = sum_proto.pack_list(NAMES)
+    listed = surrogate_proto.pack_list(NAMES)
     assert hospitals.status("north", "query.sum_list", listed) == "state"
     assert "no state of the secure sum" in hospitals.log("north")
     signatures = hospitals.signatures(NAMES, NAMES[1:])
-    payload, _ = hospitals.ask("south", "query.sum_open", sum_proto.pack_list(NAMES, signatures))
+    payload, _ = hospitals.ask(
+        "south", "query.sum_open", surrogate_proto.pack_list(NAMES, signatures)
+    )
     assert payload is not None
     assert (
-        hospitals.status("north", "query.sum_open", sum_proto.pack_list(NAMES, signatures))
+        hospitals.status("north", "query.sum_open", surrogate_proto.pack_list(NAMES, signatures))
         == "state"
     )
 
@@ -707,21 +732,21 @@ def test_a_site_that_lost_its_state_reveals_nothing_and_the_others_go_on(
 def test_different_projections_do_not_single_out_one_site(hospitals: Hospitals) -> None:
     """With zeros for all others, the sum of the projected features would be that of one site alone."""
     dealt = hospitals.shares(hospitals.keys())
-    zeros = sum_proto.pack_delivery(
-        dealt.values(), "south", sum_proto.pack_map(PublicMap(torch.zeros(6, 6)))
+    zeros = surrogate_proto.pack_delivery(
+        dealt.values(), "south", surrogate_proto.pack_map(PublicMap(torch.zeros(6, 6)))
     )
     assert hospitals.status("south", "train", zeros) == "seal"
     assert hospitals.released("south") == 0
     assert "projection" in hospitals.log("south")
     # A site that agreed on another map than the others cannot open their shares.
-    public = sum_proto.pack_map(PublicMap(centre=torch.ones(6)))
+    public = surrogate_proto.pack_map(PublicMap(centre=torch.ones(6)))
     members = hospitals.keys()
     dealt = hospitals.shares(members, NAMES[1:])
-    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(public))
+    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(public))
     payload, _ = hospitals.ask("north", "query.sum_shares", listed)
     assert payload is not None
-    mixed = sum_proto.pack_delivery(
-        [*dealt.values(), sum_proto.unpack_dealt(payload)], "north", public
+    mixed = surrogate_proto.pack_delivery(
+        [*dealt.values(), surrogate_proto.unpack_dealt(payload)], "north", public
     )
     assert hospitals.status("north", "train", mixed) == "seal"
     assert hospitals.released("north") == 0

@@ -25,7 +25,7 @@ from flwr.proto.fab_pb2 import Fab
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
 from fedsurrogate.common.flower import flower
-from fedsurrogate.server_app.control_api.runs import list_runs
+from fedsurrogate.server_app.control_api import list_runs
 from fedsurrogate.server_app.deployment.simulate import superlink as simulation
 from fedsurrogate.server_app.deployment.submit import (
     APP_FOLDER,
@@ -212,7 +212,7 @@ def test_another_account_starts_nothing_and_sees_nothing(
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "code": replaced("server_app/serverapp.py", "check_run_allowed(rules", "print(rules"),
-    "entry point": replaced("pyproject.toml", '"server_app.app:app"', '"server_app.federate:app"'),
+    "entry point": replaced("pyproject.toml", '"server_app.app:app"', '"server_app.serverapp:app"'),
     "a default": replaced("pyproject.toml", 'output-dir = "runs"', 'output-dir = "/tmp"'),
     "a dependency": replaced("pyproject.toml", '"filelock', '"evil",\n    "filelock'),
     "a new file": lambda app: (app / "common" / "evil.py").write_text("import os\n"),

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
@@ -54,7 +54,9 @@ def policy(hospitals: Hospitals, smallest_class: int, smallest_cell: int) -> Non
 def released(hospitals: Hospitals, settings: dict[str, Any]) -> str:
     hospitals.settings = settings
     dealt = hospitals.shares(hospitals.keys())
-    return hospitals.status("north", "train", sum_proto.pack_delivery(dealt.values(), "north"))
+    return hospitals.status(
+        "north", "train", surrogate_proto.pack_delivery(dealt.values(), "north")
+    )
 
 
 def test_training_and_a_survey_leave_out_the_same_classes(hospitals: Hospitals) -> None:

@@ -24,12 +24,11 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import check_revealed, unmask
-from fedsurrogate.common.secure_sum.rules import rules_of
+from fedsurrogate.common.secure_sum.protocol import check_revealed, rules_of, unmask
 from fedsurrogate.common.secure_sum.secrets import Words, unpack_words
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.surrogates.columns import PublicMap
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.surrogates.mixtures import PublicMap
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.coordinator.test_secure_sums import (
     CLASSES,
@@ -73,18 +72,22 @@ def total(
     dealt = hospitals.shares(members, sites)
     vectors: dict[str, Words] = {}
     for site in sites:
-        payload, _ = hospitals.ask(site, "train", sum_proto.pack_delivery(dealt.values(), site))
+        payload, _ = hospitals.ask(
+            site, "train", surrogate_proto.pack_delivery(dealt.values(), site)
+        )
         if payload is not None and site not in lost:
             vectors[site] = unpack_words(pb.MaskedSum.FromString(payload).numbers)
     summed, signatures, revealed = sorted(vectors), {}, {}
     for site in summed if signing is None else signing:
-        payload, _ = hospitals.ask(site, "query.sum_list", sum_proto.pack_list(summed))
+        payload, _ = hospitals.ask(site, "query.sum_list", surrogate_proto.pack_list(summed))
         if payload is not None:
             signatures[site] = payload
     for site in signatures:
-        payload, _ = hospitals.ask(site, "query.sum_open", sum_proto.pack_list(summed, signatures))
+        payload, _ = hospitals.ask(
+            site, "query.sum_open", surrogate_proto.pack_list(summed, signatures)
+        )
         if payload is not None:
-            revealed[site] = sum_proto.unpack_revealed(payload)
+            revealed[site] = surrogate_proto.unpack_revealed(payload)
             check_revealed(site, revealed[site], dealt, summed)
     if len(revealed) < rules.threshold:
         return None
@@ -120,7 +123,9 @@ def test_a_site_that_is_not_asked_to_sign_is_in_no_sum_with_others(seven: Hospit
     masked_by = seven.masked(seven.shares(seven.keys("34567"), "34567"), "4567")
     assert len(masked_by) == 4
     dealt = seven.shares(seven.keys("34567"), "34567")
-    assert seven.status("3", "train", sum_proto.pack_delivery(dealt.values(), "3")) == "policy"
+    assert (
+        seven.status("3", "train", surrogate_proto.pack_delivery(dealt.values(), "3")) == "policy"
+    )
 
 
 def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(
@@ -129,7 +134,9 @@ def test_a_site_that_was_never_asked_to_sign_sums_with_the_same_sites_only(
     """It cannot know whether the others have completed the first sum."""
     assert total(seven, "12345", signing="1234") is not None
     dealt = seven.shares(seven.keys("567"), "567")
-    assert seven.status("5", "train", sum_proto.pack_delivery(dealt.values(), "5")) == "policy"
+    assert (
+        seven.status("5", "train", surrogate_proto.pack_delivery(dealt.values(), "5")) == "policy"
+    )
     assert total(seven, "12345") is not None
 
 
@@ -138,9 +145,11 @@ def test_an_open_sum_does_not_allow_another(seven: Hospitals) -> None:
     first = seven.shares(seven.keys("1234"), "1234")
     name, second_keys = seven.name, seven.keys("1567")
     second = seven.shares(second_keys, "1567")
-    assert seven.status("1", "train", sum_proto.pack_delivery(second.values(), "1")) == "ok"
+    assert seven.status("1", "train", surrogate_proto.pack_delivery(second.values(), "1")) == "ok"
     seven.name = name
-    assert seven.status("1", "train", sum_proto.pack_delivery(first.values(), "1")) == "policy"
+    assert (
+        seven.status("1", "train", surrogate_proto.pack_delivery(first.values(), "1")) == "policy"
+    )
 
 
 def test_a_site_lost_in_the_first_sum_stays_out(seven: Hospitals) -> None:
@@ -161,9 +170,11 @@ def test_false_lists_of_one_sum_do_not_make_a_site_free(seven: Hospitals) -> Non
     """
     dealt = seven.shares(seven.keys("12345"), "12345")
     seven.masked(dealt, "12345")
-    assert seven.status("5", "query.sum_list", sum_proto.pack_list("2345")) == "ok"
+    assert seven.status("5", "query.sum_list", surrogate_proto.pack_list("2345")) == "ok"
     again = seven.shares(seven.keys("2345"), "2345")
-    assert seven.status("5", "train", sum_proto.pack_delivery(again.values(), "5")) == "policy"
+    assert (
+        seven.status("5", "train", surrogate_proto.pack_delivery(again.values(), "5")) == "policy"
+    )
 
 
 def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospitals) -> None:
@@ -175,7 +186,7 @@ def test_a_list_signed_before_a_second_sum_opens_nothing_after_it(seven: Hospita
     seven.name = name
     for site in "1234":
         assert (
-            seven.status(site, "query.sum_open", sum_proto.pack_list("1234", signatures))
+            seven.status(site, "query.sum_open", surrogate_proto.pack_list("1234", signatures))
             == "policy"
         )
 
@@ -223,7 +234,7 @@ def test_other_settings_of_what_a_site_adds_are_refused_by_all(
     seven.settings |= other
     dealt = seven.shares(seven.keys("123"), "123")
     for site in "123":
-        payload = sum_proto.pack_delivery(dealt.values(), site)
+        payload = surrogate_proto.pack_delivery(dealt.values(), site)
         assert seven.status(site, "train", payload) == "policy"
         assert "other settings of what each site adds" in seven.log(site)
 
@@ -276,13 +287,13 @@ def test_scales_of_a_projection_do_not_search_for_the_largest_part(seven: Hospit
     assert total(seven, "123") is not None
     found = set()
     for scale in (1.0, 1e9):
-        public = sum_proto.pack_map(PublicMap(scale * torch.eye(6)))
+        public = surrogate_proto.pack_map(PublicMap(scale * torch.eye(6)))
         members = seven.keys("123")
-        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(public))
+        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(public))
         replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "123"]
-        dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+        dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
         found |= {
-            seven.status(site, "train", sum_proto.pack_delivery(dealt, site, public))
+            seven.status(site, "train", surrogate_proto.pack_delivery(dealt, site, public))
             for site in "123"
         }
     assert found == {"policy"}
@@ -294,7 +305,9 @@ def test_other_classes_select_other_records_at_the_same_places(seven: Hospitals)
     assert total(seven, "1234") is not None
     seven.settings |= {"classes": "malign"}
     dealt = seven.shares(seven.keys("1234"), "1234")
-    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert (
+        seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    )
     assert "other settings of what each site adds" in seven.log("4")
 
 
@@ -302,7 +315,9 @@ def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -
     policy = seven.folder / "4" / "policy.toml"
     policy.write_text(POLICY + "largest-attack-auc = 0.5\n")
     dealt = seven.shares(seven.keys("1234"), "1234")
-    assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    assert (
+        seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4")) == "policy"
+    )
     assert "the policy limits attacks" in seven.log("4")
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     policy.write_text(POLICY)
@@ -325,7 +340,10 @@ def test_a_release_that_fails_fixes_no_set_of_sites(
         broken.setattr(
             *((Ledger, "charge") if failing == "charge" else (release, "put_in_place")), fail
         )
-        assert seven.status("4", "train", sum_proto.pack_delivery(dealt.values(), "4")) == "ledger"
+        assert (
+            seven.status("4", "train", surrogate_proto.pack_delivery(dealt.values(), "4"))
+            == "ledger"
+        )
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     assert not list(seven.folder.glob("4/state/sums/.*")), "no staged file stays"
     assert total(seven, "2345") is not None
@@ -349,11 +367,12 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
         parse_run(seven.settings), tuple(CLASSES.split(",")), "f" * 16, 6
     ).payload()
     members = seven.keys("1234")
-    listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+    listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
     replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in "1234"]
-    dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+    dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
     assert (
-        seven.status("4", "train", sum_proto.pack_delivery(dealt, "4", model), round=1) == "policy"
+        seven.status("4", "train", surrogate_proto.pack_delivery(dealt, "4", model), round=1)
+        == "policy"
     )
     assert "largest-payload-mib" in seven.log("4")
     assert seven.released("4") == 1
@@ -367,12 +386,14 @@ def test_rounds_of_training_are_over_the_same_sites(seven: Hospitals) -> None:
     ).payload()
     for sites, expected in (("12345", "ok"), ("1234", "policy"), ("123456", "policy")):
         members = seven.keys(sites)
-        listed = sum_proto.pack_members(members.values(), sum_proto.map_digest(model))
+        listed = surrogate_proto.pack_members(members.values(), surrogate_proto.map_digest(model))
         replies = [seven.ask(site, "query.sum_shares", listed)[0] for site in sites]
-        dealt = [sum_proto.unpack_dealt(each) for each in replies if each is not None]
+        dealt = [surrogate_proto.unpack_dealt(each) for each in replies if each is not None]
         for site in "12":
             assert (
-                seven.status(site, "train", sum_proto.pack_delivery(dealt, site, model), round=1)
+                seven.status(
+                    site, "train", surrogate_proto.pack_delivery(dealt, site, model), round=1
+                )
                 == expected
             )
 
@@ -406,12 +427,14 @@ def test_a_person_may_forget_earlier_sums(seven: Hospitals) -> None:
     assert total(seven, "123") is not None
     node = " ".join(f'{key}="{value}"' for key, value in seven.nodes["1"].items())
     dealt = seven.shares(seven.keys("1456"), "1456")
-    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "policy"
+    assert (
+        seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "policy"
+    )
     assert "site forget-sums" in seven.log("1")
     asked = CliRunner().invoke(app, ["forget-sums", "--node-config", node], input="n\n")
     assert asked.exit_code == 1
     assert CliRunner().invoke(app, ["forget-sums", "--node-config", node, "--yes"]).exit_code == 0
-    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "ok"
+    assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "ok"
     assert list((seven.folder / "1" / "state" / "sums").glob("*.json.*")), "the old record is kept"
 
 
@@ -420,7 +443,7 @@ def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> No
     (file,) = seven.folder.glob("1/state/sums/*.json")
     file.write_text('[["0", "1"]]')
     dealt = seven.shares(seven.keys("123"), "123")
-    assert seven.status("1", "train", sum_proto.pack_delivery(dealt.values(), "1")) == "state"
+    assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "state"
     assert "site forget-sums" in seven.log("1")
 
 

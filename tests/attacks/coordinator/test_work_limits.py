@@ -33,7 +33,7 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.records import to_record
 

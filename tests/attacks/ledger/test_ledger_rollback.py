@@ -20,10 +20,10 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, LedgerError, RunError
-from fedsurrogate.common.security.receipts import MOST_RECEIPTS
+from fedsurrogate.common.security.registrations import MOST_RECEIPTS
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.server_app.offline import learn_from_files, make_request
-from fedsurrogate.strategies.base.receipts import FOLDER, Receipts
+from fedsurrogate.server_app.exchange import learn_from_files, make_request
+from fedsurrogate.strategies.base.outcome import FOLDER, Receipts
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.grid import (
     FAST,
@@ -155,7 +155,7 @@ def test_a_site_that_comes_back_as_another_node_is_shown_what_was_seen_of_it(
     assert hospital.run() == ANSWERED
     restore()
     other = Hospital(hospital.home, "south", 1)
-    for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_grid"):
+    for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_engine"):
         monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
     assert hospital.run(before=(other.node,)) == LEDGER
     assert other.receipts.exists(), "the other site has answered"
@@ -319,7 +319,7 @@ def test_a_hostile_site_can_neither_fill_the_coordinators_disk_nor_speak_for_ano
             record.config_records["info"]["receipt"] = text
 
         west = Hospital(hospital.home / f"{number}", "west", 2)
-        for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_grid"):
+        for module in ("tests.grid", "fedsurrogate.server_app.deployment.local_engine"):
             monkeypatch.setattr(f"{module}.FIRST_NODE", 5001)
         grid = InProcessGrid([south.node, west.node], {1: Fault(reply=lie)})
         with suppress(RunError):

@@ -16,13 +16,12 @@ import torch
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import unmask
-from fedsurrogate.common.secure_sum.rules import context_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import context_of, rules_of, shapes_of, unmask
 from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.security.sealing import new_key
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import Info, from_record, to_record
 from fedsurrogate.strategies.base.training import Training
@@ -112,31 +111,33 @@ class Summing(Hospital):
         }
         members = {each: party.member for each, party in others.items()}
         if key:
-            members["clinic"] = sum_proto.unpack_member(bytes.fromhex(key))
-        public, rules = sum_proto.map_digest(model), rules_of(run.settings, 3)
-        payload, _ = ask("query.sum_shares", sum_proto.pack_members(members.values(), public))
+            members["clinic"] = surrogate_proto.unpack_member(bytes.fromhex(key))
+        public, rules = surrogate_proto.map_digest(model), rules_of(run.settings, 3)
+        payload, _ = ask("query.sum_shares", surrogate_proto.pack_members(members.values(), public))
         dealt, masked, signatures = {}, {}, {}
         if payload is not None:
-            dealt = {"clinic": sum_proto.unpack_dealt(payload)} | {
+            dealt = {"clinic": surrogate_proto.unpack_dealt(payload)} | {
                 each: party.share(members.values(), rules, public=public)
                 for each, party in others.items()
             }
-        delivery = sum_proto.pack_delivery(dealt.values(), "clinic", model) if dealt else b""
+        delivery = surrogate_proto.pack_delivery(dealt.values(), "clinic", model) if dealt else b""
         payload, _ = ask("train", delivery)
         if payload is not None:
             dimension = self.place[1]
             shapes = shapes_of(run.plan, len(run.settings.classes), dimension, number)
             count = sum(map(prod, shapes.values()))
-            _, masked["clinic"], _ = sum_proto.unpack_masked(payload, count)
+            _, masked["clinic"], _ = surrogate_proto.unpack_masked(payload, count)
             zeros = np.zeros(len(masked["clinic"]), np.int64)
             masked |= {each: p.mask(dealt.values(), rules, zeros) for each, p in others.items()}
             signatures = {each: party.agree(masked, rules) for each, party in others.items()}
-        ask("query.sum_list", sum_proto.pack_list(["clinic", *OTHERS]))
-        payload, _ = ask("query.sum_open", sum_proto.pack_list(["clinic", *OTHERS], signatures))
+        ask("query.sum_list", surrogate_proto.pack_list(["clinic", *OTHERS]))
+        payload, _ = ask(
+            "query.sum_open", surrogate_proto.pack_list(["clinic", *OTHERS], signatures)
+        )
         self.total = None
         if payload is not None:
             opened = {each: party.reveal(signatures, rules) for each, party in others.items()}
-            opened["clinic"] = sum_proto.unpack_revealed(payload)
+            opened["clinic"] = surrogate_proto.unpack_revealed(payload)
             self.total = unmask(masked, dealt, members, opened, rules)
         return answers
 
@@ -157,7 +158,7 @@ class Summing(Hospital):
             training = Training.begin(run, classes, *place)
             training.lineage, training.asked = "abc", 1
             return config, training.payload()
-        return config, sum_proto.pack_map(PublicMap())
+        return config, surrogate_proto.pack_map(PublicMap())
 
 
 def _form(kind: str, payload: bytes | None, reported: Info) -> Answer:

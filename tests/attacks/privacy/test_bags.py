@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.whole_site import NoRecordsError
+from fedsurrogate.client_app.datasets.left_out import NoRecordsError
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
-from fedsurrogate.client_app.governance.uncharged import without_records
+from fedsurrogate.client_app.governance.release import without_records
 from fedsurrogate.client_app.methods.sums import class_moments, coded_moments
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.columns import PublicMap
-from fedsurrogate.common.wire.sum_proto import pack_map
+from fedsurrogate.common.surrogates.mixtures import PublicMap
+from fedsurrogate.common.wire.surrogate_proto import pack_map
 
 DIMENSION = 3
 UNCHANGED = PublicMap()

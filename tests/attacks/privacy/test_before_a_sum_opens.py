@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app import requests as answers_of
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance import release
-from fedsurrogate.client_app.governance.uncharged import Failure
-from fedsurrogate.client_app.secure_sum import steps as masked
-from fedsurrogate.client_app.secure_sum.steps import _random
-from fedsurrogate.common.secure_sum.rules import BITS
+from fedsurrogate.client_app.governance.release import Failure
+from fedsurrogate.client_app.secure_sum import _random
+from fedsurrogate.common.secure_sum.protocol import BITS
 from tests.attacks.privacy.neighbours import FAULTS, LABELS, Data, Record
 from tests.attacks.privacy.summing import SMALLEST, SUMS, Summing
 from tests.attacks.privacy.visits import close_logs
@@ -166,23 +166,23 @@ def _a_failure_that_shows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _an_empty_site_that_refuses(patch: pytest.MonkeyPatch) -> None:
-    honest = masked._beyond
+    honest = secure_sum._beyond
 
     def leaking(values: Any, numbers: Any) -> str:
         if not any(value.any() for value in values.values()):
             raise SystemExit("nothing to add")
         return honest(values, numbers)
 
-    patch.setattr(masked, "_beyond", leaking)
+    patch.setattr(secure_sum, "_beyond", leaking)
     _a_failure_that_shows(patch)
 
 
 def _changed_data_that_refuse(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(masked.same_sites, "why_changed", lambda node, settings, records: "")
+    patch.setattr(secure_sum.same_sites, "why_changed", lambda node, settings, records: "")
 
 
 def _settings_compared_by_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(masked.same_sites, "settings_in", lambda run, limits, public: {})
+    patch.setattr(secure_sum.same_sites, "settings_in", lambda run, limits, public: {})
     _changed_data_that_refuse(patch)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 import fedsurrogate as fs
 from fedsurrogate import _surrogate
-from fedsurrogate.client_app.datasets.duplicates import once
+from fedsurrogate.client_app import secure_sum
+from fedsurrogate.client_app.datasets.images import once
 from fedsurrogate.client_app.datasets.records import Records
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
-from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.targets.target import CODE, SUMS, TOTALS
 from fedsurrogate.common.wire.model_proto import unpack_parameters
@@ -139,7 +139,7 @@ def test_exact_sums_over_the_same_sites_have_one_target(
     if kind == "labels":
         secure |= {"label-sets": "b=edema,fracture,nodule; c=edema,fracture,nodule"}
     one, other = (
-        same_sites.settings_in(parse_run(KINDS[kind] | secure | more), SiteLimits(), b"")
+        secure_sum.settings_in(parse_run(KINDS[kind] | secure | more), SiteLimits(), b"")
         for more in ({}, change)
     )
     assert one["training"] != other["training"]

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.duplicates import once
+from fedsurrogate.client_app.datasets.images import once
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site

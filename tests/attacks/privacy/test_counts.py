@@ -14,12 +14,12 @@ from flwr.app import Message
 from PIL import Image
 
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
+from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.common.wire.records import INFO, to_record
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from tests.client_app.model_use.hospitals import CLASSES

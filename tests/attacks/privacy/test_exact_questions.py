@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.datasets.partition import selection, share
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import known_keys
+from fedsurrogate.common.settings.base import known_keys
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
 from tests.attacks.privacy.asked import Site
@@ -75,7 +75,7 @@ def test_runs_without_noise_select_what_the_first_one_did_until_a_person_decides
         first: int | None = None
         for at, which in enumerate(order):
             if forget and at == 2:
-                same_sites.forget(parse_node_config(site.node))
+                secure_sum.forget(parse_node_config(site.node))
                 first = None
             status, _ = site.ask(MEANS | SELECTING[which])
             first = which if first is None else first

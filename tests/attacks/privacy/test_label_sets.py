@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate import _surrogate
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 
 COLUMNS = ("edema", "fracture", "nodule")

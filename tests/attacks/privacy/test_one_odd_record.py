@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.datasets import dataset
 from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.uncharged import with_records
+from fedsurrogate.client_app.governance.release import with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.run import parse_run

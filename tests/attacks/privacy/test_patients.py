@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dpcvae import training_steps
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -38,12 +38,12 @@ from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import CountingSettings
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.registry import CLASS, TARGETS
 from fedsurrogate.common.wire.model_proto import pack_classifier, pack_parameters, unpack_parameters
-from fedsurrogate.common.wire.sum_proto import pack_map
+from fedsurrogate.common.wire.surrogate_proto import pack_map
 from fedsurrogate.strategies.base.training import Training
 from tests.registry import TINY
 
@@ -207,7 +207,7 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
     left, claims = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BoundedSum, "noisy", independent)
-        patch.setattr(units, "system_uniforms", lambda count: table[:count])
+        patch.setattr(record_gradients, "system_uniforms", lambda count: table[:count])
         patch.setattr(
             training_steps,
             "system_normals",

@@ -24,20 +24,18 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dpcvae import training_steps
 from fedsurrogate.client_app.processes import warm
-from fedsurrogate.client_app.secure_sum.steps import _random
+from fedsurrogate.client_app.secure_sum import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.privacy import discrete_gaussian as sampler
-from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
 from fedsurrogate.common.privacy import gaussian_mechanism, mechanism
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.safe_parsing import read_message
 from fedsurrogate.common.secure_sum.secrets import Secrets, announce, deal, open_share
 from fedsurrogate.common.security.sealing import new_key, public_key, seal
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.privacy.neighbours import Record
@@ -216,7 +214,7 @@ def test_no_seed_repeats_a_sample_or_the_noise_of_encodings(
 
         return draw
 
-    monkeypatch.setattr(units, "poisson_sample", kept(units.poisson_sample))
+    monkeypatch.setattr(record_gradients, "poisson_sample", kept(record_gradients.poisson_sample))
     monkeypatch.setattr(training_steps, "system_normals", kept(training_steps.system_normals))
     settings = with_noise(RUNS[name]) | dict.fromkeys(RATES, 0.5)
     for _ in range(2):
@@ -234,7 +232,7 @@ def test_the_noise_of_encodings_alone_makes_two_releases_differ(
     monkeypatch.setattr(
         gaussian_mechanism, "discrete_gaussian", lambda _, count: np.zeros(count, np.int64)
     )
-    monkeypatch.setattr(units, "poisson_sample", lambda count, _: torch.arange(count))
+    monkeypatch.setattr(record_gradients, "poisson_sample", lambda count, _: torch.arange(count))
     found = []
     for _ in range(2):
         seed_all(0)
@@ -257,7 +255,7 @@ def test_a_release_follows_from_the_run_and_the_operating_system(
         system = SimpleNamespace(
             urandom=lambda size, drawn=drawn: shake_256(str(next(drawn)).encode()).digest(size)
         )
-        monkeypatch.setattr(secret_numbers, "os", system)
+        monkeypatch.setattr(gaussian_mechanism, "os", system)
         seed_all(number)
         clinic = Clinic(next(home), "features", RECORDS)
         found.append(clinic.released(with_noise(RUNS[name]) | dict.fromkeys(RATES, 0.5))[0])
@@ -287,8 +285,8 @@ class Member(Summing):
         """Keys, shares and masked numbers that it has sent."""
         assert self.total is not None
         key, dealt, masked = self.sent
-        member, shares = sum_proto.unpack_member(key), sum_proto.unpack_dealt(dealt)
-        _, numbers, _ = sum_proto.unpack_masked(masked, len(self.total))
+        member, shares = surrogate_proto.unpack_member(key), surrogate_proto.unpack_dealt(dealt)
+        _, numbers, _ = surrogate_proto.unpack_masked(masked, len(self.total))
         return {
             "masking": member.masking,
             "sharing": member.sharing,
@@ -336,9 +334,9 @@ def secrets_drawn() -> dict[str, bytes]:
     shares = open_share(deal("a", same, known, 2, context), "b", secrets[1].sharing, known, context)
     sealed = pb.Sealed.FromString(seal(b"a surrogate", private, {"b": public_key(private)}, b"1"))
     return {
-        "noise": sampler.discrete_gaussian(10**12, 8).tobytes(),
-        "sample": units.poisson_sample(4000, 0.5).numpy().tobytes(),
-        "encodings": secret_numbers.system_normals([8]).numpy().tobytes(),
+        "noise": gaussian_mechanism.discrete_gaussian(10**12, 8).tobytes(),
+        "sample": record_gradients.poisson_sample(4000, 0.5).numpy().tobytes(),
+        "encodings": gaussian_mechanism.system_normals([8]).numpy().tobytes(),
         "withheld": _random(8)[:-1].tobytes(),
         "key": new_key(),
         "sealed": sealed.content,

@@ -22,19 +22,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import record_chunks
-from fedsurrogate.client_app.methods.dp import record_gradients as private_training
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sum, clipped_sums
 from fedsurrogate.client_app.methods.dpcvae.training_steps import CVAETrainer, GanTrainer, Trainer
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, unchanged
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import fresh, split_input
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import KEPT, REMOVED
+from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, REMOVED, weigh_own_mean
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
@@ -89,7 +87,7 @@ def opacus_sum(module: nn.Module, features: Tensor, labels: Tensor, clip: float)
 
     sampled = GradSampleModule(module, loss_reduction="sum")
     return lambda rows: flat(
-        private_training._clipped_sum(sampled, features[rows], labels[rows], clip)[0]
+        record_gradients._clipped_sum(sampled, features[rows], labels[rows], clip)[0]
     )
 
 
@@ -345,7 +343,7 @@ MILLION = 1_000_000
 @pytest.mark.parametrize("way", ["private_training", "private_gradients", "clipped_linear"])
 def test_among_a_million_others(monkeypatch: pytest.MonkeyPatch, way: str, clip: float) -> None:
     # A few large batches instead of many small ones: the total that is rounded is the same.
-    monkeypatch.setattr(record_chunks, "TOGETHER", 2**14)
+    monkeypatch.setattr(record_gradients, "TOGETHER", 2**14)
     # All records are equal, so their gradients have the same direction.
     features, labels = (
         torch.full((MILLION + 2, 1), 30.0),

@@ -23,16 +23,15 @@ from fedsurrogate.client_app.methods.counting import (
     large_cells,
     large_topics,
 )
-from fedsurrogate.common.counting.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.counted import CountedTarget, counted
-from fedsurrogate.common.wire.model_files import save_model
-from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.model_proto import pack_classifier, save_model
 from fedsurrogate.common.wire.records import INFO, to_record
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
 from tests.attacks.privacy.neighbours import Record

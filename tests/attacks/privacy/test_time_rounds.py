@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.sums import bounded_sums, residual_sums
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
 from tests.rounds_of_times import Site, hospitals, released, task_of

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, spent
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import BudgetError
-from fedsurrogate.common.privacy.accounting import GaussianEvent
-from fedsurrogate.common.privacy.privacy_filter import composed
+from fedsurrogate.common.privacy.accounting import GaussianEvent, composed
 from tests.attacks.privacy.asked import Site
 from tests.client_app.governance.ledger_processes import release
 from tests.grid import Scalar

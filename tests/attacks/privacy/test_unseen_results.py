@@ -7,7 +7,7 @@ import pytest
 
 from fedsurrogate.client_app import requests as answers
 from fedsurrogate.client_app.features.site_features import load_site
-from fedsurrogate.client_app.governance import uncharged
+from fedsurrogate.client_app.governance import release
 from tests.attacks.privacy.neighbours import Record
 from tests.attacks.privacy.visits import METHODS, Hospital, close_logs
 from tests.grid import FAST, NodeConfig, metrics_of, run_federation
@@ -36,7 +36,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setitem(answers.WORK, "evaluation", evaluation)
     monkeypatch.setattr(answers, "load_site", loading)
-    monkeypatch.setattr(uncharged, "load_site", loading)
+    monkeypatch.setattr(release, "load_site", loading)
     return found
 
 

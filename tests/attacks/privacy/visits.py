@@ -19,7 +19,7 @@ from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.receipts import parse_receipt
+from fedsurrogate.common.security.registrations import parse_receipt
 from fedsurrogate.common.security.sealing import SEED_BYTES
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier

@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.noise import spare_of, spare_variances
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import (
+    numbers_of,
+    rules_of,
+    shapes_of,
+    spare_of,
+    spare_variances,
+)
 from fedsurrogate.strategies.fedpft import strategy
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import context_of
+from fedsurrogate.common.secure_sum.protocol import context_of
 from fedsurrogate.common.secure_sum.secrets import PURPOSE, words
 from fedsurrogate.common.security.sealing import sign
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED, INFO, PAYLOAD
 from fedsurrogate.strategies.secure_sum.steps import Dispute, left_out, why
 from tests.attacks.coordinator.test_secure_sums import NAMES, Hospitals, open_hospitals
@@ -48,12 +48,12 @@ def spoiled(readers: Collection[str]) -> Callable[[bytes], bytes]:
     """Change the reply of a site so that these readers cannot open its shares."""
 
     def spoil(payload: bytes) -> bytes:
-        dealt = sum_proto.unpack_dealt(payload)
+        dealt = surrogate_proto.unpack_dealt(payload)
         content = {
             name: os.urandom(len(both)) if name in readers else both
             for name, both in dealt.content.items()
         }
-        return sum_proto.pack_dealt(replace(dealt, content=content))
+        return surrogate_proto.pack_dealt(replace(dealt, content=content))
 
     return spoil
 
@@ -217,8 +217,8 @@ def test_a_complaint_about_itself_or_nobody_is_a_refusal(tmp_path: Path, places:
 
 def test_shares_of_another_length_are_noticed_before_they_are_delivered(tmp_path: Path) -> None:
     def short(payload: bytes) -> bytes:
-        dealt = sum_proto.unpack_dealt(payload)
-        return sum_proto.pack_dealt(
+        dealt = surrogate_proto.unpack_dealt(payload)
+        return surrogate_proto.pack_dealt(
             replace(dealt, content={name: both[1:] for name, both in dealt.content.items()})
         )
 
@@ -257,8 +257,8 @@ def test_shares_that_do_not_fit_together_end_the_run_and_name_their_sender(tmp_p
     """
 
     def unfit(payload: bytes) -> bytes:
-        dealt = sum_proto.unpack_dealt(payload)
-        return sum_proto.pack_dealt(
+        dealt = surrogate_proto.unpack_dealt(payload)
+        return surrogate_proto.pack_dealt(
             replace(dealt, checks={"blind": bytes(32), "masking": bytes(32)})
         )
 
@@ -282,7 +282,7 @@ def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: st
     def weak(record: RecordDict) -> None:
         info = dict(record.config_records[INFO])
         member = replace(
-            sum_proto.unpack_member(bytes.fromhex(str(info["key"]))), **{key: bytes(32)}
+            surrogate_proto.unpack_member(bytes.fromhex(str(info["key"]))), **{key: bytes(32)}
         )
         name = next(
             str(m.content.config_records[INFO]["sum"])
@@ -290,7 +290,7 @@ def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: st
             if m.metadata.message_type == "query.hello"
         )
         context = context_of(parse_run(grid.run_config), name)
-        info["key"] = sum_proto.pack_member(
+        info["key"] = surrogate_proto.pack_member(
             replace(member, signature=sign(context + member.content, private, PURPOSE))
         ).hex()
         record[INFO] = ConfigRecord(info)
@@ -387,7 +387,9 @@ def test_a_refusal_names_nobody_in_words(tmp_path: Path) -> None:
     """The coordinator gets places in its own list: no text, no path, no name."""
     hospitals = open_hospitals(tmp_path, NAMES)
     without_peer(hospitals, "east", ["north"])
-    _, info = hospitals.ask("north", SHARES, sum_proto.pack_members(hospitals.keys().values()))
+    _, info = hospitals.ask(
+        "north", SHARES, surrogate_proto.pack_members(hospitals.keys().values())
+    )
     assert info == {"status": "seal", "site": "north", DISPUTED: [sorted(NAMES).index("east")]}
     assert "the key of site 'east' in the key list is not the one in peers" in hospitals.log(
         "north"

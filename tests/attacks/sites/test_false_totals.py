@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.secure_sum.same_sites import forget
+from fedsurrogate.client_app.secure_sum import forget
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import absorb_total as absorb_generator
-from fedsurrogate.strategies.dpcvae.strategy import expected_shapes
-from fedsurrogate.strategies.fedavg.strategy import absorb_total
-from fedsurrogate.strategies.pooling.plausibility import Total, check_gradients, check_moments
+from fedsurrogate.strategies.dpcvae import absorb_total as absorb_generator
+from fedsurrogate.strategies.dpcvae import expected_shapes
+from fedsurrogate.strategies.fedavg import absorb_total
+from fedsurrogate.strategies.pooling.site_weights import Total, check_gradients, check_moments
 from tests.grid import NodeConfig, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))

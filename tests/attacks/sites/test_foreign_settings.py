@@ -18,7 +18,7 @@ import pytest
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import stop_process
 from fedsurrogate.server_app.lifecycle.ends import await_end
 from tests.e2e.hospitals import CLASSES, Hospital

@@ -20,11 +20,9 @@ from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies import stored_strategy
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.site_weights import OTHER_SCALES, moment_shares
+from fedsurrogate.strategies.pooling.site_weights import OTHER_SCALES, Total, moment_shares
 from fedsurrogate.strategies.targets import strategy
-from fedsurrogate.strategies.targets.in_rounds import TargetRounds
-from fedsurrogate.strategies.targets.strategy import learn_from_sum
+from fedsurrogate.strategies.targets.strategy import TargetRounds, learn_from_sum
 from tests import rounds_of_times
 
 Tensors = dict[str, torch.Tensor]

@@ -27,9 +27,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedsurrogate.client_app.audit.disclosure_page import page_of as disclosure_page
-from fedsurrogate.client_app.audit.nearest import NearestRecords
-from fedsurrogate.client_app.audit.page import page_of as audit_page
+from fedsurrogate.client_app.audit.disclosure import page_of as disclosure_page
+from fedsurrogate.client_app.audit.membership import NearestRecords
+from fedsurrogate.client_app.audit.output import page_of as audit_page
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, StandingOut
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import PATIENT, find_inputs
@@ -42,7 +42,7 @@ from fedsurrogate.common.command_line import SafeConsole
 from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text, for_terminal
 from fedsurrogate.common.identity import normal
-from fedsurrogate.common.logs.output import TextLines, in_one_line
+from fedsurrogate.common.logs import TextLines, in_one_line
 from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run

@@ -14,7 +14,7 @@ from fedsurrogate.common.surrogates.covariances import AnyCovariance, Diagonal, 
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 from fedsurrogate.strategies.closed_form.solvers import chosen_with_accuracy, lda
 from fedsurrogate.strategies.closed_form.statistics import pooled, pooled_by_class
 from fedsurrogate.strategies.fedpft.strategy import FedPFT, learn

@@ -16,7 +16,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.covariances import cholesky
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 from fedsurrogate.strategies.fedpft.strategy import learn
 from fedsurrogate.strategies.robustness.defence import defend_surrogates
 from fedsurrogate.strategies.robustness.harm import of_surrogates

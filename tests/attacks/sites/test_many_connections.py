@@ -25,7 +25,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedsurrogate.common.flower.places import Doorkeeper, Peer, Places, connections, peer_of
+from fedsurrogate.common.flower.interface import Doorkeeper, Peer, Places, connections, peer_of
 from tests.attacks.sites.signing import Signer
 from tests.attacks.sites.test_strangers import Server, channel_of, fleet_api
 

@@ -29,7 +29,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.flower.places import Places
+from fedsurrogate.common.flower.interface import Places
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE, guard_fleet
 from tests.attacks.sites.signing import Signer
 from tests.e2e.processes import free_ports, until
@@ -42,7 +42,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
-from fedsurrogate.common.flower.places import Doorkeeper, Places
+from fedsurrogate.common.flower.interface import Doorkeeper, Places
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
 address, database, key, places = sys.argv[1:5]
 guard_fleet(lambda request: "", True)

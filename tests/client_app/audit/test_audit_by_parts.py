@@ -18,9 +18,16 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.client_app.audit import disclosure, output, release_audit
-from fedsurrogate.client_app.audit.claim_check import largest_excess, proven_epsilon
-from fedsurrogate.client_app.audit.membership import Trials, distinct, lira, success
-from fedsurrogate.client_app.audit.nearest import summary, usual_distance
+from fedsurrogate.client_app.audit.membership import (
+    Trials,
+    distinct,
+    largest_excess,
+    lira,
+    proven_epsilon,
+    success,
+    summary,
+    usual_distance,
+)
 from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.audit.release_audit import audit_release
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures

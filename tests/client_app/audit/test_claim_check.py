@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._gaussian_bound import gaussian_bound
-from fedsurrogate.client_app.audit.claim_check import largest_excess, proven_epsilon
-from fedsurrogate.client_app.audit.membership import Trials, answers
+from fedsurrogate.client_app.audit.membership import Trials, answers, largest_excess, proven_epsilon
 
 RECORDS, DELTA = 500, 1e-5
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsurrogate.client_app.audit.coded_sums import CODED, MOMENT
 from fedsurrogate.client_app.audit.disclosure import disclose
-from fedsurrogate.client_app.audit.output import check_attacks, limit_broken
-from fedsurrogate.client_app.audit.page import page_of
+from fedsurrogate.client_app.audit.membership import CODED, MOMENT
+from fedsurrogate.client_app.audit.output import check_attacks, limit_broken, page_of
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, audit_release
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config

@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from fedsurrogate.client_app.audit.claim_check import Excess, allowed_auc, largest_excess
-from fedsurrogate.client_app.audit.membership import AttackResult
-from fedsurrogate.client_app.audit.nearest import NearestRecords
+from fedsurrogate.client_app.audit.membership import (
+    AttackResult,
+    Excess,
+    NearestRecords,
+    allowed_auc,
+    largest_excess,
+)
 from fedsurrogate.client_app.audit.output import claim_broken, limit_broken
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit
 from fedsurrogate.client_app.governance.policy import Policy

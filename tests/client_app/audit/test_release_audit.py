@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedsurrogate.client_app.audit.output import check_attacks, limit_broken
-from fedsurrogate.client_app.audit.page import page_of
+from fedsurrogate.client_app.audit.output import check_attacks, limit_broken, page_of
 from fedsurrogate.client_app.audit.release_audit import ReleaseAudit, audit_release
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config

@@ -23,10 +23,12 @@ from fedsurrogate.client_app.audit.membership import (
     _rates,
     distinct,
     lira,
+    means_of,
+    nearest,
     scores_of,
     success,
+    summary,
 )
-from fedsurrogate.client_app.audit.nearest import means_of, nearest, summary
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.mechanism import NoisySums

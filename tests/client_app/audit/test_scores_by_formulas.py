@@ -20,11 +20,17 @@ from scipy.special import expit
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from fedsurrogate.client_app.audit import claim_check
-from fedsurrogate.client_app.audit.coded_sums import CODED, MOMENT, coded_scores
+from fedsurrogate.client_app.audit import membership
 from fedsurrogate.client_app.audit.generators import closest_synthetic, likelihood
-from fedsurrogate.client_app.audit.membership import Trials, rmia
-from fedsurrogate.client_app.audit.nearest import nearest, usual_distance
+from fedsurrogate.client_app.audit.membership import (
+    CODED,
+    MOMENT,
+    Trials,
+    coded_scores,
+    nearest,
+    rmia,
+    usual_distance,
+)
 from fedsurrogate.common.models.generators import Decoder
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import fold
@@ -294,6 +300,6 @@ def test_an_attacker_who_is_sure_of_a_share_of_all_records_is_found_at_that_shar
     inside = np.argwhere(members)
     sure = inside[drawn.permutation(len(inside))[: round(share * members.size)]]
     scores[tuple(sure.T)] = 5 + drawn.random(len(sure))
-    found = claim_check.largest_excess(-scores if turned else scores, members, 3.0, 0.0)
+    found = membership.largest_excess(-scores if turned else scores, members, 3.0, 0.0)
     assert found is not None
     assert (found.true_rate, found.false_rate) == (pytest.approx(2 * share), 0.0)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.client_app.governance.ledger_processes import release
 
 Captured = pytest.CaptureFixture[str]

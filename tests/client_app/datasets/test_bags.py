@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.features.extraction import PIECE, Bags, Features
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
-from fedsurrogate.client_app.governance.uncharged import without_records
+from fedsurrogate.client_app.governance.release import without_records
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import ConfigError, DataError, FedSurrogateError

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.bags import (
+from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.records import Records, select
+from fedsurrogate.client_app.datasets.table_records import (
     ALONE,
     bags_by_folder,
     described,
     pooled,
     same_bags,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.records import Records, select
-from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.costs import Loss
 from fedsurrogate.common.errors import DataError
 
 # Of an image: its bag, patient, target, part of the split, site and content.

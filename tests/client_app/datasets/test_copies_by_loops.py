@@ -16,21 +16,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets import duplicates
-from fedsurrogate.client_app.datasets.data_log import log_once
-from fedsurrogate.client_app.datasets.duplicates import (
+from fedsurrogate.client_app.datasets import images
+from fedsurrogate.client_app.datasets.images import (
     once,
     remembered,
     same_bytes,
     same_files,
     without_leaks,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of, log_once
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
-from fedsurrogate.client_app.datasets.whole_site import cause_of
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.
@@ -78,10 +76,8 @@ def test_a_part_of_a_file_is_read_where_another_has_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wholly: list[str] = []
-    digest = duplicates._digest
-    monkeypatch.setattr(
-        duplicates, "_digest", lambda path: (wholly.append(path.name), digest(path))[1]
-    )
+    digest = images._digest
+    monkeypatch.setattr(images, "_digest", lambda path: (wholly.append(path.name), digest(path))[1])
     contents = {"a": LONG, "b": LONG, "c": LONG[:10_001] + b"b" + LONG[10_002:], "d": LONG + b"a"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)

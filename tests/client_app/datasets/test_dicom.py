@@ -25,7 +25,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.dicom_files import header, image, save
 from tests.grid import FAST, InProcessGrid, files_with, metrics_of, run_federation
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.duplicates import same_rows
+from fedsurrogate.client_app.datasets.images import same_rows
 
 
 @settings(max_examples=100, deadline=None)

@@ -17,11 +17,10 @@ from fedsurrogate.client_app.datasets.image_folders import (
     in_class_folders,
     read_imagefolder,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.source import DataSource
-from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.costs import Loss
 from fedsurrogate.common.errors import DataError
 
 

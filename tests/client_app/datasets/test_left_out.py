@@ -19,16 +19,16 @@ from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.system_files import FolderWalk
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
-from fedsurrogate.client_app.governance import uncharged
+from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, with_records, without_records
+from fedsurrogate.client_app.governance.release import FALLBACK, with_records, without_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.answers import release_to
-from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.settings import Settings
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
@@ -165,7 +165,7 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
     assert not [
         each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"
     ]
-    monkeypatch.setattr(uncharged, "load_site", broken)
+    monkeypatch.setattr(release, "load_site", broken)
     found = dry_run(RUN, node)
     assert "THE RECORDS CANNOT BE USED" in found.refusal
     assert found.facts["failure"] == "ValueError: a decoder gave up"
@@ -242,11 +242,11 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
         made.append(len(found.train.labels))
         return found.train
 
-    monkeypatch.setattr(uncharged, "load_site", ending("flwr.supercore.exit.exit"))
+    monkeypatch.setattr(release, "load_site", ending("flwr.supercore.exit.exit"))
     with pytest.raises(SystemExit):
         with_records(RUN, node, 1.0, work)
     assert made == []
-    monkeypatch.setattr(uncharged, "load_site", ending("a_decoder"))
+    monkeypatch.setattr(release, "load_site", ending("a_decoder"))
     assert with_records(RUN, node, 1.0, work)[2] == ("SystemExit: 0", False)
     assert made == [0]
 

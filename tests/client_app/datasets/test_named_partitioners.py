@@ -16,7 +16,7 @@ from fedsurrogate.client_app.datasets import partition as module
 from fedsurrogate.client_app.datasets.partition import partition
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.partition import OWN, read_partitioner
+from fedsurrogate.common.settings.heads import OWN, read_partitioner
 
 KINDS = {
     "flwr:IidPartitioner": lambda n, seed: library.IidPartitioner(n),

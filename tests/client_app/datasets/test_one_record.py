@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsurrogate.client_app.datasets import dicom, dicom_pixels, duplicates, image_folders
-from fedsurrogate.client_app.datasets.one_record import attempt, described
+from fedsurrogate.client_app.datasets import dicom, dicom_pixels, image_folders
+from fedsurrogate.client_app.datasets import images as duplicates
+from fedsurrogate.client_app.datasets.left_out import SourceError, attempt, described
 from fedsurrogate.client_app.datasets.tables import ParquetImages
-from fedsurrogate.client_app.datasets.whole_site import SourceError
-from fedsurrogate.client_app.features.parts import in_parts
+from fedsurrogate.client_app.features.device_processes import in_parts
 from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.uncharged import with_records
+from fedsurrogate.client_app.governance.release import with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing

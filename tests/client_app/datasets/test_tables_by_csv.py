@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
 from fedsurrogate.client_app.datasets.tables import csv_header, read_table, values_of
-from fedsurrogate.client_app.datasets.whole_site import SourceError
 from fedsurrogate.common.errors import DataError
 
 few = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from tests import dicom_files
 
 Cells = list[tuple[Any, Any]]

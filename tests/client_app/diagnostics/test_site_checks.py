@@ -24,24 +24,23 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.cli.approve import approve
-from fedsurrogate.client_app.diagnostics.connection_checks import check_link
-from fedsurrogate.client_app.diagnostics.findings import Finding, Link
-from fedsurrogate.client_app.diagnostics.node_checks import (
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding, Link, check_link
+from fedsurrogate.client_app.diagnostics.site_checks import (
     check_isolation,
+    check_site,
     is_isolated,
     is_supernode,
     starts_client_apps,
 )
-from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features import site_features
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.features.columns import frame_of, odd_columns, warning_of
+from fedsurrogate.client_app.features.site_features import frame_of, odd_columns, warning_of
 
 # By column the size of its range, a power of two; where it begins, in ranges; and how many records
 # have the other end of the range.

@@ -17,16 +17,15 @@ import psutil
 import pytest
 import torch
 
-from fedsurrogate.client_app.features import device_processes, extraction, shards
-from fedsurrogate.client_app.features.device_processes import Devices, in_processes
+from fedsurrogate.client_app.features import cache, device_processes, extraction
+from fedsurrogate.client_app.features.device_processes import Devices, Part, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
-from fedsurrogate.client_app.features.parts import Part
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.errors import BackboneError, FedSurrogateError
-from fedsurrogate.common.models import devices
+from fedsurrogate.common.models import networks
 from fedsurrogate.common.run import parse_run
 from tests.client_app.features.other_processes import (
     BROKEN,
@@ -47,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    monkeypatch.setattr(shards, "SHARD", SHARD)
+    monkeypatch.setattr(cache, "SHARD", SHARD)
     monkeypatch.setattr(extraction, "SHARDS_EACH", 1)
     monkeypatch.setattr(extraction, "gpus_of", extraction.gpus_of)
     return use
@@ -238,7 +237,7 @@ def test_only_a_device_without_a_number_is_all_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert devices.gpus_of(torch.device(device)) == tuple(
+    assert networks.gpus_of(torch.device(device)) == tuple(
         f"cuda:{index}" for index in range(expected)
     )
 

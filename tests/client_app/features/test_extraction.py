@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.features import extraction
+from fedsurrogate.client_app.features.device_processes import in_parts
 from fedsurrogate.client_app.features.extraction import extract
-from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError

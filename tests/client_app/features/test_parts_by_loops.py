@@ -17,12 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.whole_site import NoRecordsError
-from fedsurrogate.client_app.features import parts as module
-from fedsurrogate.client_app.features import shards
+from fedsurrogate.client_app.datasets.left_out import NoRecordsError
+from fedsurrogate.client_app.features import cache, device_processes
+from fedsurrogate.client_app.features.cache import ShardWriter
+from fedsurrogate.client_app.features.device_processes import Part, in_parts, shape_of_images
 from fedsurrogate.client_app.features.extraction import extract
-from fedsurrogate.client_app.features.parts import Part, in_parts, shape_of_images
-from fedsurrogate.client_app.features.shards import ShardWriter
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError
@@ -143,7 +142,7 @@ def test_at_most_so_many_results_are_pending_and_they_come_in_order(
             yield range(at, at + 1)
 
     given_ = 0
-    for part in module._in_order(
+    for part in device_processes._in_order(
         lambda piece: Part(list(piece), None, []), pieces(), workers, ahead
     ):
         assert part.rows == [given_]
@@ -172,7 +171,7 @@ def test_shards_are_written_when_all_their_records_are_there_and_read_back_if_un
         pieces += [each for each in (rows[:at], rows[at:]) if each]
     pieces = [pieces[at] for at in data.draw(st.permutations(range(len(pieces))))]
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "SHARD", SIZE)
+        patch.setattr(cache, "SHARD", SIZE)
         folder = Path(place, "entry.partial")
         writer = ShardWriter.resumed(folder, count)
         assert (writer.done, [*map(list, writer.missing())]) == (

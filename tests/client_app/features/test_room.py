@@ -12,10 +12,9 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.features import progress as module
-from fedsurrogate.client_app.features.cache import MIB, make_room
-from fedsurrogate.client_app.features.progress import progress
-from fedsurrogate.client_app.governance.kept_files import has_room, remove_oldest
+from fedsurrogate.client_app.features import cache
+from fedsurrogate.client_app.features.cache import MIB, make_room, progress
+from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig
 
 ENTRIES = st.lists(
@@ -124,9 +123,9 @@ def test_a_line_every_ten_seconds_has_the_rate_and_the_time_that_is_left(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         clock, lines = [100.0], list[str]()
-        patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-        patch.setattr(module.LOG, "info", lambda text, *words: lines.append(text % words))
-        patch.setattr(module.sys.stderr, "isatty", lambda: False, raising=False)
+        patch.setattr(cache, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        patch.setattr(cache.LOG, "info", lambda text, *words: lines.append(text % words))
+        patch.setattr(cache.sys.stderr, "isatty", lambda: False, raising=False)
         more = {} if done is None else {"done": done}
         named = {} if what is None else {"what": what}
         expected, finished, reported = [], done or 0, 100.0

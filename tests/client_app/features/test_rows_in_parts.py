@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.features import extraction, on_disk
+from fedsurrogate.client_app.features import cache, extraction
+from fedsurrogate.client_app.features.cache import chunks, clipped_features, written
 from fedsurrogate.client_app.features.extraction import Features
-from fedsurrogate.client_app.features.on_disk import chunks, clipped_features, written
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
 TABLES = st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 99))
@@ -27,7 +27,7 @@ def table(shape: tuple[int, int, int]) -> torch.Tensor:
 @given(count=st.integers(0, 20), width=st.integers(0, 9), size=st.integers(1, 30))
 def test_slices_divide_all_rows(count: int, width: int, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_disk, "CHUNK", size)
+        patch.setattr(cache, "CHUNK", size)
         found = [list(range(count))[each] for each in chunks(count, width)]
     assert [row for part in found for row in part] == list(range(count))
     rows = max(1, size // max(1, width))
@@ -43,7 +43,7 @@ def test_clipped_rows_in_a_file_are_those_in_memory(
     features = table(shape)
     expected, share = clip(2.0 * features.double(), norm)
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_disk, "CHUNK", size)
+        patch.setattr(cache, "CHUNK", size)
         for folder in (None, Path(place, "inner")):
             found, shortened = clipped_features(features, norm, folder, lambda rows: 2.0 * rows)
             assert found.dtype == torch.float64

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
 from fedsurrogate.client_app.datasets.partition import SiteShare
-from fedsurrogate.client_app.datasets.whole_site import NoRecordsError, SourceError
-from fedsurrogate.client_app.features import site_features as module
+from fedsurrogate.client_app.features import site_features
 from fedsurrogate.client_app.features.extraction import Bags, Features
 from fedsurrogate.client_app.features.site_features import (
     check_addressee,
@@ -35,7 +35,7 @@ from fedsurrogate.client_app.features.site_features import (
     with_lost_images,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import to_record
@@ -59,8 +59,8 @@ def features(count: int, broken: set[int], odd: set[int], seed: int = 0) -> Feat
 def loaded(
     patch: pytest.MonkeyPatch, part: SiteShare, found: Features, run: Any, node: NodeConfig
 ) -> Any:
-    patch.setattr(module, "share", lambda *given: part)
-    patch.setattr(module, "dataset_features", lambda *given: found)
+    patch.setattr(site_features, "share", lambda *given: part)
+    patch.setattr(site_features, "dataset_features", lambda *given: found)
     return load_site(run, node, 9.0)
 
 
@@ -101,7 +101,7 @@ def test_usable_records_keep_their_order_and_the_others_are_counted(
     good = [[row for row in rows if row not in broken | odd] for rows in (train, test)]
     with pytest.MonkeyPatch.context() as patch:
         reports: list[DataReport] = []
-        patch.setattr(module, "log_once", lambda report, node: reports.append(report))
+        patch.setattr(site_features, "log_once", lambda report, node: reports.append(report))
         if not good[0]:
             words = f"no usable training record among {len(train)} in 'wards'"
             with pytest.raises(DataError, match=words):
@@ -285,7 +285,7 @@ def test_a_warning_of_odd_columns_is_for_runs_without_frames_and_ranges(
         ({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b"} | ranges, False),
     ):
         warned: list[str] = []
-        monkeypatch.setattr(module, "_warn_once", warned.append)
+        monkeypatch.setattr(site_features, "_warn_once", warned.append)
         loaded(monkeypatch, part, found, parse_run(flat), NodeConfig(state_dir=str(tmp_path)))
         assert bool(warned) == odd, flat
         assert all(words.startswith("column 2 of the features") for words in warned)
@@ -327,8 +327,8 @@ def test_weights_on_a_hospitals_disk_are_named_by_the_hospital(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(module, "load_backbone", lambda *given: made.append(given))
-    monkeypatch.setattr(module, "own_backbone", lambda *given: made.append(given))
+    monkeypatch.setattr(site_features, "load_backbone", lambda *given: made.append(given))
+    monkeypatch.setattr(site_features, "own_backbone", lambda *given: made.append(given))
     run = parse_run(
         {"backbone": "pixels", "image-size": 9, "weights-path": "run.pt", "device": "cpu"}
     )

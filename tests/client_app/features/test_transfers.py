@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.features.transfers import CudaTransfers, overlapped
+from fedsurrogate.client_app.features.device_processes import CudaTransfers, overlapped
 from fedsurrogate.common.errors import FedSurrogateError
 
 

@@ -17,14 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.approvals import (
+from fedsurrogate.client_app.governance.gate import (
     DECISIONS,
     Approvals,
     Decision,
+    Gate,
     decide,
     decisions,
+    open_gate,
 )
-from fedsurrogate.client_app.governance.gate import Gate, open_gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry, planned, prepare

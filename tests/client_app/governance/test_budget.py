@@ -12,10 +12,10 @@ from fedsurrogate.client_app.governance.entries import Release, events_of
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
+    composed,
     gaussian_epsilon,
     gaussian_noise_multiplier,
 )
-from fedsurrogate.common.privacy.privacy_filter import composed
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
 SAMPLED = (GaussianEvent(2.0, 0.05, 10),)
@@ -172,9 +172,7 @@ def test_only_a_plan_that_the_first_release_fixed_is_counted_as_one(
     fixed = names == {first.run} != {SHORT} or (alike and len(costs) == 1)
     with pytest.MonkeyPatch.context() as patch:
         # A number that no Renyi divergence gives.
-        patch.setattr(
-            "fedsurrogate.common.privacy.privacy_filter.composed", lambda events, delta: -1.0
-        )
+        patch.setattr("fedsurrogate.common.privacy.accounting.composed", lambda events, delta: -1.0)
         assert (spent(entries(history), TOTAL) == -1.0) == fixed
 
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets.whole_site import CAUSES, SYSTEM, AcceleratorError, cause_of
+from fedsurrogate.client_app.datasets.left_out import CAUSES, SYSTEM, AcceleratorError, cause_of
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance import uncharged
-from fedsurrogate.client_app.governance.uncharged import FALLBACK, why_held, with_records
+from fedsurrogate.client_app.governance import release
+from fedsurrogate.client_app.governance.release import FALLBACK, why_held, with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.common.errors import DataError, LedgerError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import to_record
@@ -77,7 +77,7 @@ def test_a_failure_without_a_listed_cause_shows_once_and_holds_the_records_until
     node = parse_node_config(site.node)
     assert FALLBACK not in train(site)["facts"]
     with monkeypatch.context() as patch:
-        patch.setattr(uncharged, "load_site", failing(error))
+        patch.setattr(release, "load_site", failing(error))
         assert dry_run(RUN, node).refusal
         assert why_held(node) == "", "a person sees a dry run, and nothing leaves"
         assert FALLBACK in train(site)["facts"]
@@ -104,7 +104,7 @@ def test_a_listed_cause_gives_a_release_without_records_and_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     site = Hospital(tmp_path / "h", "folder", RECORDS)
-    monkeypatch.setattr(uncharged, "load_site", failing(error))
+    monkeypatch.setattr(release, "load_site", failing(error))
     assert FALLBACK in train(site)["facts"]
     assert why_held(parse_node_config(site.node)) == ""
     assert cause_of(error) in (tmp_path / "h" / "state" / "site.log").read_text()
@@ -115,7 +115,7 @@ def test_what_is_held_of_one_data_set_leaves_another_in_use(
 ) -> None:
     one, other = (Hospital(tmp_path / name, "folder", RECORDS) for name in "ab")
     other.node["state-dir"] = one.node["state-dir"]
-    monkeypatch.setattr(uncharged, "load_site", failing(ValueError()))
+    monkeypatch.setattr(release, "load_site", failing(ValueError()))
     train(one)
     assert why_held(parse_node_config(one.node))
     assert not why_held(parse_node_config(other.node))
@@ -132,7 +132,7 @@ def test_the_records_are_held_before_a_release_leaves(
         held.append(why_held(parse_node_config(site.node)))
         raise LedgerError("not in this test")
 
-    monkeypatch.setattr(uncharged, "load_site", failing(ValueError("x")))
+    monkeypatch.setattr(release, "load_site", failing(ValueError("x")))
     monkeypatch.setattr("fedsurrogate.client_app.requests.charge_and_release", charged)
     ask(site)
     assert held
@@ -147,7 +147,7 @@ def test_records_are_not_used_where_a_failure_could_not_be_held(
     site = Hospital(tmp_path / "h", "folder", RECORDS)
     (tmp_path / "h" / "state" / "held").write_text("in the place of the folder")
     if failing_record:
-        monkeypatch.setattr(uncharged, "load_site", failing(ValueError("x")))
+        monkeypatch.setattr(release, "load_site", failing(ValueError("x")))
     for _ in range(2):
         ask(site)
     assert site.entries() == []

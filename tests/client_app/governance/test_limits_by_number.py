@@ -17,20 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance import budget, witness, work_limits
-from fedsurrogate.client_app.governance.approvals import (
+from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.gate import (
     Allowed,
     Decision,
     after,
     decide,
     decisions,
+    open_gate,
+    open_ledger,
 )
-from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
-from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
-from fedsurrogate.client_app.governance.release import DISCLOSURES, disclosure_of
+from fedsurrogate.client_app.governance.release import DISCLOSURES, check_dimension, disclosure_of
 from fedsurrogate.client_app.governance.release import entry as entry_of
-from fedsurrogate.client_app.governance.uncharged import check_dimension
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.governance.work_limits import (
     NO_WORK_LIMITS,
@@ -45,8 +45,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, PolicyError
 from fedsurrogate.common.methods.method import Work
-from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
-from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter
+from fedsurrogate.common.privacy.accounting import GaussianEvent, PrivacyFilter, epsilon_spent
 from fedsurrogate.common.run import parse_run
 from tests.client_app.governance.ledger_processes import TOTAL, release
 

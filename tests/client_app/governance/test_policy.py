@@ -28,7 +28,7 @@ from fedsurrogate.client_app.governance.work_limits import WorkLimits
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.settings import DataKind
-from fedsurrogate.common.settings.flat import parse_settings
+from fedsurrogate.common.settings.base import parse_settings
 from tests.grid import ROOT
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.witness import Witness, Witnessed
 from fedsurrogate.common.errors import LedgerError, SurrogateError
-from fedsurrogate.common.security.receipts import (
+from fedsurrogate.common.security.registrations import (
     MOST_RECEIPTS,
     Receipt,
     join_receipts,

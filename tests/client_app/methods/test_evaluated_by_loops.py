@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import evaluation
 from fedsurrogate.client_app.methods.counting import counts, summed_counts
 from fedsurrogate.client_app.methods.evaluation import (
@@ -27,8 +27,8 @@ from fedsurrogate.client_app.methods.evaluation import (
 )
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.counting.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.methods.counting import unpack_counts
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.methods.pooled_baselines import _of_all, compare
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.head_training import train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 

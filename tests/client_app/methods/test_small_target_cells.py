@@ -21,8 +21,7 @@ from fedsurrogate.client_app.methods.counting import (
     large_topics,
 )
 from fedsurrogate.client_app.methods.evaluation import NOT_ITS_MEANING, of_target
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.limits import norm_of_ones
+from fedsurrogate.common.errors import SurrogateError, norm_of_ones
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import sums
 from fedsurrogate.client_app.methods import sums as coded_sums
 from fedsurrogate.client_app.methods.sums import class_moments, message, residual_sums
@@ -22,9 +22,9 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import unfold
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.sum_proto import pack_map
+from fedsurrogate.common.wire.surrogate_proto import pack_map
 from tests.examples import class_sums_run
 from tests.rounds_of_times import hospitals, task_of
 

@@ -26,8 +26,8 @@ from fedsurrogate.client_app.methods.local_training import (
     step_length,
     train,
 )
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.networks import linear
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import parse_run
 
 FEATURES, CLASSES = 3, 3

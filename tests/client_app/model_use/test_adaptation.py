@@ -26,10 +26,8 @@ from fedsurrogate.client_app.model_use.adaptation import (
     OWN,
     SCALED,
     SHARED,
-    adapt,
-)
-from fedsurrogate.client_app.model_use.adapted import (
     Adapted,
+    adapt,
     adapted_classifier,
     adapted_file,
     store_adapted,
@@ -37,8 +35,8 @@ from fedsurrogate.client_app.model_use.adapted import (
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SealError
+from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
-from fedsurrogate.common.models.intervals import bootstrap_weights
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -17,14 +17,13 @@ from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.audit.disclosure import disclose
-from fedsurrogate.client_app.model_use.bag_batches import Batch, pooled
 from fedsurrogate.client_app.model_use.held_out import Source, bag_column_of, held_out
-from fedsurrogate.client_app.model_use.inputs import find_inputs
+from fedsurrogate.client_app.model_use.inputs import Batch, find_inputs, pooled
 from fedsurrogate.client_app.model_use.store import open_model, read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.export.graph import graph_of
 from tests import dicom_files
 from tests.client_app.model_use.hospitals import CLASSES, hospital, site, text

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from fedsurrogate.client_app.model_use.adapted import Adapted, adapted_classifier, store_adapted
+from fedsurrogate.client_app.model_use.adaptation import Adapted, adapted_classifier, store_adapted
 from fedsurrogate.client_app.model_use.calibration import (
     Calibration,
     abstain_limit,

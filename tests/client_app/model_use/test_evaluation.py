@@ -22,7 +22,7 @@ from fedsurrogate.client_app.model_use.calibration import (
 from fedsurrogate.client_app.model_use.store import read_index
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from tests.client_app.model_use.hospitals import (
     federation,
     rows_of_classes,

@@ -24,9 +24,8 @@ from fedsurrogate.client_app.model_use.calibration import (
     fit_temperature,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.evaluation import Evaluation, evaluate
+from fedsurrogate.client_app.model_use.evaluation import Evaluation, check_promise, evaluate
 from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
-from fedsurrogate.client_app.model_use.promise import check_promise
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import Judged, report

@@ -19,7 +19,7 @@ from fedsurrogate.client_app.model_use.calibration import (
     fit_temperature,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.promise import check_promise
+from fedsurrogate.client_app.model_use.evaluation import check_promise
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
@@ -29,7 +29,7 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     number_measures,
     time_measures,
 )
-from fedsurrogate.common.models import intervals as resampling
+from fedsurrogate.common.models import class_measures
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use import test_adaptation as of_all
 from tests.plain import plain
@@ -76,7 +76,7 @@ SEEDED: dict[str, Callable[..., Any]] = {
     "numbers": partial(number_measures, NUMBERS, draws=20),
     "times": partial(time_measures, TIMES, 8.0, draws=20),
     "samples": partial(
-        resampling.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
+        class_measures.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
     ),
     "attack": partial(success, TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS),
     "versions": lambda **more: (

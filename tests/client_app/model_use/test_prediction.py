@@ -30,7 +30,7 @@ from fedsurrogate.client_app.model_use.store import open_model
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from tests.client_app.model_use.hospitals import (
     CLASSES,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 
 from fedsurrogate.client_app.model_use.calibration import ABSTAIN, Calibration, decided_answers
-from fedsurrogate.client_app.model_use.opened import OpenedModel
 from fedsurrogate.client_app.model_use.prediction import Predictor
+from fedsurrogate.client_app.model_use.store import OpenedModel
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.classifiers import (

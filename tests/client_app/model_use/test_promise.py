@@ -15,10 +15,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from fedsurrogate.client_app.model_use.promise import Promise, check_promise
+from fedsurrogate.client_app.model_use.evaluation import Promise, check_promise
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 
 D = 128

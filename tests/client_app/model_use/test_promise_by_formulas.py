@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.promise import check_promise
-from fedsurrogate.common.models.classifiers import Ensemble, Head
-from fedsurrogate.common.models.intervals import (
+from fedsurrogate.client_app.model_use.evaluation import check_promise
+from fedsurrogate.common.models.class_measures import (
     Measure,
     bootstrap_weights,
     interval,
     measured,
     with_interval,
 )
+from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use.test_decisions import head, records
 

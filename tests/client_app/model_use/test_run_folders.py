@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.signed_models.run_folders import own_model, signed_from_run
+from fedsurrogate.common.signed_models.making import own_model, signed_from_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, save_signed_model
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from fedsurrogate.server_app.sample_data.xrays import write_xrays
+from fedsurrogate.server_app.sample_data import write_xrays
 from tests.client_app.model_use.hospitals import site
 from tests.common.signed_models.test_signed_model import KEY
 

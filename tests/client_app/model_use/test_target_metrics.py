@@ -18,7 +18,7 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     number_measures,
     time_measures,
 )
-from fedsurrogate.common.models.intervals import Measure, measured
+from fedsurrogate.common.models.class_measures import Measure, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:

@@ -25,8 +25,8 @@ from fedsurrogate.client_app.model_use.target_metrics import (
 )
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.class_measures import Measure
 from fedsurrogate.common.models.classifiers import Head, scores_alone
-from fedsurrogate.common.models.intervals import Measure
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel

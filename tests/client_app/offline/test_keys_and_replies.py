@@ -17,7 +17,7 @@ from fedsurrogate.client_app.offline import answers as replies
 from fedsurrogate.client_app.offline.answers import is_message, reply_to
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.message_files import (
     MessageRequest,
     digest,
     pack_request,

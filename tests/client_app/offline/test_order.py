@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.uncharged import Failure
+from fedsurrogate.client_app.governance.release import Failure
 from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as bundle_writer
-from fedsurrogate.client_app.offline import dry_run
+from fedsurrogate.client_app.offline import keys
 from fedsurrogate.common.errors import (
     BudgetError,
     ConfigError,
@@ -26,7 +26,7 @@ from fedsurrogate.common.errors import (
 )
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.security.documents import Request
 
 KEY, PUBLIC = b"private", b"public"
 NORTH = NodeConfig(site="north")
@@ -247,7 +247,7 @@ def test_a_bundle_needs_a_name_of_the_site_and_a_new_file(
 
 
 def test_only_a_method_that_releases_once_has_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = Site(monkeypatch, dry_run)
+    site = Site(monkeypatch, keys)
     with pytest.raises(ConfigError, match="method = 'fedavg': a dry run shows the release of"):
-        dry_run.dry_run(parse_run({"method": "fedavg"}), NORTH)
+        keys.dry_run(parse_run({"method": "fedavg"}), NORTH)
     assert site.done == []

@@ -13,7 +13,7 @@ from flwr.supercore.exit import exit_handler
 from fedsurrogate.client_app.processes.app_process import AnswerOnTermination
 from fedsurrogate.client_app.processes.warm import ENDS
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.v134_tasks import guard_task
+from fedsurrogate.common.flower.v134_fleet import guard_task
 
 
 def end_flower() -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedsurrogate.client_app.diagnostics.site_metrics import SiteCollector
+from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.policy import digest_of_policy

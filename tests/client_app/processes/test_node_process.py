@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.diagnostics.findings import Finding
-from fedsurrogate.client_app.processes import child_process, node_process, supervisor
-from fedsurrogate.client_app.processes.node_process import look_at_link
-from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding
+from fedsurrogate.client_app.processes import supervisor
+from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor, look_at_link
 from fedsurrogate.common.errors import RunError
 
 
@@ -32,7 +31,7 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(threading, "excepthook", node_process._of_a_thread)
+    monkeypatch.setattr(threading, "excepthook", supervisor._of_a_thread)
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
@@ -89,7 +88,7 @@ def test_a_node_that_ended_is_started_again_where_it_is_told_to() -> None:
     )
     assert lines.count(again) == 2
     assert lines.count("x") == 3
-    assert child_process.FIRST_PAUSE > 0.1, "the pause is the one that is given"
+    assert supervisor.FIRST_PAUSE > 0.1, "the pause is the one that is given"
 
 
 def test_the_node_waits_for_data_and_its_link_is_that_of_its_own_options(
@@ -117,7 +116,7 @@ def test_the_connection_is_checked_by_a_program_whose_arguments_are_unseen(
     row = '[{"what": "port", "state": "PASS", "found": "open", "remedy": ""}]'
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' {words} > {asked}\necho '{row}'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(node_process.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(supervisor.sys, "executable", str(tmp_path / "python"))
     link = ["--superlink", "fl:9092"]
     assert look_at_link(link) == [OPEN]
     seen, unseen = asked.read_text().splitlines()

@@ -17,12 +17,11 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.processes.child_process import Child
 from fedsurrogate.client_app.processes.own_account import ARGUMENTS, SETTINGS
-from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, site_commands
+from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, Child, site_commands
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, heed_signals, until
 
@@ -66,7 +65,7 @@ SITE = """
 import json, pathlib, sys
 from fedsurrogate.client_app.processes import child_process as child
 from fedsurrogate.client_app.processes import supervisor as join
-from fedsurrogate.client_app.diagnostics.findings import Finding
+from fedsurrogate.client_app.diagnostics.connection_checks import Finding
 from fedsurrogate.common.errors import RunError
 home, words, findings = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
 child.FIRST_PAUSE = 0.1

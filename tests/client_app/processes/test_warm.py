@@ -55,8 +55,8 @@ DRAWS = """
 import gc, random, secrets, sys, uuid
 import numpy as np, torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
-from fedsurrogate.common.privacy.discrete_gaussian import system_normals
+from fedsurrogate.common.privacy.gaussian_mechanism import discrete_gaussian
+from fedsurrogate.common.privacy.gaussian_mechanism import system_normals
 named = [(name, value) for module in list(sys.modules.values())
          for name, value in list(getattr(module, "__dict__", {}).items())]
 every = {id(each): each for each in [*gc.get_objects(), *(value for _, value in named)]

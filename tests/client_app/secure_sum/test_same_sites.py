@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app import secure_sum
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.secure_sum import same_sites
 from fedsurrogate.common.errors import PolicyError, StateError
 from fedsurrogate.common.run import parse_run
 from tests.grid import NodeConfig, open_new
@@ -95,10 +95,10 @@ def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
     for step in course:
         given_ = (node, step.name, sorted(step.sites))
         if step.kind == "forget":
-            assert (same_sites.forget(node) is None) == (memory.sites is None)
+            assert (secure_sum.forget(node) is None) == (memory.sites is None)
             memory = Memory()
         elif step.kind != "fix":
-            act = same_sites.check_summed if step.kind == "sign" else same_sites.settle
+            act = secure_sum.check_summed if step.kind == "sign" else secure_sum.settle
             if memory.sites is None:
                 with pytest.raises(StateError, match="forgotten"):
                     act(*given_)
@@ -112,9 +112,9 @@ def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
         else:
             other = differ(memory.settings, step.settings)
             changed = differ(memory.records, step.records)
-            why = same_sites.why_changed(node, step.settings, step.records)
+            why = secure_sum.why_changed(node, step.settings, step.records)
             assert bool(why) == (changed and not other)
-            fixing = same_sites.fixing(*given_, step.settings, step.records)
+            fixing = secure_sum.fixing(*given_, step.settings, step.records)
             if memory.sites not in (None, step.sites) or other:
                 with pytest.raises(PolicyError), fixing:
                     pass
@@ -153,10 +153,10 @@ def test_a_sum_with_other_settings_of_what_a_site_adds_is_another_sum(
 ) -> None:
     def digests(public: bytes = b"map", **settings_: object) -> dict[str, str]:
         run = parse_run({"secure-sum": True, "classes": "a,b"} | SUMS[kind] | settings_)
-        return same_sites.settings_in(run, SiteLimits(smallest_class=1), public)
+        return secure_sum.settings_in(run, SiteLimits(smallest_class=1), public)
 
     assert digests() == digests()
-    assert same_sites._differ(digests(), digests(**change))
+    assert secure_sum._differ(digests(), digests(**change))
     # A model that the run trains is another one in each round; a public map is not.
     assert (digests() == digests(b"other")) == (kind == "updates")
 
@@ -166,18 +166,18 @@ def test_records_of_other_settings_are_refused_for_the_settings_and_not_random(
 ) -> None:
     """What is remembered of several sums is all of it, each kind by itself."""
     node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
-    with same_sites.fixing(node, "x", ALL, {"numbers": "n"}, {"training": "r"}):
+    with secure_sum.fixing(node, "x", ALL, {"numbers": "n"}, {"training": "r"}):
         pass
-    with same_sites.fixing(node, "y", ALL, {"training": "s"}, {"held-out": "h"}):
+    with secure_sum.fixing(node, "y", ALL, {"training": "s"}, {"held-out": "h"}):
         pass
     (file,) = (tmp_path / "sums").glob("*.json")
     content = json.loads(file.read_text())
     assert content["records"] == {"training": "r", "held-out": "h"}
     assert content["settings"] == {"numbers": "n", "training": "s"}
     assert content["sum"] == ""
-    assert "data have changed" in same_sites.why_changed(node, {"numbers": "n"}, {"training": "2"})
-    assert same_sites.why_changed(node, {"numbers": "2"}, {"training": "2"}) == ""
-    assert same_sites.why_changed(node, {"numbers": "n"}, {"training": "r"}) == ""
+    assert "data have changed" in secure_sum.why_changed(node, {"numbers": "n"}, {"training": "2"})
+    assert secure_sum.why_changed(node, {"numbers": "2"}, {"training": "2"}) == ""
+    assert secure_sum.why_changed(node, {"numbers": "n"}, {"training": "r"}) == ""
 
 
 @pytest.mark.parametrize(("records", "known"), [("old", True), ("", False)])
@@ -185,12 +185,12 @@ def test_a_record_of_an_earlier_version_is_of_training_records(
     tmp_path: Path, records: str, known: bool
 ) -> None:
     node = parse_node_config({"site": "north", "state-dir": str(tmp_path)})
-    with same_sites.fixing(node, "x", ALL, {}, {}):
+    with secure_sum.fixing(node, "x", ALL, {}, {}):
         pass
     (file,) = (tmp_path / "sums").glob("*.json")
     content = json.loads(file.read_text())
     del content["settings"]
     file.write_text(json.dumps(content | {"records": records}))
-    assert bool(same_sites.why_changed(node, {}, {"training": "new"})) == known
-    assert same_sites.why_changed(node, {}, {"training": records or "new"}) == ""
-    assert same_sites.why_changed(node, {}, {"held-out": "new"}) == ""
+    assert bool(secure_sum.why_changed(node, {}, {"training": "new"})) == known
+    assert secure_sum.why_changed(node, {}, {"training": records or "new"}) == ""
+    assert secure_sum.why_changed(node, {}, {"held-out": "new"}) == ""

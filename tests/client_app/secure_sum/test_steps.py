@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.secure_sum import same_sites
-from fedsurrogate.client_app.secure_sum.steps import (
+from fedsurrogate.client_app.secure_sum import (
     _check_colluding,
     _check_local,
     _check_peers,
@@ -31,7 +31,7 @@ from fedsurrogate.client_app.secure_sum.steps import (
 from fedsurrogate.common.errors import PolicyError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import SumRules, local_epsilon
+from fedsurrogate.common.secure_sum.protocol import SumRules, local_epsilon
 
 few = settings(max_examples=60, deadline=None)
 SUM: dict[str, Any] = {"secure-sum": True, "classes": "a,b"}
@@ -142,7 +142,7 @@ LIMITS = SiteLimits(smallest_class=3, smallest_cell=4)
 
 
 def digests(run: Run, limits: SiteLimits = LIMITS, public: bytes = b"map") -> dict[str, str]:
-    return same_sites.settings_in(run, limits, public)
+    return secure_sum.settings_in(run, limits, public)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,7 +210,7 @@ def test_records_are_the_same_where_files_column_selection_and_limit_are(
 
     def found(key: str, column: str, selected: str, least: int, cell: int) -> dict[str, str]:
         features: Any = SimpleNamespace(key=key, selected=selected)
-        return same_sites.records_in(
+        return secure_sum.records_in(
             features, column, counting, SiteLimits(smallest_class=least, smallest_cell=cell)
         )
 
@@ -225,4 +225,4 @@ def test_records_are_the_same_where_files_column_selection_and_limit_are(
 @pytest.mark.parametrize("mechanism", [JOINT_SUMS, "dp-sgd", ""])
 def test_only_joint_noise_or_public_data_free_a_site_of_the_rule(data: str, mechanism: str) -> None:
     node: Any = SimpleNamespace(data=data)
-    assert same_sites.applies(mechanism, node) == (data == "parquet" and mechanism != JOINT_SUMS)
+    assert secure_sum.applies(mechanism, node) == (data == "parquet" and mechanism != JOINT_SUMS)

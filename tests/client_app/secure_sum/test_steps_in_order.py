@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.task import SiteRequest, SiteStatistic, Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import steps
-from fedsurrogate.client_app.secure_sum import steps as masked
-from fedsurrogate.client_app.secure_sum.steps import (
+from fedsurrogate.client_app.secure_sum import (
     masked_sum,
     sum_keys,
     sum_list,
@@ -30,7 +29,7 @@ from fedsurrogate.client_app.secure_sum.steps import (
 )
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of
+from fedsurrogate.common.secure_sum.protocol import local_epsilon, numbers_of, rules_of
 from tests.client_app.requested import Calls, Note, calls
 
 NAME, SITE, FLOWER = "0" * 32, "north", "7"
@@ -66,7 +65,7 @@ def step(
 ) -> tuple[SiteRequest, Policy]:
     own = NodeConfig(site=SITE, state_dir=str(folder), **node)
     policy = Policy(smallest_sum=2)
-    instead(calls, steps, private_key=b"secret", public_key=b"public")
+    instead(calls, secure_sum, private_key=b"secret", public_key=b"public")
     info = {"run": run.digest, "sum": NAME}
     return SiteRequest(run, own, SITE, payload=payload, info=info), policy
 
@@ -77,13 +76,13 @@ def test_keys_are_made_after_the_policy_has_allowed_the_run_and_stored_before_th
     asked, policy = step(calls, EXACT, tmp_path, None)
     instead(
         calls,
-        steps,
+        secure_sum,
         _check_peers=None,
         begin=("state", "member"),
         context_of="context",
         pack_member=b"\x01\xfe",
     )
-    instead(calls, steps, create_state=None)
+    instead(calls, secure_sum, create_state=None)
     assert sum_keys(asked, policy) == "01fe"
     assert calls.made == [
         ("_check_peers", policy, asked.node),
@@ -102,9 +101,9 @@ def test_shares_are_dealt_after_every_check_of_the_key_list(
     calls: Calls, tmp_path: Path, run: Run, pinned: bool, payload: bytes | None
 ) -> None:
     asked, policy = step(calls, run, tmp_path, payload, peers="~/peers.toml" if pinned else "")
-    instead(calls, steps, unpack_members=(MEMBERS, b"map"), read_keys={"south": b"s"}, share=("after", "dealt"),
+    instead(calls, secure_sum, unpack_members=(MEMBERS, b"map"), read_keys={"south": b"s"}, share=("after", "dealt"),
                   pack_dealt=b"out", _check_colluding=None, _check_local=None, _check_together=None)  # fmt: skip
-    instead(calls, steps, read_state="state", write_state=None)
+    instead(calls, secure_sum, read_state="state", write_state=None)
     assert sum_shares(asked, policy) == (b"out", {"pinned": pinned})
     rules = rules_of(run.settings, 4)
     names = None if run is PRIVATE else ["north", "south", "west", "east"]
@@ -141,10 +140,10 @@ def test_a_list_is_signed_and_a_sum_opened_only_for_the_sites_that_may_be_in_it(
     asked, policy = step(calls, run, tmp_path, b"list")
     state = SimpleNamespace(members=MEMBERS)
     after = SimpleNamespace(summed=("north", "south"), summed_keys=[b"n", b"s"])
-    instead(calls, steps, unpack_list=("summed", "signatures"), agree=(after, b"signature"), _check_together=None,
+    instead(calls, secure_sum, unpack_list=("summed", "signatures"), agree=(after, b"signature"), _check_together=None,
                   reveal=(after, "revealed"), pack_revealed=b"out", spare_seed=b"spare")  # fmt: skip
-    instead(calls, steps, read_state=state, write_state=None)
-    instead(calls, steps.same_sites, applies=applies, check_summed=None, settle=None)
+    instead(calls, secure_sum, read_state=state, write_state=None)
+    instead(calls, secure_sum, applies=applies, check_summed=None, settle=None)
     rules = rules_of(run.settings, 4)
     begun: list[Note] = [
         ("read_state", run, asked.node, NAME, SITE),
@@ -213,15 +212,15 @@ def masked_by(
 
     state = SimpleNamespace(members=MEMBERS, public=b"digest", at=calls.noting("at"))
     after = After(("north", "west"), {each.site: each for each in MEMBERS})
-    instead(calls, masked, unpack_delivery=("delivered", b"map"), map_digest=digest, load=site_sums,
+    instead(calls, secure_sum, unpack_delivery=("delivered", b"map"), map_digest=digest, load=site_sums,
                   mask=(after, b"masked"), pack_masked=b"out", pack_state=b"state")  # fmt: skip
-    instead(calls, masked, read_state=state)
-    instead(calls, masked.same_sites, settings_in={"numbers": "s"}, records_in={"training": "r"}, why_changed=why,
+    instead(calls, secure_sum, read_state=state)
+    instead(calls, secure_sum.same_sites, settings_in={"numbers": "s"}, records_in={"training": "r"}, why_changed=why,
                   fixing=nullcontext())  # fmt: skip
     noise = {
         name: np.full(int(np.prod(shape)), 7, dtype=np.int64) for name, shape in SHAPES.items()
     }
-    instead(calls, masked, noise_of_site=noise)
+    instead(calls, secure_sum, noise_of_site=noise)
     return masked_sum(asked), asked, values, claim, after, state
 
 

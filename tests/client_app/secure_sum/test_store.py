@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.client_app import secure_sum
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.secure_sum import steps as store
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import PHASES, begin
-from fedsurrogate.common.secure_sum.rules import context_of
+from fedsurrogate.common.secure_sum.protocol import PHASES, begin, context_of
 from fedsurrogate.common.security.sealing import new_key
 
 RUN = parse_run({"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"})
@@ -40,19 +39,19 @@ def test_a_new_sum_removes_the_states_that_are_older_than_a_run_may_be(
     states = {}
     for name, age in zip(NAMES, ages, strict=False):
         states[name], _ = begin("north", new_key(), context_of(RUN, name))
-        store.create_state(node, Policy(), name, states[name])
+        secure_sum.create_state(node, Policy(), name, states[name])
         moment = time.time() - age
-        os.utime(store.state_file(node, name, "north"), (moment, moment))
-    store.create_state(node, policy, NAMES[3], begin("north", new_key(), b"")[0])
+        os.utime(secure_sum.state_file(node, name, "north"), (moment, moment))
+    secure_sum.create_state(node, policy, NAMES[3], begin("north", new_key(), b"")[0])
     for name, age in zip(NAMES, ages, strict=False):
         if age > limit:
             with pytest.raises(StateError, match="no state"):
-                store.read_state(RUN, node, name, "north")
+                secure_sum.read_state(RUN, node, name, "north")
             continue
-        assert store.read_state(RUN, node, name, "north") == states[name]
+        assert secure_sum.read_state(RUN, node, name, "north") == states[name]
         with pytest.raises(StateError, match="has begun"):
-            store.create_state(node, policy, name, states[name])
-        assert store.read_state(RUN, node, name, "north") == states[name]
+            secure_sum.create_state(node, policy, name, states[name])
+        assert secure_sum.read_state(RUN, node, name, "north") == states[name]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.ENOENT])
@@ -64,9 +63,9 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_the_folder_to_loo
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "os", SimpleNamespace(**vars(os) | {step: fails}))
+        patch.setattr(secure_sum, "os", SimpleNamespace(**vars(os) | {step: fails}))
         with pytest.raises(StateError, match="see state-dir"):
-            store.create_state(
+            secure_sum.create_state(
                 node_in(tmp_path), Policy(), NAMES[0], begin("north", new_key(), b"")[0]
             )
 
@@ -79,11 +78,11 @@ def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
     state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
 
     def fsync(_: int) -> None:
-        kept.append(store.state_file(node, NAMES[0], "north").read_bytes())
+        kept.append(secure_sum.state_file(node, NAMES[0], "north").read_bytes())
 
-    monkeypatch.setattr(store, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
-    store.create_state(node, Policy(), NAMES[0], state)
-    assert kept == [store.sum_proto.pack_state(state)]
+    monkeypatch.setattr(secure_sum, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
+    secure_sum.create_state(node, Policy(), NAMES[0], state)
+    assert kept == [secure_sum.sum_proto.pack_state(state)]
 
 
 @settings(max_examples=20)
@@ -96,9 +95,9 @@ def test_a_state_is_read_only_for_its_own_sum_site_and_settings(
 ) -> None:
     node, name = node_in(tmp_path_factory.mktemp("site")), NAMES[0]
     state, _ = begin("north", new_key(), context_of(RUN, name))
-    store.create_state(node, Policy(), name, state)
+    secure_sum.create_state(node, Policy(), name, state)
     state = replace(state, phase=phase)  # type: ignore[arg-type]
-    store.write_state(node, name, state)
+    secure_sum.write_state(node, name, state)
     other = parse_run({"classes": "a,b,c", "secure-sum": True, "fedpft.covariance": "gram"})
     asked = {
         "": (RUN, name, "north"),
@@ -109,24 +108,28 @@ def test_a_state_is_read_only_for_its_own_sum_site_and_settings(
     }
     if wrong == "phase of another site":
         # The file under another name does not make it another site's.
-        store.state_file(node, name, "north").rename(store.state_file(node, name, "south"))
+        secure_sum.state_file(node, name, "north").rename(
+            secure_sum.state_file(node, name, "south")
+        )
     elif wrong == "name":
-        store.state_file(node, name, "north").rename(store.state_file(node, NAMES[1], "north"))
+        secure_sum.state_file(node, name, "north").rename(
+            secure_sum.state_file(node, NAMES[1], "north")
+        )
     run, asked_name, site = asked[wrong]
     if not wrong:
-        assert store.read_state(run, node, asked_name, site) == state
+        assert secure_sum.read_state(run, node, asked_name, site) == state
     else:
         with pytest.raises(StateError):
-            store.read_state(run, node, asked_name, site)
+            secure_sum.read_state(run, node, asked_name, site)
 
 
 @given(st.text(max_size=40) | st.text("0123456789abcdef", min_size=31, max_size=33))
 def test_only_a_name_of_its_form_names_a_sum(name: str) -> None:
     if len(name) == 32 and set(name) <= set("0123456789abcdef"):
-        assert store.sum_name({"sum": name}) == name
+        assert secure_sum.sum_name({"sum": name}) == name
     else:
         with pytest.raises(SurrogateError, match="without the name"):
-            store.sum_name({"sum": name})
+            secure_sum.sum_name({"sum": name})
 
 
 def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
@@ -140,9 +143,9 @@ def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
         flushed.append(os.fstat(descriptor))
         flush(descriptor)
 
-    monkeypatch.setattr(store.os, "fsync", fsync)
-    store.create_state(node, Policy(), NAMES[0], begin("north", new_key(), b"")[0])
-    written = store.state_file(node, NAMES[0], "north").stat()
+    monkeypatch.setattr(secure_sum.os, "fsync", fsync)
+    secure_sum.create_state(node, Policy(), NAMES[0], begin("north", new_key(), b"")[0])
+    written = secure_sum.state_file(node, NAMES[0], "north").stat()
     assert [(each.st_ino, each.st_size) for each in flushed] == [(written.st_ino, written.st_size)]
     assert written.st_mode & 0o777 == 0o600
 
@@ -153,9 +156,11 @@ def test_a_state_goes_when_it_is_older_than_a_run_and_not_as_old(
 ) -> None:
     node = node_in(tmp_path)
     state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
-    store.create_state(node, Policy(), NAMES[0], state)
-    file = store.state_file(node, NAMES[0], "north")
+    secure_sum.create_state(node, Policy(), NAMES[0], state)
+    file = secure_sum.state_file(node, NAMES[0], "north")
     os.utime(file, (1000.0, 1000.0))
-    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: 1060.0 + more))
-    store.create_state(node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0])
+    monkeypatch.setattr(secure_sum, "time", SimpleNamespace(time=lambda: 1060.0 + more))
+    secure_sum.create_state(
+        node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0]
+    )
     assert file.exists() == (not more)

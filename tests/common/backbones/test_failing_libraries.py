@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from fedsurrogate.common.backbones import backbones, own_heads
+from fedsurrogate.common.backbones import backbones, own_backbones
 from fedsurrogate.common.backbones.backbones import LoadedNetwork, load_backbone, load_network
-from fedsurrogate.common.backbones.own_heads import own_head
+from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, PackageError
 
@@ -204,5 +204,5 @@ def test_published_weights_that_are_not_known_have_no_head(
     def unknown(name: str) -> Any:
         raise error
 
-    monkeypatch.setattr(own_heads, "published_weights", unknown)
+    monkeypatch.setattr(own_backbones, "published_weights", unknown)
     assert own_head("torchvision:resnet18", "", 512) is None

@@ -21,24 +21,17 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsurrogate.common.backbones import (
-    backbone_names,
-    backbones,
-    dimensions,
-    own_backbones,
-    own_heads,
-)
+from fedsurrogate.common.backbones import backbone_names, backbones, own_backbones
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name, check_weights_file
 from fedsurrogate.common.backbones.backbones import (
     fingerprint_of,
     frozen_forward,
     kept_weights,
     load_backbone,
+    named_dimension,
     read_weights,
 )
-from fedsurrogate.common.backbones.dimensions import named_dimension
-from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone
-from fedsurrogate.common.backbones.own_heads import own_head
+from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError
 
@@ -155,7 +148,7 @@ def test_settings_alone_tell_the_dimension_of_pixels_and_of_three_models(
     ):
         assert named_dimension(data, f"torchvision:{name}", size) == wanted
     assert named_dimension(data, "own", size) == 0
-    assert dimensions.DIGITS == 8
+    assert backbones.DIGITS == 8
 
 
 # Images.
@@ -359,7 +352,7 @@ def test_every_source_file_of_a_package_is_in_its_digest(
 # Heads and weights.
 
 
-@pytest.mark.parametrize("name", own_heads.HEADS)
+@pytest.mark.parametrize("name", own_backbones.HEADS)
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_a_head_is_found_by_its_name_and_dimension(tmp_path: Path, name: str, prefix: str) -> None:
     file = tmp_path / "w.safetensors"

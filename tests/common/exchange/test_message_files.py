@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common import message_files
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.exchange import message_files
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.message_files import (
     MessageReply,
     MessageRequest,
     digest,

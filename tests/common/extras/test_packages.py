@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.diagnostics.first_look import check_files
+from fedsurrogate.client_app.diagnostics.site_checks import check_files
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
-from fedsurrogate.client_app.offline.dry_run import dry_run
+from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
-from fedsurrogate.common.extras.needed import OF_DATA, check_packages, packages_for
-from fedsurrogate.common.extras.packages import (
+from fedsurrogate.common.extras import (
     DISTRIBUTIONS,
     EXTRAS,
+    OF_DATA,
     check_installed,
+    check_packages,
     install_command,
     is_installed,
     needed_for,
+    packages_for,
 )
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import parse_run

@@ -23,11 +23,9 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower import pace as pace_module
-from fedsurrogate.common.flower.environment import QUIET
-from fedsurrogate.common.flower.pace import HERE, SHARE, Pace
-from fedsurrogate.common.flower.v134_tasks import (
+from fedsurrogate.common.flower import environment, flower
+from fedsurrogate.common.flower.environment import HERE, QUIET, SHARE, Pace
+from fedsurrogate.common.flower.v134_fleet import (
     OwnExecutor,
     hurry,
     keep_no_code,
@@ -44,7 +42,7 @@ only_newest = pytest.mark.skipif(
 CODE = b"what a run brings"
 TELEMETRY = """
 import sys
-from fedsurrogate.common.flower.v134_tasks import leave_out_telemetry
+from fedsurrogate.common.flower.v134_fleet import leave_out_telemetry
 from flwr.supercore.telemetry import EventType, event
 sys.addaudithook(lambda name, given: name == "subprocess.Popen" and print(given[1][0]))
 if sys.argv[1] == "True":
@@ -322,8 +320,8 @@ def test_a_supernode_hurries_while_there_is_work_and_rests_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, waits = [0.0], list[float]()
-    monkeypatch.setattr(pace_module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(pace_module.time, "sleep", waits.append)
+    monkeypatch.setattr(environment.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(environment.time, "sleep", waits.append)
     node = SimpleNamespace(
         _pull_and_store_message=lambda: RUN, _push_messages=lambda: None, time=time
     )
@@ -336,4 +334,4 @@ def test_a_supernode_hurries_while_there_is_work_and_rests_otherwise(
     node.time.sleep(0.5)
     node._push_messages()
     node.time.sleep(3)
-    assert waits == [3, HERE, 0.5, pace_module.REMOTE]
+    assert waits == [3, HERE, 0.5, environment.REMOTE]

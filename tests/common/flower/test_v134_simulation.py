@@ -19,9 +19,9 @@ from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 from ray.exceptions import RayActorError
 
-from fedsurrogate.common.flower import flower, v134_simulation
+from fedsurrogate.common.flower import flower, v134
 from fedsurrogate.common.flower.environment import RAY_HOOK, prepared_ray
-from fedsurrogate.common.flower.v134_simulation import patient, with_ports
+from fedsurrogate.common.flower.v134 import patient, with_ports
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 
 # Starts Ray as Flower's simulation does, in the main thread, and ends when Ray begins to start its
@@ -83,14 +83,14 @@ def test_a_server_that_has_ended_is_not_waited_for() -> None:
 
 
 def test_rays_agents_have_ports_and_the_file_that_the_raylet_reads(tmp_path: Path) -> None:
-    settings = SimpleNamespace(**dict.fromkeys(v134_simulation.AGENT_PORTS, 0))
+    settings = SimpleNamespace(**dict.fromkeys(v134.AGENT_PORTS, 0))
     settings.metrics_export_port = 4711
     node = SimpleNamespace(_ray_params=settings, _session_dir=str(tmp_path), _node_id="ab12")
     assert with_ports(lambda node, *words, **named: (words, named))(node, 1, a=2) == (
         (1,),
         {"a": 2},
     )
-    ports = [getattr(settings, name) for name in v134_simulation.AGENT_PORTS]
+    ports = [getattr(settings, name) for name in v134.AGENT_PORTS]
     assert ports[1] == 4711
     assert len({*ports, 0}) == 5
     (file,) = tmp_path.iterdir()
@@ -122,7 +122,7 @@ def test_a_killed_worker_is_replaced_so_that_only_its_own_site_is_lost(
             raise RayActorError("killed")
         return "0", "reply", "context"
 
-    monkeypatch.setattr(v134_simulation, "_runs", lambda program: server)
+    monkeypatch.setattr(v134, "_runs", lambda program: server)
     monkeypatch.setattr("flwr.simulation.ray_transport.ray_actor.ray.get", get)
     fetch = "fetch_result_and_return_actor_to_pool"
     monkeypatch.setattr(BasicActorPool, fetch, getattr(BasicActorPool, fetch))

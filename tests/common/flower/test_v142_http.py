@@ -30,10 +30,11 @@ from hypothesis import strategies as st
 from psutil import Process
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.flower.places import Doorkeeper, Places
+from fedsurrogate.common.flower.interface import Doorkeeper, Places
 from fedsurrogate.common.flower.v134_fleet import LARGEST_MESSAGE
-from fedsurrogate.common.flower.v142_fleet import FleetGuard, Room
-from fedsurrogate.common.flower.v142_http import (
+from fedsurrogate.common.flower.v142_fleet import (
+    FleetGuard,
+    Room,
     in_background,
     open_socket,
     read_addresses,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.logs.output import LOGGERS, VARIABLE, configure_log, is_news
+from fedsurrogate.common.logs import LOGGERS, VARIABLE, configure_log, is_news
 
 
 @pytest.fixture(autouse=True)

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fedsurrogate.common.machine import memory
-from fedsurrogate.common.machine.memory import MIB, available_memory, no_room
+from fedsurrogate.common import machine
+from fedsurrogate.common.machine import MIB, available_memory, no_room
 
 MACHINE = 8000 * MIB
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=MACHINE))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=1000 * MIB))
 
 
 def cgroup(folder: Path, most: object, used: int, freeable: int = 0, version: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    limit, use, name = memory.FILES[0 if version == 2 else 1]
+    limit, use, name = machine.FILES[0 if version == 2 else 1]
     (folder / limit).write_text(f"{most}\n")
     (folder / use).write_text(f"{used}\n")
     (folder / "memory.stat").write_text(f"anon 1\n{name} {freeable}\n")

@@ -13,7 +13,7 @@ from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 
 from fedsurrogate.common.flower.environment import RAY_JOB, quoted_python
-from fedsurrogate.common.machine.environment_path import environment_remark
+from fedsurrogate.common.machine import environment_remark
 
 PATHS = some.text(
     some.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1
@@ -75,7 +75,7 @@ def test_a_path_with_a_blank_is_named_with_what_to_do(path: str, what: str) -> N
 
 def test_the_check_of_the_environment_is_silent_where_all_is_well() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fedsurrogate.common.machine.environment_path"],
+        [sys.executable, "-m", "fedsurrogate.common.machine"],
         capture_output=True,
         text=True,
         check=True,

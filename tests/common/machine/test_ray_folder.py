@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.machine.ray_folder import LONGEST, ray_folder
+from fedsurrogate.common.machine import LONGEST, ray_folder
 
 
 def test_ray_chooses_itself_where_its_choice_serves() -> None:

@@ -17,12 +17,13 @@ from sklearn.calibration import calibration_curve
 from fedsurrogate.common.models.class_measures import (
     Judged,
     binary_measures,
+    bootstrap_weights,
     calibration_error,
     curves_of,
+    interval,
     ranking_samples,
     report,
 )
-from fedsurrogate.common.models.intervals import bootstrap_weights, interval
 
 CLASSES = ("a", "b", "c")
 

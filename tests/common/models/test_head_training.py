@@ -12,7 +12,11 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.models.head_training import shuffled_batches, train_head, train_on_features
+from fedsurrogate.common.models.training_parts import (
+    shuffled_batches,
+    train_head,
+    train_on_features,
+)
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.surrogates import Header
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.common.models.augmentation import draw, draws
 from fedsurrogate.common.models.loss_landscape import (
     Descent,
     LandscapeRecords,
@@ -19,6 +18,7 @@ from fedsurrogate.common.models.loss_landscape import (
     walk,
 )
 from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input
+from fedsurrogate.common.models.training_parts import draw, draws
 from fedsurrogate.common.settings import AUGMENTATIONS
 
 

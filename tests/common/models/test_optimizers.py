@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsurrogate.common.models.optimizers import (
+from fedsurrogate.common.models.training_parts import (
     UncompiledAdam,
     UncompiledSGD,
 )

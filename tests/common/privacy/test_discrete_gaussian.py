@@ -20,15 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsurrogate.common.privacy import discrete_gaussian as module
-from fedsurrogate.common.privacy.accounting import gaussian_delta, gaussian_epsilon
-from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS, discrete_gaussian, seeded
+from fedsurrogate.common.privacy import gaussian_mechanism
+from fedsurrogate.common.privacy.accounting import JOINT, gaussian_delta, gaussian_epsilon
+from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS, discrete_gaussian, seeded
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.shares import JOINT
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum import noise
-from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances, spare_variances
-from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules, numbers_of
+from fedsurrogate.common.secure_sum import protocol
+from fedsurrogate.common.secure_sum.protocol import (
+    FixedPoint,
+    SumRules,
+    noise_of_sum,
+    numbers_of,
+    site_variances,
+    spare_variances,
+)
 from fedsurrogate.common.secure_sum.secrets import words
 
 
@@ -64,7 +69,7 @@ def test_samples_have_the_probabilities_of_the_discrete_gaussian(variance: int) 
 def test_coins_that_floating_point_cannot_decide_have_the_same_probability(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "UNSURE", 2.0)
+    monkeypatch.setattr(gaussian_mechanism, "UNSURE", 2.0)
     drawn = discrete_gaussian(4, 3000)
     assert abs(drawn.mean()) < 0.2
     assert abs(drawn.var() - 4) < 0.6
@@ -131,7 +136,7 @@ def variances_with(fault: str, claim: Mechanism, *given: Any) -> dict[str, int]:
         piece, wrong = FAULTS[fault]
         assert piece in source
         source = source.replace(piece, wrong)
-    names = dict(vars(noise))
+    names = dict(vars(protocol))
     exec(source, names)
     found: dict[str, int] = names["site_variances"](claim, *given)
     return found
@@ -311,7 +316,7 @@ def test_a_seed_gives_every_machine_the_same_noise(monkeypatch: pytest.MonkeyPat
     assert (discrete_gaussian(10**9, 5000, seeded(bytes(31) + b"1")) != first).mean() > 0.99
     assert 0.9 < first.std() / math.sqrt(10**9) < 1.1
     exponential = np.exp
-    monkeypatch.setattr(module.np, "exp", lambda x: exponential(x) * (1 + 2e-16))
+    monkeypatch.setattr(gaussian_mechanism.np, "exp", lambda x: exponential(x) * (1 + 2e-16))
     assert (discrete_gaussian(10**9, 5000, seeded(bytes(32))) == first).all()
 
 
@@ -389,7 +394,7 @@ def test_whole_numbers_are_uniform_because_a_word_beyond_the_last_whole_turn_is_
     """Words near the end of the last whole turn are the ones that could count twice."""
     whole = 2**64 - 2**64 % limit
     drawn = [(whole + each) % 2**64 for each in apart]
-    found = module._below(limit, len(drawn), bytes_of(drawn))
+    found = gaussian_mechanism._below(limit, len(drawn), bytes_of(drawn))
     kept = [word % limit for word in drawn if word < whole]
     # Each that is drawn again becomes the next word, here zero.
     again = [0] * (len(drawn) - len(kept))
@@ -413,5 +418,5 @@ def test_a_coin_falls_by_all_its_bits(
         word = min(max(int(chance * 2**64) + side * apart, 0), 2**64 - 1)
         wanted = Decimal((word << 128) + int.from_bytes(bits, "big")) < chance * 2**192
     exponents = np.array([float(exponent)])
-    found = module._coins(exponents, lambda _: exponent, bytes_of([word], bits))
+    found = gaussian_mechanism._coins(exponents, lambda _: exponent, bytes_of([word], bits))
     assert found.tolist() == [wanted]

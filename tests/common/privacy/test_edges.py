@@ -17,16 +17,22 @@ from hypothesis import strategies as st
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy import accounting, one_run, privacy_filter, shares
-from fedsurrogate.common.privacy import discrete_gaussian as secret_numbers
+from fedsurrogate.common.privacy import accounting, gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
+    Guesses,
+    PrivacyFilter,
     _smallest_below,
+    best_order,
+    budget_shares,
     calibrate,
     epsilon_spent,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_noise_multiplier,
+    guess,
+    p_value,
+    renyi_budget,
 )
 from fedsurrogate.common.privacy.mechanism import (
     Mechanism,
@@ -37,9 +43,6 @@ from fedsurrogate.common.privacy.mechanism import (
     check_stated,
     relation_of,
 )
-from fedsurrogate.common.privacy.one_run import Guesses, guess, p_value
-from fedsurrogate.common.privacy.privacy_filter import PrivacyFilter, best_order, renyi_budget
-from fedsurrogate.common.privacy.shares import budget_shares
 
 few = settings(max_examples=25, deadline=None)
 DELTA = 1e-5
@@ -251,8 +254,8 @@ def test_shares_follow_from_the_noise(noise: float, family: str) -> None:
         wanted = {"counts": 0.07, "sums": 0.93}
     assert budget_shares(family, noise) == pytest.approx(wanted)
     assert budget_shares("joint", noise) == {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-    assert shares.JOINT_STEP == {"records": 0.03, "gradients": 0.97}
-    assert shares.EM_STEPS == 4
+    assert accounting.JOINT_STEP == {"records": 0.03, "gradients": 0.97}
+    assert accounting.EM_STEPS == 4
 
 
 # Secret numbers.
@@ -269,11 +272,11 @@ def test_uniforms_are_the_middles_of_two_to_the_53_parts_and_normals_their_trans
         return bytearray(np.array(repeated, dtype=np.int64).tobytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secret_numbers, "secret_bytes", stream)
-        found = secret_numbers.system_uniforms(count)
+        patch.setattr(gaussian_mechanism, "secret_bytes", stream)
+        found = gaussian_mechanism.system_uniforms(count)
         half = max(1, (count + 1) // 2)
-        source = secret_numbers.system_uniforms(2 * half).tolist()
-        normals = secret_numbers.system_normals((count,)).tolist()
+        source = gaussian_mechanism.system_uniforms(2 * half).tolist()
+        normals = gaussian_mechanism.system_normals((count,)).tolist()
     wanted = [((numbers[at % len(numbers)] % 2**64 // 2**11) + 0.5) / 2**53 for at in range(count)]
     assert found.tolist() == wanted
     assert all(0 < each <= 1 for each in wanted)
@@ -447,7 +450,7 @@ def test_the_order_is_the_best_of_those_up_to_ten_thousand(epsilon: float, delta
     order = best_order(epsilon, delta)
     assert order == orders[np.argmax(budget / orders)]
     assert renyi_budget(epsilon, delta, order) == pytest.approx(budget[order - 2])
-    assert privacy_filter.LARGEST_ORDER == 10_000
+    assert accounting.LARGEST_ORDER == 10_000
 
 
 @pytest.mark.parametrize(
@@ -542,4 +545,4 @@ def test_the_number_of_answers_is_the_one_with_the_highest_bound() -> None:
     }
     assert best_count(scores, included, DELTA, parts) == max(bounds, key=bounds.__getitem__)
     assert best_count(scores, included, DELTA, (0.001,)) == 2
-    assert one_run.LARGEST == 50.0
+    assert accounting.LARGEST == 50.0

@@ -20,9 +20,8 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
-from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
 from fedsurrogate.common.privacy.exact_sums import BITS, ExactSum, IntegerSum, power_above
-from fedsurrogate.common.privacy.gaussian_mechanism import MOST_STEPS, BoundedSum, Noisy
+from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS, MOST_STEPS, BoundedSum, Noisy
 from fedsurrogate.common.surrogates.class_sums import fold, statistics, unfold
 
 BOUNDS = st.floats(1e-6, 1e6)
@@ -228,7 +227,7 @@ def test_opendp_draws_the_same_noise() -> None:
     noise = dp.m.make_gaussian(
         dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64"), scale=20.0
     )
-    from fedsurrogate.common.privacy.discrete_gaussian import discrete_gaussian
+    from fedsurrogate.common.privacy.gaussian_mechanism import discrete_gaussian
 
     theirs, ours = noise([0] * 20_000), discrete_gaussian(400, 20_000)
     assert stats.ks_2samp(theirs, ours).pvalue > 1e-6

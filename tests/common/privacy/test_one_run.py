@@ -9,10 +9,10 @@ import torch
 from scipy.stats import beta
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
-from fedsurrogate.common.privacy.accounting import gaussian_epsilon
-from fedsurrogate.common.privacy.one_run import (
+from fedsurrogate.common.privacy.accounting import (
     Guesses,
     epsilon_bound,
+    gaussian_epsilon,
     guess,
 )
 

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
-    epsilon_spent,
-    gaussian_noise_multiplier,
-)
-from fedsurrogate.common.privacy.privacy_filter import (
     PrivacyFilter,
     best_order,
+    epsilon_spent,
+    gaussian_noise_multiplier,
     renyi_budget,
     renyi_divergence,
 )

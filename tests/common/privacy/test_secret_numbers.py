@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedsurrogate.common.privacy.discrete_gaussian import repeatable, system_normals
+from fedsurrogate.common.privacy.gaussian_mechanism import repeatable, system_normals
 
 
 def test_noise_is_standard_normal() -> None:

@@ -21,16 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError, DisputeError, SealError, SurrogateError
-from fedsurrogate.common.secure_sum import (
-    noise,
-    rules,
-)
-from fedsurrogate.common.secure_sum import (
-    rules as fixed_point,
-)
-from fedsurrogate.common.secure_sum import (
-    rules as of_run,
-)
+from fedsurrogate.common.secure_sum import protocol
 from fedsurrogate.common.secure_sum import (
     secrets as keys,
 )
@@ -43,8 +34,12 @@ from fedsurrogate.common.secure_sum import (
 from fedsurrogate.common.secure_sum import (
     secrets as shares,
 )
-from fedsurrogate.common.secure_sum.protocol import check_revealed, signed_list
-from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules
+from fedsurrogate.common.secure_sum.protocol import (
+    FixedPoint,
+    SumRules,
+    check_revealed,
+    signed_list,
+)
 from fedsurrogate.common.secure_sum.secrets import (
     Member,
     Secrets,
@@ -454,10 +449,10 @@ def test_the_largest_secret_has_sixteen_bytes(value: int) -> None:
 
 
 def test_numbers_of_the_protocol_are_those_of_other_versions() -> None:
-    assert (rules.MOST_MEMBERS, rules.MOST_SPARED) == (1000, 500)
-    assert (fixed_point.BITS, fixed_point.HALF, fixed_point.FILLED) == (32, 2**31, 0.9)
-    assert (of_run.DIMENSIONS, of_run.MOST_DIMENSIONS) == (7.5, 512)
-    assert (noise.ROOM, noise.SLACK) == (8, 1e-3)
+    assert (protocol.MOST_MEMBERS, protocol.MOST_SPARED) == (1000, 500)
+    assert (protocol.BITS, protocol.HALF, protocol.FILLED) == (32, 2**31, 0.9)
+    assert (protocol.DIMENSIONS, protocol.MOST_DIMENSIONS) == (7.5, 512)
+    assert (protocol.ROOM, protocol.SLACK) == (8, 1e-3)
     assert (bytes(12), 16, 32) == (shares.NONCE, shares.TAG_BYTES, shares.DIGEST_BYTES)
     assert (shamir.PRIME, shamir.SECRET_BYTES, shamir.SHARE_BYTES) == (2**130 - 5, 16, 17)
     assert masks.keystream(bytes(32), 1).dtype == np.uint32

@@ -9,18 +9,22 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
-from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
+from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
-from fedsurrogate.common.secure_sum.noise import (
+from fedsurrogate.common.secure_sum.protocol import (
+    FILLED,
+    HALF,
+    MOST_SPARED,
     ROOM,
+    FixedPoint,
     Shapes,
+    SumRules,
     noise_of_site,
     noise_of_sum,
     site_variances,
     spare_of,
     spare_variances,
 )
-from fedsurrogate.common.secure_sum.rules import FILLED, HALF, MOST_SPARED, FixedPoint, SumRules
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.identity import unclear
-from fedsurrogate.common.security.enrolment import (
+from fedsurrogate.common.security.documents import (
+    COMPARED,
+    in_groups,
+    is_fingerprint,
+    key_fingerprint,
+)
+from fedsurrogate.common.security.proposals import (
     Enrolment,
     new_node_key,
     new_request,
     read_node_key,
     read_request,
-)
-from fedsurrogate.common.security.fingerprints import (
-    COMPARED,
-    in_groups,
-    is_fingerprint,
-    key_fingerprint,
 )
 
 KEY = ec.derive_private_key(20261126, ec.SECP384R1())

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.security.receipts import (
+from fedsurrogate.common.security.registrations import (
     MOST_RECEIPTS,
     Receipt,
     join_receipts,

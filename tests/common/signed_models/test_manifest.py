@@ -34,8 +34,7 @@ from fedsurrogate.common.signed_models.signed_model import (
     pack_gaussians,
     verified,
 )
-from fedsurrogate.common.wire.model_files import file_content
-from fedsurrogate.common.wire.model_proto import pack_classifier
+from fedsurrogate.common.wire.model_proto import file_content, pack_classifier
 from tests.common.signed_models.test_signed_model import KEY, head, model, sampler
 
 

@@ -24,7 +24,7 @@ from fedsurrogate.common.targets.measures import (
     packed,
 )
 from fedsurrogate.common.targets.registry import TARGETS
-from fedsurrogate.strategies.base.reported import measures_in
+from fedsurrogate.strategies.base.outcome import measures_in
 
 SEEDS = st.integers(0, 10_000)
 

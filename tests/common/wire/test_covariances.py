@@ -10,8 +10,12 @@ from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.common.wire.tensors import pack_levels, unpack_levels
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.common.wire.tensors import (
+    Expectation,
+    check_surrogate,
+    pack_levels,
+    unpack_levels,
+)
 
 HEADER = Header("fedpft", "run", "site", "backbone", ("a", "b"))
 

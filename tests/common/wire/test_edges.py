@@ -24,10 +24,10 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.gaussian_mechanism import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -38,12 +38,14 @@ from fedsurrogate.common.surrogates.covariances import (
 )
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, Synthetic
-from fedsurrogate.common.wire import bundles, generator_files, surrogate_proto
+from fedsurrogate.common.wire import generator_files, surrogate_proto
+from fedsurrogate.common.wire import records as bundles
 from fedsurrogate.common.wire import tensors as covariances
-from fedsurrogate.common.wire.bundles import unpack_bundle
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
-from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model
 from fedsurrogate.common.wire.model_proto import (
+    classifier_of,
+    file_content,
+    load_model,
     pack_classifier,
     pack_parameters,
     pack_synthetic,
@@ -56,6 +58,7 @@ from fedsurrogate.common.wire.records import (
     from_record,
     pack_surrogate,
     to_record,
+    unpack_bundle,
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, pack_centre

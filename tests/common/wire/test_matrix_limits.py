@@ -16,8 +16,8 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.covariances import Gram, LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.common.wire import validation
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate, is_name
+from fedsurrogate.common.wire import tensors
+from fedsurrogate.common.wire.tensors import Expectation, check_surrogate, is_name
 
 HALF = 2.0**-10
 HEADER = Header("fedpft", "run", "site", "print", ("a", "b"))
@@ -51,7 +51,7 @@ def test_a_correlation_is_at_most_one_but_for_rounding(
     matrix = torch.eye(2, dtype=torch.float64)
     matrix[0, 1] = matrix[1, 0] = sign * (1 + share * HALF)
     assert taken((matrix * deviations * deviations[:, None]).double()) == fine
-    assert validation.HALF == HALF
+    assert tensors.HALF == HALF
 
 
 @pytest.mark.parametrize(("share", "fine"), [(0.0, True), (0.9, True), (1.1, False)])
@@ -86,7 +86,7 @@ def test_one_record_of_each_class_has_no_variance(
     variance: float, fine: bool, dimension: int
 ) -> None:
     assert taken(variance * torch.eye(dimension), (1, 1)) == fine
-    assert validation.NO_VARIANCE == 1e-25
+    assert tensors.NO_VARIANCE == 1e-25
 
 
 @pytest.mark.parametrize("limit", [0, 3, 4])

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.gaussian_mechanism import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_files import classifier_of, file_content, load_model, save_model
+from fedsurrogate.common.wire.model_proto import classifier_of, file_content, load_model, save_model
 
 HEADER = Header("", "", "coordinator", "print", ("a", "b, c", "ü"))
 CLASSES, DIMENSION, INNER = 3, 4, 2

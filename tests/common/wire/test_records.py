@@ -25,7 +25,7 @@ from fedsurrogate.common.wire.records import (
     to_record,
     unpack_surrogate,
 )
-from fedsurrogate.common.wire.validation import Expectation, check_surrogate
+from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 from tests.likelihood import log_likelihood
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")

@@ -12,7 +12,7 @@ from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
 from fedsurrogate.common.secure_sum.secrets import Dealt, Member, Secrets
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from tests.totals import unpack_total
 
 NAMES = st.lists(st.sampled_from(["north", "south", "west", "ö st"]), unique=True, max_size=4)
@@ -59,26 +59,26 @@ def test_what_is_packed_comes_back(
     names: list[str],
     public: bytes,
 ) -> None:
-    assert sum_proto.unpack_state(sum_proto.pack_state(state)) == state
-    members = sum_proto.pack_members(state.members, public)
-    assert sum_proto.unpack_members(members) == (state.members, public)
+    assert surrogate_proto.unpack_state(surrogate_proto.pack_state(state)) == state
+    members = surrogate_proto.pack_members(state.members, public)
+    assert surrogate_proto.unpack_members(members) == (state.members, public)
     for each in dealt:
-        assert sum_proto.unpack_dealt(sum_proto.pack_dealt(each)) == each
+        assert surrogate_proto.unpack_dealt(surrogate_proto.pack_dealt(each)) == each
         for reader in each.content:
-            packed = sum_proto.pack_delivery([each], reader, public)
-            ((found,), kept) = sum_proto.unpack_delivery(packed)
+            packed = surrogate_proto.pack_delivery([each], reader, public)
+            ((found,), kept) = surrogate_proto.unpack_delivery(packed)
             assert kept == public
             assert found.content == {reader: each.content[reader]}, "for one reader only"
             assert found.digests == {reader: each.digests[reader]}
             assert (found.site, found.checks, found.digest) == (each.site, each.checks, each.digest)
-    packed = sum_proto.pack_list(names, signed)
-    assert sum_proto.unpack_list(packed) == (tuple(sorted(names)), signed)
-    assert packed == sum_proto.pack_list(names[::-1], dict(reversed(signed.items())))
-    assert sum_proto.unpack_list(None) == ((), {})
+    packed = surrogate_proto.pack_list(names, signed)
+    assert surrogate_proto.unpack_list(packed) == (tuple(sorted(names)), signed)
+    assert packed == surrogate_proto.pack_list(names[::-1], dict(reversed(signed.items())))
+    assert surrogate_proto.unpack_list(None) == ((), {})
     for spare in (b"", bytes(32)):
-        packed = sum_proto.pack_revealed({"blind": signed, "masking": other}, spare)
-        assert sum_proto.unpack_revealed(packed) == {"blind": signed, "masking": other}
-        assert sum_proto.unpack_spare(packed) == spare
+        packed = surrogate_proto.pack_revealed({"blind": signed, "masking": other}, spare)
+        assert surrogate_proto.unpack_revealed(packed) == {"blind": signed, "masking": other}
+        assert surrogate_proto.unpack_spare(packed) == spare
 
 
 @settings(max_examples=40)
@@ -87,13 +87,13 @@ def test_a_vector_has_the_number_of_numbers_that_is_asked_for(
     numbers: list[int], names: list[str], count: int
 ) -> None:
     vector = np.array(numbers, dtype=np.uint32)
-    packed = sum_proto.pack_masked(HEADER, vector, None)
+    packed = surrogate_proto.pack_masked(HEADER, vector, None)
     if count != len(numbers):
         with pytest.raises(SurrogateError, match=f"{4 * count} are expected"):
-            sum_proto.unpack_masked(packed, count)
-    header, found, claim = sum_proto.unpack_masked(packed, len(numbers))
+            surrogate_proto.unpack_masked(packed, count)
+    header, found, claim = surrogate_proto.unpack_masked(packed, len(numbers))
     assert (header, found.tolist(), claim) == (HEADER, numbers, None)
-    total = sum_proto.pack_total(HEADER, names, vector, None)
+    total = surrogate_proto.pack_total(HEADER, names, vector, None)
     header, sites, found, claim = unpack_total(total)
     assert (header, sites, found.tolist(), claim) == (HEADER, tuple(names), numbers, None)
 
@@ -103,32 +103,32 @@ def test_a_vector_has_the_number_of_numbers_that_is_asked_for(
 def test_what_names_a_site_twice_or_fits_no_state_is_refused(
     state: SumState, dealt: Dealt, signed: dict[str, bytes]
 ) -> None:
-    kept = pb.SumState.FromString(sum_proto.pack_state(state))
+    kept = pb.SumState.FromString(surrogate_proto.pack_state(state))
     kept.phase = "another"
     with pytest.raises(StateError, match="damaged"):
-        sum_proto.unpack_state(kept.SerializeToString())
+        surrogate_proto.unpack_state(kept.SerializeToString())
     if state.shares:
-        kept = pb.SumState.FromString(sum_proto.pack_state(state))
+        kept = pb.SumState.FromString(surrogate_proto.pack_state(state))
         del kept.shares.masking[0]
         with pytest.raises(StateError, match="damaged"):
-            sum_proto.unpack_state(kept.SerializeToString())
-    sent = pb.SumDealt.FromString(sum_proto.pack_dealt(dealt))
+            surrogate_proto.unpack_state(kept.SerializeToString())
+    sent = pb.SumDealt.FromString(surrogate_proto.pack_dealt(dealt))
     if dealt.content:
         sent.shares.append(sent.shares[0])
         with pytest.raises(SurrogateError, match="a site is named twice"):
-            sum_proto.unpack_dealt(sent.SerializeToString())
+            surrogate_proto.unpack_dealt(sent.SerializeToString())
     revealed = pb.SumRevealed.FromString(
-        sum_proto.pack_revealed({"blind": signed, "masking": signed}, bytes(31))
+        surrogate_proto.pack_revealed({"blind": signed, "masking": signed}, bytes(31))
     )
     with pytest.raises(SurrogateError, match="a seed of 31 bytes"):
-        sum_proto.unpack_spare(revealed.SerializeToString())
+        surrogate_proto.unpack_spare(revealed.SerializeToString())
     for entries in (revealed.blind, revealed.masking):
         if signed:
             entries.append(entries[0])
             with pytest.raises(SurrogateError, match="named twice"):
-                sum_proto.unpack_revealed(revealed.SerializeToString())
+                surrogate_proto.unpack_revealed(revealed.SerializeToString())
             del entries[-1]
-    sum_proto.unpack_revealed(revealed.SerializeToString())
+    surrogate_proto.unpack_revealed(revealed.SerializeToString())
 
 
 @settings(max_examples=40)
@@ -137,5 +137,5 @@ def test_two_states_have_the_same_bytes_only_if_they_are_the_same(
     one: SumState, two: SumState
 ) -> None:
     other = replace(two, shares=dict(reversed(two.shares.items())))
-    assert sum_proto.pack_state(two) == sum_proto.pack_state(other)
-    assert (sum_proto.pack_state(one) == sum_proto.pack_state(two)) == (one == two)
+    assert surrogate_proto.pack_state(two) == surrogate_proto.pack_state(other)
+    assert (surrogate_proto.pack_state(one) == surrogate_proto.pack_state(two)) == (one == two)

@@ -12,19 +12,21 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.sum_proto import map_digest, pack_map, unpack_map
 from fedsurrogate.common.wire.surrogate_proto import (
     SCHEMA,
     centre_digest,
+    map_digest,
     pack_centre,
     pack_claim,
     pack_header,
+    pack_map,
     pack_sums,
     unpack_centre,
     unpack_claim,
     unpack_header,
+    unpack_map,
     unpack_projection,
     unpack_sums,
 )

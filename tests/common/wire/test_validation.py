@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-from fedsurrogate.common.wire.validation import (
+from fedsurrogate.common.wire.tensors import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
     LONGEST_NAME,

@@ -21,7 +21,7 @@ import fedsurrogate as fs
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.common.data_report import (
+from fedsurrogate.common.costs import (
     MOST,
     DataReport,
     Loss,
@@ -33,7 +33,7 @@ from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.report.warnings import warnings_of
+from fedsurrogate.server_app.report.tables import warnings_of
 from fedsurrogate.server_app.runs.card import missing_line
 from fedsurrogate.server_app.runs.reader import read_run
 from tests.data_kinds.identity.sources import WRITERS, csv_source, folders, picture

@@ -27,7 +27,7 @@ from pydicom.uid import (
 )
 
 import fedsurrogate as fs
-from fedsurrogate._data import picture
+from fedsurrogate._images import picture
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
 from fedsurrogate.common.errors import DataError

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import fedsurrogate as fs
-from fedsurrogate._data import picture
+from fedsurrogate._images import picture
 from fedsurrogate._model import ImageModel
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.dicom import scan_images
@@ -30,8 +30,8 @@ from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
 from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES
 from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.features import extraction
+from fedsurrogate.client_app.features.device_processes import in_parts
 from fedsurrogate.client_app.features.extraction import extract
-from fedsurrogate.client_app.features.parts import in_parts
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.inputs import find_inputs
 from fedsurrogate.client_app.model_use.prediction import Predictor, predict

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.flower.environment import OWN_CLUSTER
-from fedsurrogate.common.machine.ray_folder import LONGEST, VARIABLE, ray_folder, remark_on
-from fedsurrogate.common.machine.user_folders import CACHE, STATE, user_folder
-from fedsurrogate.server_app.lifecycle.site_folders import site_folders
+from fedsurrogate.common.machine import (
+    CACHE,
+    LONGEST,
+    STATE,
+    VARIABLE,
+    ray_folder,
+    remark_on,
+    user_folder,
+)
+from fedsurrogate.server_app.lifecycle.before_start import site_folders
 
 USELESS = ["/proc/nowhere", "/dev/null", "/scratch/" + "a" * LONGEST, "/tmp/with blank", "/tmp/ü"]
 

@@ -21,7 +21,7 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.terms import Term
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.heads.strategy import Heads
+from fedsurrogate.strategies.heads import Heads
 from tests.data_kinds.scales.affine import RECORDS, Affine, records
 
 HERE, NAME = "tests.data_kinds.scales.test_any_name:", "of-any-name"

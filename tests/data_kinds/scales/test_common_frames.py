@@ -15,7 +15,6 @@ import fedsurrogate as fs
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
-from fedsurrogate.common.surrogates.columns import Frame, common_frame
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -24,13 +23,17 @@ from fedsurrogate.common.surrogates.covariances import (
     LowRank,
     Spherical,
 )
-from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.mixtures import Frame, Mixtures, common_frame
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.common.wire.model_files import classifier_of, file_content
-from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.model_proto import (
+    classifier_of,
+    file_content,
+    pack_classifier,
+    unpack_classifier,
+)
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.statistics import of_mixtures
-from fedsurrogate.strategies.pooling.columns import moved_surrogate
+from fedsurrogate.strategies.pooling.class_means import moved_surrogate
 from tests.data_kinds.scales.affine import RECORDS, records
 
 HEADER = Header("fedpft", "0" * 16, "north", "features-3", ("a", "b"))

@@ -17,7 +17,7 @@ from sklearn.datasets import load_iris
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.features.columns import (
+from fedsurrogate.client_app.features.site_features import (
     FAR_TOGETHER,
     SHARE,
     SQUARED_NORM,

@@ -23,10 +23,10 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import Frame, PublicMap
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.wire.records import pack_surrogate
-from fedsurrogate.common.wire.sum_proto import pack_map
+from fedsurrogate.common.wire.surrogate_proto import pack_map
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.data_kinds.scales.affine import DIMENSION, RECORDS, oracle, records
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.common.signed_models.run_folders import settings_of_run
-from fedsurrogate.server_app.relearn import relearn
-from fedsurrogate.server_app.report.site_map import site_map_of
+from fedsurrogate.common.signed_models.making import settings_of_run
+from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.report.site_distances import site_map_of
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies import stored_strategy
 from tests.data_kinds.scales.affine import RECORDS, records

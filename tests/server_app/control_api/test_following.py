@@ -12,10 +12,9 @@ import pytest
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower.interface import FlowerRun
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.server_app.control_api import following
-from fedsurrogate.server_app.control_api.following import Handle, find_handle, follow_run
-from fedsurrogate.server_app.control_api.overview import overview
-from fedsurrogate.server_app.deployment.control import stop
+from fedsurrogate.server_app import control_api
+from fedsurrogate.server_app.control_api import Handle, find_handle, follow_run, overview
+from fedsurrogate.server_app.deployment.submit import stop
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from tests.commands import coordinator
@@ -66,12 +65,12 @@ def test_a_run_that_is_not_started_is_reported_until_it_ends(
     states = iter(["pending", "pending", "finished:failed"])
     last = "finished:failed"
     monkeypatch.setattr(
-        following,
+        control_api,
         "list_runs",
         lambda *_: [FlowerRun("7", next(states, last), None, None)],
     )
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(following, "REMIND_SECONDS", 0.0)
+    monkeypatch.setattr(control_api, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(control_api, "REMIND_SECONDS", 0.0)
     seen = list[dict[str, Any]]()
     assert follow_run(Handle("7", None), tmp_path, NOWHERE, None, seen.append) is None
     assert [event["event"] for event in seen] == ["waiting", "waiting"]

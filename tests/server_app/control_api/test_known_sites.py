@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.flower.interface import FlowerNode
-from fedsurrogate.common.security.fingerprints import key_fingerprint
+from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import Registration, write_table
-from fedsurrogate.server_app.control_api import sites
+from fedsurrogate.server_app import control_api
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.runs.state import SiteState
 
@@ -30,7 +30,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         tmp_path / "registered.json",
         {name: Registration(found[name], at) for at, name in ((1, "north"), (2, "south"))},
     )
-    monkeypatch.setattr(sites, "table_file", lambda folder: tmp_path / "registered.json")
+    monkeypatch.setattr(control_api, "table_file", lambda folder: tmp_path / "registered.json")
     nodes = [
         FlowerNode(at, name.encode(), online=online, revoked=not online, heartbeat_interval=30.0)
         for at, name, online in (
@@ -41,21 +41,23 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         )
     ]
     monkeypatch.setattr(
-        sites, "_key", lambda raw: key_fingerprint(found[raw.decode()].encode()) if raw else ""
+        control_api,
+        "_key",
+        lambda raw: key_fingerprint(found[raw.decode()].encode()) if raw else "",
     )
 
     @contextmanager
     def control(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(nodes=lambda: nodes)
 
-    monkeypatch.setattr(sites, "flower", lambda: SimpleNamespace(control=control))
+    monkeypatch.setattr(control_api, "flower", lambda: SimpleNamespace(control=control))
     return {name: key_fingerprint(key.encode()) for name, key in found.items()}
 
 
 def test_keys_outside_the_table_are_named_by_their_first_digits(
     keys: dict[str, str], tmp_path: Path
 ) -> None:
-    found = sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
+    found = control_api.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
     assert [site.name for site in found] == ["north", "south", f"key {keys['west'][:8]}", "node 4"]
     assert [site.health for site in found] == ["connected", "connected", "key revoked", "connected"]
 
@@ -71,11 +73,11 @@ def test_a_version_is_that_of_the_last_run_of_the_site(
         state("north", "0.2.0"),
         state("south", "0.1.0") | state("north", "0.1.0"),
     ]
-    monkeypatch.setattr(sites, "run_folders", lambda output: list(range(len(runs))))
-    monkeypatch.setattr(sites, "_sites_of", lambda run: runs[run])
+    monkeypatch.setattr(control_api, "run_folders", lambda output: list(range(len(runs))))
+    monkeypatch.setattr(control_api, "_sites_of", lambda run: runs[run])
     found = {
         site.name: site
-        for site in sites.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
+        for site in control_api.known_sites(tmp_path, tmp_path / "runs", "127.0.0.1:9", None)
     }
     assert (found["north"].version, found["north"].last_run) == ("0.2.0", "used")
     assert (found["south"].version, found["south"].last_run) == ("0.1.0", "")

@@ -17,7 +17,7 @@ from fedsurrogate.common.flower.environment import RAY_HOOK
 from fedsurrogate.server_app.deployment import simulate
 from fedsurrogate.server_app.deployment.simulate import KILLED, Machine, cause
 from fedsurrogate.server_app.deployment.submit import DONE
-from fedsurrogate.server_app.lifecycle.ray_start import DID_NOT_START
+from fedsurrogate.server_app.lifecycle.before_start import DID_NOT_START
 
 TRACE = """
 INFO :      Starting Flower Simulation

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.server_app.deployment import control
+from fedsurrogate.server_app.deployment import submit
 from tests import commands
 
 
@@ -17,7 +17,7 @@ def test_without_a_superlink_nothing_is_started(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(control, "submit", None)
+    monkeypatch.setattr(submit, "submit", None)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -30,7 +30,7 @@ from fedsurrogate.common.errors import (
     RunError,
     SealError,
 )
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.message_files import (
     REQUEST,
     pack_reply,
     pack_request,
@@ -41,14 +41,13 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.documents import pack_file
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.common.wire.sum_proto import pack_dealt, unpack_dealt
+from fedsurrogate.common.wire.surrogate_proto import pack_dealt, unpack_dealt
 from fedsurrogate.server_app.deployment.request_key import (
     VARIABLE,
     make_request_key,
     read_request_key,
 )
-from fedsurrogate.server_app.exchange import run_by_files
-from fedsurrogate.server_app.offline import make_request
+from fedsurrogate.server_app.exchange import make_request, run_by_files
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.commands import coordinator, site
 from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation, run_folders

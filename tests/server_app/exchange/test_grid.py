@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Message
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.exchange.message_files import (
+from fedsurrogate.common.message_files import (
     LARGEST_FILE,
     LARGEST_MANIFEST,
     MessageReply,

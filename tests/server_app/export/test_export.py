@@ -27,11 +27,11 @@ from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
-from fedsurrogate.common.privacy.own_mean import KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
-from fedsurrogate.common.surrogates.columns import Frame
+from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export import graph as graphs
 from fedsurrogate.server_app.export.graph import (
@@ -43,8 +43,7 @@ from fedsurrogate.server_app.export.graph import (
     graph_of,
     write_graph,
 )
-from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.server_app.export.source import signed_model_of
+from fedsurrogate.server_app.export.model_card import model_card, signed_model_of
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
 

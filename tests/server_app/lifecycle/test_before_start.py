@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name
 from fedsurrogate.common.errors import BackboneError, ConfigError, FedSurrogateError, RunError
-from fedsurrogate.common.machine.cores import usable_cores
+from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle.before_start import (

@@ -10,9 +10,9 @@ from flwr.app import RecordDict
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
-from fedsurrogate.server_app.deployment.control import ended
-from fedsurrogate.server_app.monitoring.watch_view import summary
+from fedsurrogate.common.settings.base import parse_overrides
+from fedsurrogate.server_app.deployment.submit import ended
+from fedsurrogate.server_app.monitoring.watch import summary
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.machine.memory import MIB
-from fedsurrogate.server_app.lifecycle import memory
-from fedsurrogate.server_app.lifecycle.memory import (
+from fedsurrogate.common.machine import MIB
+from fedsurrogate.server_app.lifecycle import before_start
+from fedsurrogate.server_app.lifecycle.before_start import (
     FLOWER_MIB,
     LOCAL_MIB,
     SITE_MIB,
@@ -26,7 +26,7 @@ from tests.commands import coordinator
 def have(monkeypatch: pytest.MonkeyPatch, mib: float, extra: float = 0.0) -> None:
     """Make so much memory available, and so much swap."""
     monkeypatch.setattr(
-        memory, "available_memory", lambda swap=False: int((mib + swap * extra) * MIB)
+        before_start, "available_memory", lambda swap=False: int((mib + swap * extra) * MIB)
     )
 
 
@@ -76,7 +76,7 @@ def test_the_local_engine_is_refused_too_where_it_does_not_fit(
     have(monkeypatch, LOCAL_MIB)
     check_local()
     monkeypatch.setattr(
-        memory.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB})
+        before_start.psutil.Process, "memory_info", lambda self: type("", (), {"rss": 50 * MIB})
     )
     have(monkeypatch, LOCAL_MIB - 51)
     with pytest.raises(RunError, match=f"about {LOCAL_MIB} MiB"):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.flat import parse_overrides
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.lifecycle.before_start import own_folders
 from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, continuation, go_on
 

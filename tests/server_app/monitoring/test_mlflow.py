@@ -12,7 +12,7 @@ import pytest
 import fedsurrogate as fs
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.flat import flatten
+from fedsurrogate.common.settings.base import flatten
 from fedsurrogate.server_app.monitoring.mlflow_runs import FILES, Place, log_to_mlflow
 from tests.commands import coordinator
 

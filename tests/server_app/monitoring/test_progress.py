@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedsurrogate.server_app.monitoring.progress import Progress, progress_line
+from fedsurrogate.server_app.monitoring.watch import Progress, progress_line
 from fedsurrogate.server_app.runs.state import RunState, event_line, state_of, when
 
 

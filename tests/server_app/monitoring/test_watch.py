@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.cli import monitoring as monitor_cli
-from fedsurrogate.server_app.monitoring.watch import watch
-from fedsurrogate.server_app.monitoring.watch_view import summary
+from fedsurrogate.server_app.cli import monitoring
+from fedsurrogate.server_app.monitoring.watch import summary, watch
 from fedsurrogate.server_app.runs.reader import LiveRun
 from tests.commands import coordinator
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
@@ -200,4 +199,4 @@ def test_a_run_given_up_fails(
     assert json.loads(out)["event"] == "invited"
     assert "its coordinator may have stopped" in error
     with pytest.raises(RunError, match="may have stopped"):
-        watch(tmp_path / "runs", monitor_cli.console, 0.4)
+        watch(tmp_path / "runs", monitoring.console, 0.4)

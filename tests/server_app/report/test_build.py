@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from fedsurrogate.common import number_format as units
+from fedsurrogate.common import escapes
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.pages import svg
 from fedsurrogate.server_app.report.build import write_csv, write_report
@@ -373,7 +373,7 @@ def test_the_accuracy_axis_holds_all_values_and_never_exaggerates(values: list[f
     ],
 )
 def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
-    assert units.human_bytes(count) == text
+    assert escapes.human_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_bytes_are_reported_in_decimal_units(count: float, text: str) -> None:
     ],
 )
 def test_durations_are_reported_in_human_units(seconds: float, text: str) -> None:
-    assert units.human_seconds(seconds) == text
+    assert escapes.human_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.server_app.report.site_map import site_map_of
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.server_app.report.site_distances import site_map_of
 from fedsurrogate.server_app.runs.reader import read_run
 from tests.grid import FAST, run_federation, sites
 

@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.counting import relearn
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.card import missing_line, run_card
-from fedsurrogate.server_app.runs.missing_classes import MissingClasses, missing_classes
+from fedsurrogate.server_app.runs.card import (
+    MissingClasses,
+    missing_classes,
+    missing_line,
+    run_card,
+)
 from fedsurrogate.strategies.base.outcome import Site
 from tests.grid import (
     FAST,

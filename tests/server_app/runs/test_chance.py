@@ -12,7 +12,7 @@ import pytest
 import fedsurrogate as fs
 from fedsurrogate.server_app.cli.control import show_result
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.chance import may_be_chance
+from fedsurrogate.server_app.runs.scores import may_be_chance
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-5}
 

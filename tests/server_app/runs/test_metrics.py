@@ -10,8 +10,8 @@ import torch
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.server_app.runs.manifest import Start, make_manifest
 from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
+from fedsurrogate.server_app.runs.writer import Start, make_manifest
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.monitoring.following import await_run, follow
-from fedsurrogate.server_app.runs.json_files import EventFile
+from fedsurrogate.server_app.monitoring.watch import await_run, follow
 from fedsurrogate.server_app.runs.reader import LiveRun, find_run
+from fedsurrogate.server_app.runs.state import EventFile
 
 
 def make_run(output: Path, name: str, status: str = "running", *events: dict[str, object]) -> Path:

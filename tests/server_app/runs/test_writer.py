@@ -11,10 +11,10 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.runs.json_files import read_json
 from fedsurrogate.server_app.runs.reader import read_payloads
+from fedsurrogate.server_app.runs.state import read_json
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
 from tests.grid import InProcessGrid, default_run_config, run_federation, sites

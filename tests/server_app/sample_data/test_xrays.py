@@ -17,8 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.server_app.cli.main import app
-from fedsurrogate.server_app.sample_data.chest import FINDINGS, Chest, xray
-from fedsurrogate.server_app.sample_data.xrays import NOTICE, skips, write_xrays
+from fedsurrogate.server_app.sample_data import FINDINGS, NOTICE, Chest, skips, write_xrays, xray
 from tests.commands import coordinator
 
 

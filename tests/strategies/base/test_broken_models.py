@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.limits import LARGEST_NUMBER, LARGEST_PRIVATE
+from fedsurrogate.common.errors import LARGEST_NUMBER, LARGEST_PRIVATE
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import Updates, with_memory
+from fedsurrogate.strategies.fedavg import Updates, with_memory
 
 few = settings(max_examples=40, deadline=None)
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "classes": "a,b"}

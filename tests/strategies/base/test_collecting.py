@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import pace
+from fedsurrogate.common.flower import environment
 from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.collection import (
     CONNECT_SECONDS,
@@ -94,7 +94,7 @@ def node_of(reply: Any) -> int:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(collection, "time", found)
-    monkeypatch.setattr(pace, "time", found)
+    monkeypatch.setattr(environment, "time", found)
     return found
 
 

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import pace
+from fedsurrogate.common.flower import environment
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
-from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
+from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
 from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.collection import has_quorum
 from fedsurrogate.strategies.base.federation import HELLO
@@ -150,7 +150,7 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(collection, "time", clock)
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(environment, "time", clock)
     folder = str(tmp_path_factory.mktemp("runs"))
     run = parse_run(SMALL | {"quorum": quorum, "output-dir": folder})
     kept = Kept()
@@ -231,7 +231,7 @@ def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(collection, "time", clock)
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(environment, "time", clock)
     run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
     strategy = FedPFT(run, kept)  # type: ignore[arg-type]
     # Two of one backbone are more than any other backbone has.

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.outcome import Defended, Site, Suspect
-from fedsurrogate.strategies.fedavg.strategy import Updates
+from fedsurrogate.strategies.fedavg import Updates
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.robustness.defence import cap_records, defend_heads, defend_updates
-from fedsurrogate.strategies.robustness.influence import (
+from fedsurrogate.strategies.robustness.defence import (
     bounded_heads,
     bounded_updates,
+    cap_records,
+    defend_heads,
+    defend_updates,
     screen_updates,
 )
 from tests.strategies.base.test_courses_of_a_run import Kept

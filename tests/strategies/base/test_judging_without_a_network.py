@@ -18,9 +18,8 @@ from fedsurrogate.common.targets.measures import MEASURES
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base import federation
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site
-from fedsurrogate.strategies.base.reported import measures_in
-from fedsurrogate.strategies.fedavg.strategy import Updates
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site, measures_in
+from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.security.receipts import Receipt
+from fedsurrogate.common.security.registrations import Receipt
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.strategies.base import receipts as module
-from fedsurrogate.strategies.base.receipts import Receipts, stored_receipts
+from fedsurrogate.strategies.base import outcome
+from fedsurrogate.strategies.base.outcome import Receipts, stored_receipts
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 
@@ -138,12 +138,12 @@ def test_what_is_not_kept_is_an_event_and_the_run_goes_on(
         raise PermissionError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "replace_file", full)
+        patch.setattr(outcome, "replace_file", full)
         found.take("a", 1, str(receipt(1)))
     event: dict[str, Any] = {"event": "receipt-not-kept", "site": "a", "reason": "PermissionError"}
     assert kept.events == [event]
     assert found.of("a") == str(receipt(1))
-    monkeypatch.setattr(module, "MOST_SITES", 2)
+    monkeypatch.setattr(outcome, "MOST_SITES", 2)
     for name in ("b", "c", "b"):
         found.take(name, 2, str(receipt(2)))
     event |= {"site": "c", "reason": "the limit of 2 sites is reached"}

@@ -17,10 +17,8 @@ from fedsurrogate.common.security.registrations import Registration, write_table
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
-from fedsurrogate.server_app.deployment.local_grid import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base.outcome import Outcome
-from fedsurrogate.strategies.base.receipts import Receipts
-from fedsurrogate.strategies.base.registered import Registered
+from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
+from fedsurrogate.strategies.base.outcome import Outcome, Receipts, Registered
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fedsurrogate as fs
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.identity import normal
-from fedsurrogate.strategies.base.introductions import Introduction, other_truths, settle
+from fedsurrogate.strategies.base.federation import Introduction, other_truths, settle
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3))

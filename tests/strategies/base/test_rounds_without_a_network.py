@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.strategies import fedavg
 from fedsurrogate.strategies.base import rounds
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.dpcvae.strategy import DPCVAE
-from fedsurrogate.strategies.fedavg import strategy as fedavg
-from fedsurrogate.strategies.fedavg.strategy import Updates
+from fedsurrogate.strategies.dpcvae import DPCVAE
+from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
 

@@ -22,19 +22,19 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies import strategy_of
 from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import Group
-from fedsurrogate.strategies.base.outcome import Outcome, Site
-from fedsurrogate.strategies.base.reported import (
+from fedsurrogate.strategies.base.federation import Federation, Group
+from fedsurrogate.strategies.base.outcome import (
     DOWNSTREAM,
     DOWNSTREAM_LIMITS,
+    Outcome,
+    Site,
     downstream_in,
     numbers_in,
     seconds_in,
     share_in,
     whole_number,
 )
-from fedsurrogate.strategies.fedpft.chain import FedPFTChain
+from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 SECURE: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "dropouts": 0.0}

@@ -12,14 +12,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.limits import MOST_CLASSES
-from fedsurrogate.common.security.receipts import Receipt, parse_receipts
-from fedsurrogate.common.security.registrations import Registration, read_table, write_table
-from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
-from fedsurrogate.strategies.base.outcome import Outcome, Site
-from fedsurrogate.strategies.base.receipts import Receipts, stored_receipts
-from fedsurrogate.strategies.base.registered import NOT_REGISTERED, Registered, admit, check_name
+from fedsurrogate.common.errors import MOST_CLASSES, RunError, SurrogateError
+from fedsurrogate.common.security.registrations import (
+    Receipt,
+    Registration,
+    parse_receipts,
+    read_table,
+    write_table,
+)
+from fedsurrogate.strategies.base.federation import Introduction, introduction, misfits, settle
+from fedsurrogate.strategies.base.outcome import (
+    NOT_REGISTERED,
+    Outcome,
+    Receipts,
+    Registered,
+    Site,
+    admit,
+    check_name,
+    stored_receipts,
+)
 from tests.strategies.base.test_collecting import Events
 
 SAME_FOLDER = [HealthCheck.function_scoped_fixture]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.outcome import Defended
 from fedsurrogate.strategies.closed_form import strategy as module
@@ -23,7 +23,7 @@ from fedsurrogate.strategies.closed_form.strategy import (
     learn_from_sum,
     pooled_sums,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.examples import class_sums_run
 from tests.strategies.closed_form.test_limits_of_sums import CLASSES, RUN, D, sums_of
 

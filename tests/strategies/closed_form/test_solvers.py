@@ -12,8 +12,12 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, class_order
-from fedsurrogate.common.wire.model_files import load_model, save_model
-from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.model_proto import (
+    load_model,
+    pack_classifier,
+    save_model,
+    unpack_classifier,
+)
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsurrogate.common.limits import LARGEST_PRIVATE
+from fedsurrogate.common.errors import LARGEST_PRIVATE
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import unpack_classifier

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.counting.counts import Counts
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.methods.counting import Counts
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
@@ -25,7 +25,7 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
-from fedsurrogate.common.wire.model_files import save_model
+from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.strategies.base.one_shot import OneShot
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.counting.results import (
@@ -46,7 +46,7 @@ from fedsurrogate.strategies.counting.strategy import (
     payload_of,
     read_model,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=25, deadline=None)

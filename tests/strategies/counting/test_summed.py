@@ -13,18 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
-from fedsurrogate.common.privacy.discrete_gaussian import CONTINUOUS
+from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.noise import site_variances
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import numbers_of, rules_of, shapes_of, site_variances
 from fedsurrogate.common.secure_sum.secrets import words
-from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
+from fedsurrogate.server_app.counting import (
+    CountingBudget,
+    estimate_of,
+    evaluation_settings,
+    features_with,
+    survey_settings,
+)
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.survey_estimate import estimate_of, features_with
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
 from tests.strategies.counting.hospitals import (

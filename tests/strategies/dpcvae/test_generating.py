@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.limits import LARGEST_COUNT
+from fedsurrogate.common.errors import LARGEST_COUNT, RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import (
+from fedsurrogate.strategies.dpcvae import (
     SIZES,
     check_first_round,
     class_means,

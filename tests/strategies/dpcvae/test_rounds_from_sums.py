@@ -13,8 +13,8 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import absorb_total, expected_shapes, with_classes
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.dpcvae import absorb_total, expected_shapes, with_classes
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.dpcvae.test_generating_by_loops import CLASSES, D, run
 
 few = settings(max_examples=10, deadline=None)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import from_record
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import (
+from fedsurrogate.strategies.dpcvae import (
     DPCVAE,
     FILE,
     GeneratorSource,
@@ -31,8 +31,7 @@ from fedsurrogate.strategies.dpcvae.strategy import (
     class_means,
     expected_shapes,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
 from fedsurrogate.strategies.robustness.defence import defend_updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 

@@ -10,21 +10,21 @@ from flwr.app import Message
 
 from fedsurrogate.common.models.generators import COUNTS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.generator_files import manifest_of, pack_generator
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import INFO, from_record
+from fedsurrogate.strategies import dpcvae
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae import strategy as module
-from fedsurrogate.strategies.dpcvae.strategy import (
+from fedsurrogate.strategies.dpcvae import (
     DPCVAE,
     GeneratorSource,
     absorb_total,
     expected_shapes,
     head_of,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
 from tests.strategies.dpcvae.test_generating_by_loops import D
@@ -47,7 +47,7 @@ def test_the_generator_is_kept_and_sent_to_used_sites_and_its_head_is_the_model(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        module, "pack_generator", lambda made, rounds: f"{rounds} {made.header.method}".encode()
+        dpcvae, "pack_generator", lambda made, rounds: f"{rounds} {made.header.method}".encode()
     )
     strategy, recorder = DPCVAE(training.config, Kept(), "cpu"), Kept()
     strategy.recorder = recorder

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.client_app.methods.dpcvae.training import generator_sums
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS

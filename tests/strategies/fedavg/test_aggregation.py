@@ -10,8 +10,8 @@ from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import absorb, aggregate, fresh_memory, with_memory
-from fedsurrogate.strategies.pooling.robust_centres import robust_mean
+from fedsurrogate.strategies.fedavg import absorb, aggregate, fresh_memory, with_memory
+from fedsurrogate.strategies.pooling.site_weights import robust_mean
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 

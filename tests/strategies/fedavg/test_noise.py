@@ -15,9 +15,9 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.strategies import fedavg
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg import strategy as module
-from fedsurrogate.strategies.fedavg.strategy import noise_of_update
+from fedsurrogate.strategies.fedavg import noise_of_update
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES = tuple("abcdefghij")
@@ -60,7 +60,7 @@ def test_updates_are_defended_with_the_noise_of_their_steps(
     monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], mu: float, linear: float, claim: Any
 ) -> None:
     run = parse_run({"max-share": 2.5, "defence": "screen"} | own)
-    strategy, asked = module.Updates(run, Kept()), list[Any]()
+    strategy, asked = fedavg.Updates(run, Kept()), list[Any]()
     names = ("settings", "plan", "objective", "defence")
     config: Any = SimpleNamespace(mechanism=claim, **{name: getattr(run, name) for name in names})
     strategy.config = config
@@ -69,7 +69,7 @@ def test_updates_are_defended_with_the_noise_of_their_steps(
         asked.append(given)
         return "defended"
 
-    monkeypatch.setattr(module, "defend_updates", defended)
+    monkeypatch.setattr(fedavg, "defend_updates", defended)
     replies: Any = [object()]
     training: Any = object()
     assert strategy.defend(training, replies) == "defended"

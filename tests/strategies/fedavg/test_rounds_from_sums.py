@@ -17,8 +17,8 @@ from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import absorb_total, aggregate
-from fedsurrogate.strategies.pooling.plausibility import Total, weight_of
+from fedsurrogate.strategies.fedavg import absorb_total, aggregate
+from fedsurrogate.strategies.pooling.site_weights import Total, weight_of
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 SUMMED: dict[str, Any] = {

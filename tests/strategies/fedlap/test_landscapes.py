@@ -22,7 +22,7 @@ from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic, check_synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedlap.landscapes import (
+from fedsurrogate.strategies.fedlap import (
     common_radius,
     gradient_of,
     learn,

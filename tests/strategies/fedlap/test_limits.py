@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
-from fedsurrogate.strategies.fedlap.landscapes import (
+from fedsurrogate.strategies.fedlap import (
     FAR_BELOW,
     LONGEST,
     REMEMBERED,

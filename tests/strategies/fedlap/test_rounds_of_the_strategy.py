@@ -15,10 +15,9 @@ from safetensors.torch import load
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
+from fedsurrogate.strategies import fedlap
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedlap import strategy as module
-from fedsurrogate.strategies.fedlap.landscapes import gradient_of, learn
-from fedsurrogate.strategies.fedlap.strategy import FedLAP
+from fedsurrogate.strategies.fedlap import FedLAP, gradient_of, learn
 from fedsurrogate.strategies.robustness.defence import defend_synthetic
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -133,7 +132,7 @@ def test_records_are_checked_before_anything_is_computed_of_them(
         calls.append("gradient")
         return {"a": torch.ones(1), "b": torch.tensor([torch.inf if wrong else 1.0])}
 
-    monkeypatch.setattr(module, "check_synthetic", checked)
+    monkeypatch.setattr(fedlap, "check_synthetic", checked)
     monkeypatch.setattr(strategy, "_gradient", gradient)
     sent: Any = object()
     if wrong:

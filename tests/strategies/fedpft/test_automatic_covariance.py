@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.site_limits import NO_LIMITS, SiteLimits
+from fedsurrogate.client_app.governance.work_limits import NO_LIMITS, SiteLimits
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.fedpft import (
@@ -24,7 +24,7 @@ from fedsurrogate.common.methods.fedpft import (
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.common.wire.validation import Expectation, check_reply, check_surrogate
+from fedsurrogate.common.wire.tensors import Expectation, check_reply, check_surrogate
 from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.pins.facts import facts
 

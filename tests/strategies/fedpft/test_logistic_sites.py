@@ -33,7 +33,7 @@ from fedsurrogate.strategies.fedpft.logistic_rounds import (
     absorb_total,
     usual_length,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 BASE: dict[str, Any] = {

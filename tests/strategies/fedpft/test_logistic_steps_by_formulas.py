@@ -25,7 +25,7 @@ from fedsurrogate.strategies.fedpft.logistic_rounds import (
     factor_of,
     head_of,
 )
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 
 C, D, STEPS = 3, 4, 3
 CLIP, CONSTANT = 0.75, 0.25

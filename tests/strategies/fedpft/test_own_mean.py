@@ -17,18 +17,20 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, public_signs, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import (
+from fedsurrogate.common.privacy.gaussian_mechanism import (
     ALL,
     KEPT,
     MEAN_ALONE,
     MOST,
     REMOVED,
     OwnParts,
+    clip,
+    public_signs,
     stated,
+    weigh_own_mean,
 )
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.features import FEWEST_MAPPED
+from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate

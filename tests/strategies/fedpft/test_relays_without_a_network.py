@@ -11,8 +11,8 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base import chain as base
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Site
-from fedsurrogate.strategies.fedpft import chain as module
-from fedsurrogate.strategies.fedpft.chain import FedPFTChain
+from fedsurrogate.strategies.fedpft import strategy as module
+from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CHAIN = {"method": "fedpft", "fedpft.topology": "chain", "classes": "a,b"}

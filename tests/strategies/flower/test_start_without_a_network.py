@@ -19,15 +19,16 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies import DPCVAE, FedLAP, FedPFT
-from fedsurrogate.strategies.flower.records import (
+from fedsurrogate.strategies.flower import (
+    FlowerStrategy,
     arrays_of,
     check_no_settings,
     classifier_arrays,
     metrics_of,
+    no_reply,
+    settings_of,
+    worker_failure,
 )
-from fedsurrogate.strategies.flower.settings import settings_of
-from fedsurrogate.strategies.flower.strategy import FlowerStrategy
-from fedsurrogate.strategies.flower.workers import no_reply, worker_failure
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 GRID: Any = object()

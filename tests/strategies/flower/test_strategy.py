@@ -24,7 +24,7 @@ from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import FedPFTSettings, Settings
 from fedsurrogate.strategies import DPCVAE, Federation, FedLAP, FedPFT, strategy_of
-from fedsurrogate.strategies.flower.records import arrays_of, tensors_like
+from fedsurrogate.strategies.flower import arrays_of, tensors_like
 from tests.grid import FAST, FIRST_NODE, Fault, InProcessGrid, sites
 
 FEW: dict[str, Any] = {

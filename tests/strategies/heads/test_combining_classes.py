@@ -19,15 +19,15 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.collection import Unrecorded
-from fedsurrogate.strategies.heads.combining import (
+from fedsurrogate.strategies.heads import (
+    Heads,
     average_head,
     ensemble,
     fedbe,
     fedkt,
     highest_ensemble,
 )
-from fedsurrogate.strategies.heads.strategy import Heads
-from fedsurrogate.strategies.pooling.public_projection import read_map
+from fedsurrogate.strategies.pooling.class_means import read_map
 
 CLASSES = ("a", "b", "c", "d")
 SITES = st.lists(

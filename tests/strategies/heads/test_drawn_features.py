@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.models.head_training import train_on_features
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.heads.combining import (
+from fedsurrogate.strategies.heads import (
     _drawn,
     average_head,
     ensemble,

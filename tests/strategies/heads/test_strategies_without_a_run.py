@@ -20,12 +20,11 @@ from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO
+from fedsurrogate.strategies import heads
 from fedsurrogate.strategies.base.outcome import Defended, Site
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import Representation, Updates
-from fedsurrogate.strategies.heads import strategy as local
-from fedsurrogate.strategies.heads import strategy as module
-from fedsurrogate.strategies.heads.strategy import Heads, Local
+from fedsurrogate.strategies.fedavg import Representation, Updates
+from fedsurrogate.strategies.heads import Heads, Local
 from fedsurrogate.strategies.robustness.defence import defend_heads
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -82,8 +81,8 @@ def test_the_rule_of_the_method_gets_what_the_defence_keeps(
         assert given_ == (sent, "screen", 2.5)
         return Defended(sent[:2], {"s1": 0.5})
 
-    monkeypatch.setattr(module, "load", lambda name: combine)
-    monkeypatch.setattr(module, "defend_heads", defend)
+    monkeypatch.setattr(heads, "load", lambda name: combine)
+    monkeypatch.setattr(heads, "defend_heads", defend)
     learned = strategy.learn(sent, classes)
     own = strategy.config
     assert asked == [(sent[:2], classes or CLASSES, own.settings, own.defence)]
@@ -158,7 +157,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[An
     monkeypatch.setattr(strategy, "_judge", asked.judge)
     monkeypatch.setattr(strategy, "_read", asked.read)
     monkeypatch.setattr(strategy, "_simulated", lambda: simulated)
-    monkeypatch.setattr(local, "Collection", asked.collection)
+    monkeypatch.setattr(heads, "Collection", asked.collection)
     return asked
 
 
@@ -177,7 +176,7 @@ def test_local_heads_are_judged_by_every_used_site_and_compared_in_a_simulation(
     ]
     brief = {"brief": True}
     if simulated:
-        wanted.append(([(1, local.COMPARE, brief), (2, local.COMPARE, brief)], 7.0))
+        wanted.append(([(1, heads.COMPARE, brief), (2, heads.COMPARE, brief)], 7.0))
     assert asked.calls == wanted
     known = [each for each in reports if isinstance(each, float)]
     mean = {"model": pytest.approx(sum(known) / len(known))} if simulated and known else {}
@@ -213,7 +212,7 @@ def test_sites_with_local_heads_introduce_themselves_once_and_train_when_they_ju
 def test_a_shared_body_is_judged_by_the_own_heads_of_all_sites(
     monkeypatch: pytest.MonkeyPatch, reports: list[float | None]
 ) -> None:
-    from fedsurrogate.strategies.fedavg import strategy as representation
+    from fedsurrogate.strategies import fedavg
 
     strategy = Representation({"method": "fedrep"}, Kept())
     strategy.outcome.sites = {at: Site(f"s{at}", "used", "") for at in range(len(reports))}
@@ -229,7 +228,7 @@ def test_a_shared_body_is_judged_by_the_own_heads_of_all_sites(
     monkeypatch.setattr(Updates, "_judged", lambda self, grid, deadline, given_: infos[0] | given_)
     monkeypatch.setattr(strategy, "_payload", lambda: b"body")
     monkeypatch.setattr(strategy, "_read", lambda reply, site: (None, reply))
-    monkeypatch.setattr(representation, "Collection", collection)
+    monkeypatch.setattr(fedavg, "Collection", collection)
     grid: Any = object()
     if None in reports:
         known = sum(each is not None for each in reports)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.pooling.plausibility import (
+from fedsurrogate.strategies.pooling.site_weights import (
     Total,
     check_gradients,
     check_moments,

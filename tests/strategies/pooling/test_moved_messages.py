@@ -14,7 +14,6 @@ from fedsurrogate.common.methods.heads import HEAD_AND_FEATURES
 from fedsurrogate.common.methods.method import fields_of
 from fedsurrogate.common.methods.sums import MOMENTS
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.surrogates.columns import Frame
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -23,9 +22,9 @@ from fedsurrogate.common.surrogates.covariances import (
     LowRank,
     Spherical,
 )
-from fedsurrogate.common.surrogates.mixtures import Mixtures
+from fedsurrogate.common.surrogates.mixtures import Frame, Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.pooling.columns import Change, moved_parameters, moved_surrogate
+from fedsurrogate.strategies.pooling.class_means import Change, moved_parameters, moved_surrogate
 
 D, C = 3, 2
 FIELDS = (*HEAD_AND_FEATURES, *fields_of(MOMENTS[:2]))

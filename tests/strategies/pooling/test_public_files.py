@@ -15,11 +15,10 @@ from safetensors.torch import save_file
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.columns import PublicMap
+from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.pooling.plausibility import Total, check_moments
-from fedsurrogate.strategies.pooling.public_projection import read_centre, read_map, read_public
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.class_means import read_centre, read_map, read_public
+from fedsurrogate.strategies.pooling.site_weights import Total, check_moments, shares_kept
 from tests.strategies.pooling.test_public_projection import SECURE
 
 HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))

@@ -16,14 +16,14 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.pooling.robust_centres import (
+from fedsurrogate.strategies.pooling.site_weights import (
     coordinate_median,
     median_weights,
     robust_tensors,
+    shares_kept,
     trimmed_mean,
 )
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.robustness.influence import screen_updates
+from fedsurrogate.strategies.robustness.defence import screen_updates
 
 SITES, CLASSES, DIMENSION = 8, 5, 20
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
-from fedsurrogate.strategies.robustness.influence import (
+from fedsurrogate.strategies.robustness.defence import (
     bounded,
     bounded_heads,
     bounded_images,

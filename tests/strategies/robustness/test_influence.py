@@ -15,17 +15,17 @@ from torch import Tensor
 
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.fedlap.landscapes import LONGEST as LONGEST_GRADIENT
-from fedsurrogate.strategies.fedlap.landscapes import limited_weights
-from fedsurrogate.strategies.pooling.robust_centres import coordinate_median
-from fedsurrogate.strategies.robustness.defence import defend_updates
-from fedsurrogate.strategies.robustness.influence import (
+from fedsurrogate.strategies.fedlap import LONGEST as LONGEST_GRADIENT
+from fedsurrogate.strategies.fedlap import limited_weights
+from fedsurrogate.strategies.pooling.site_weights import coordinate_median
+from fedsurrogate.strategies.robustness.defence import (
     FARTHEST,
     LONGEST,
     TIMES,
     bounded,
     bounded_heads,
     bounded_updates,
+    defend_updates,
 )
 
 CLASSES = tuple("abcd")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.robustness.reach import within_reach
+from fedsurrogate.strategies.robustness.defence import within_reach
 
 CLASSES = ("a", "b", "c")
 

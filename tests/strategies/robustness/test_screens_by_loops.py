@@ -17,7 +17,7 @@ from fedsurrogate.common.privacy.mechanism import NoisySums
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.strategies.pooling.site_weights import scaled
-from fedsurrogate.strategies.robustness.influence import screen_updates
+from fedsurrogate.strategies.robustness.defence import screen_updates
 
 Array = NDArray[np.float64]
 CLAIM = NoisySums("sums", 1.0, 1e-5, {"counts": 0.1, "sums": 0.9}).mechanism()

@@ -15,13 +15,15 @@ from sklearn.metrics import roc_auc_score
 
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.robustness.defence import by_harm
-from fedsurrogate.strategies.robustness.harm import RIDGE, judged, largest
-from fedsurrogate.strategies.robustness.target_harm import (
+from fedsurrogate.strategies.robustness.harm import (
     AREA,
     CONCORDANCE,
+    RIDGE,
     Coded,
     Ordering,
     Outputs,
+    judged,
+    largest,
     outputs_of,
 )
 

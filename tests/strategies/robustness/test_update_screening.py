@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.robustness.influence import FEWEST, screen_updates
+from fedsurrogate.strategies.robustness.defence import FEWEST, screen_updates
 
 # How far from the others a site may be: its update (docs/privacy/hostile-hospitals.md) and its control
 # variate in distances of the median site, the moments of its features in deviations.

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, SealError, SurrogateError
-from fedsurrogate.common.secure_sum.protocol import begin
-from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_sum.protocol import SumRules, begin
 from fedsurrogate.common.security.sealing import new_key
-from fedsurrogate.common.wire import sum_proto
+from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED
-from fedsurrogate.strategies.base.reported import RefusedError
+from fedsurrogate.strategies.base.outcome import RefusedError
 from fedsurrogate.strategies.secure_sum.steps import Dispute, left_out, why
 from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -216,7 +215,7 @@ def test_members_are_the_sites_with_valid_keys_of_their_own_that_no_dispute_excl
     context = strategy._context
     private = {name: new_key() for name in NAMES}
     made = {name: begin(name, private[name], context)[1] for name in NAMES}
-    packed = {name: sum_proto.pack_member(member).hex() for name, member in made.items()}
+    packed = {name: surrogate_proto.pack_member(member).hex() for name, member in made.items()}
     assert strategy._key_list(packed) == made
     assert list(strategy._key_list(dict(reversed(packed.items())))) == NAMES
     strategy._unknown = frozenset({"s1"})
@@ -229,8 +228,8 @@ def test_members_are_the_sites_with_valid_keys_of_their_own_that_no_dispute_excl
     wrong = packed | {
         "s1": "no hex",
         "s2": packed["s3"],
-        "s3": sum_proto.pack_member(other).hex(),
-        "s4": sum_proto.pack_member(twice).hex(),
+        "s3": surrogate_proto.pack_member(other).hex(),
+        "s4": surrogate_proto.pack_member(twice).hex(),
     }
     assert list(strategy._key_list(wrong)) == ["s0"]
     reasons = ["non-hexadecimal", "keys of another site", "does not fit", "the same public:"]

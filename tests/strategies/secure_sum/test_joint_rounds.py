@@ -12,16 +12,21 @@ import pytest
 import torch
 from scipy import stats
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.noise import noise_of_sum, site_variances
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import (
+    noise_of_sum,
+    numbers_of,
+    rules_of,
+    shapes_of,
+    site_variances,
+)
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import BIAS, MOMENTUM, absorb_total
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.fedavg import BIAS, MOMENTUM, absorb_total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.totals import unpack_total
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites

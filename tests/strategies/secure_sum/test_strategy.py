@@ -19,21 +19,25 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import save_file
 from scipy import stats
 
-import fedsurrogate.client_app.secure_sum.steps as masked
+import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.noise import noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.protocol import (
+    noise_of_sum,
+    numbers_of,
+    rules_of,
+    shapes_of,
+    spare_of,
+)
 from fedsurrogate.common.secure_sum.secrets import words
-from fedsurrogate.common.wire.model_files import load_model
-from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
+from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.counting import relearn
 from fedsurrogate.strategies.fedpft import strategy
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.totals import unpack_total
 
@@ -239,7 +243,7 @@ def test_a_site_that_answers_nonsense_is_named(tmp_path: Path) -> None:
 
 
 def test_a_forged_share_is_noticed_by_the_coordinator(tmp_path: Path, vectors: Vectors) -> None:
-    from fedsurrogate.common.wire.sum_proto import pack_revealed, unpack_revealed
+    from fedsurrogate.common.wire.surrogate_proto import pack_revealed, unpack_revealed
 
     def forge(payload: bytes) -> bytes:
         found = unpack_revealed(payload)

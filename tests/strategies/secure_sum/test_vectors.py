@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.sum_proto import pack_masked
-from fedsurrogate.strategies.pooling.public_projection import PublicMap
+from fedsurrogate.common.wire.surrogate_proto import pack_masked
+from fedsurrogate.strategies.pooling.class_means import PublicMap
 from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 ASKED = Header("fedpft", "0" * 16, "coordinator", "f" * 16, ("benign", "malign", "other"))

@@ -17,7 +17,7 @@ import fedsurrogate as fs
 from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums
 from fedsurrogate.common.costs import payload_bytes
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets import sums as received
 from fedsurrogate.strategies.targets.number import number_head

@@ -19,11 +19,11 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.methods.sums import bounded_sums, message
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum.same_sites import settings_in
+from fedsurrogate.client_app.secure_sum import settings_in
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.common.surrogates.columns import Frame, PublicMap, public_frame
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap, public_frame
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.targets.strategy import FromCodedSums

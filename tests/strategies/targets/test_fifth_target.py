@@ -13,13 +13,13 @@ import pytest
 from torch import Tensor
 
 import fedsurrogate as fs
+from fedsurrogate.common.identity import ranges
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.ranges import ranges
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.registry import TARGETS
 from fedsurrogate.common.targets.target import Facts, Kind, Target
-from fedsurrogate.strategies.targets import strategy as learning
+from fedsurrogate.strategies.targets import strategy
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.strategy import Answering
 from fedsurrogate.strategies.targets.sums import CodedSums
@@ -76,7 +76,7 @@ def head(sums: CodedSums, target: Target) -> Answering:
 @pytest.fixture
 def with_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TARGETS, EVENTS.name, EVENTS)
-    monkeypatch.setitem(learning.FITS, EVENTS.name, head)
+    monkeypatch.setitem(strategy.FITS, EVENTS.name, head)
 
 
 @pytest.mark.usefixtures("with_events")

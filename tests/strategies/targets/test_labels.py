@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.targets.labels import (
+from fedsurrogate.strategies.targets.number import (
     Annotated,
     label_heads,
     moderated,

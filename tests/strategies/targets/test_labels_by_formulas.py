@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import (
     CAUTION,
+    Annotated,
     Directions,
     Outcomes,
     cross_validated,
     expected,
+    label_heads,
     of_least_error,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums

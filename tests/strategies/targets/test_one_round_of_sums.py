@@ -20,8 +20,7 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
+from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
 from fedsurrogate.strategies.targets import strategy as module
 from fedsurrogate.strategies.targets.strategy import FromCodedSums, learn_from_sum
 from fedsurrogate.strategies.targets.sums import around_zero, of_site

@@ -18,12 +18,11 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling import rounds_of_sums
-from fedsurrogate.strategies.pooling.plausibility import Total
-from fedsurrogate.strategies.pooling.rounds_of_sums import check_charged
-from fedsurrogate.strategies.pooling.site_weights import shares_kept
-from fedsurrogate.strategies.targets import in_rounds
-from fedsurrogate.strategies.targets.in_rounds import TargetRounds, absorb_total
+from fedsurrogate.strategies.pooling import class_means
+from fedsurrogate.strategies.pooling.class_means import check_charged
+from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
+from fedsurrogate.strategies.targets import strategy as in_rounds
+from fedsurrogate.strategies.targets.strategy import TargetRounds, absorb_total
 from fedsurrogate.strategies.targets.sums import sum_rounding
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -161,7 +160,7 @@ def test_a_charged_round_is_not_asked_for_twice(private: bool) -> None:
 def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.MonkeyPatch) -> None:
     run = parse_run(TIME | PRIVATE)
     training = Training(run, ROWS, "f", 4, {}, {})
-    monkeypatch.setattr(rounds_of_sums.Rounds, "_begin", lambda self, grid, deadline: training)
+    monkeypatch.setattr(class_means.Rounds, "_begin", lambda self, grid, deadline: training)
     strategy = TargetRounds(run, Kept())
     grid: Any = object()
     assert strategy._begin(grid, 1.0) is training

@@ -17,13 +17,14 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import roc_auc_score
 
 import fedsurrogate as fs
-from fedsurrogate.strategies.targets.labels import Annotated, label_heads
 from fedsurrogate.strategies.targets.number import (
     CAUTION,
+    Annotated,
     Directions,
     Outcomes,
     _compared,
     cross_validated,
+    label_heads,
     of_least_error,
 )
 from tests.coded import coded, exact_code

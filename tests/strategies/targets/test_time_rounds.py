@@ -23,10 +23,15 @@ from fedsurrogate.common.errors import BudgetError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.noise import site_variances
-from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
-from fedsurrogate.common.settings.flat import Scalar
-from fedsurrogate.strategies.targets.in_rounds import SummedTargetRounds
+from fedsurrogate.common.secure_sum.protocol import (
+    local_epsilon,
+    numbers_of,
+    rules_of,
+    shapes_of,
+    site_variances,
+)
+from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.strategies.targets.strategy import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded
 from tests.rounds_of_times import begun, done, hospitals, task_of, whole
@@ -204,7 +209,7 @@ def test_a_second_round_without_values_is_refused() -> None:
 def test_the_model_of_the_first_round_has_one_risk() -> None:
     run, sites = parse_run(TIME), hospitals((100,))
     training = done(run, [sites])
-    from fedsurrogate.strategies.targets.in_rounds import steps_of
+    from fedsurrogate.strategies.targets.strategy import steps_of
 
     head: Any = steps_of(run).head(training)
     assert not head.weight.any()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
     PrivateGradient,
     UnitRecords,
@@ -45,7 +45,7 @@ def network() -> nn.Module:
     return module
 
 
-def of_dp_sgd(public: int, units: Units = ALONE) -> Tensor:
+def of_dp_sgd(public: int, record_gradients: Units = ALONE) -> Tensor:
     """The mean gradient of one step of DP-SGD, from what it changes at a learning rate of one."""
     module = network()
     chosen = SimpleNamespace(private_steps=1, sample_rate=RATE, batch_size=public)
@@ -53,15 +53,15 @@ def of_dp_sgd(public: int, units: Units = ALONE) -> Tensor:
     before = torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train_privately(module, UnitRecords(X, Y, units), chosen, claim, 1.0)  # type: ignore[arg-type]
+        train_privately(module, UnitRecords(X, Y, record_gradients), chosen, claim, 1.0)  # type: ignore[arg-type]
     return before - torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def of_fedlap(public: int, units: Units = ALONE) -> Tensor:
+def of_fedlap(public: int, record_gradients: Units = ALONE) -> Tensor:
     """The mean gradient of FedLAP-DP."""
     module = network()
     records = LandscapeRecords.evenly(X, Y)
-    looks = PrivateGradient(module, records, CLIP, 1.0, RATE, public, units)
+    looks = PrivateGradient(module, records, CLIP, 1.0, RATE, public, record_gradients)
     found = looks(parameters_of(module), lambda values: values)
     return torch.cat([part.flatten() for part in found.values()])
 
@@ -100,7 +100,7 @@ def test_a_step_is_the_sum_over_its_sample_over_a_public_number(
     order = list(dict.fromkeys(whose))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            units,
+            record_gradients,
             "system_uniforms",
             lambda count: torch.tensor(drawn[:count], dtype=torch.float64),
         )

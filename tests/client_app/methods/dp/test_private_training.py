@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
     UnitRecords,
     Units,
@@ -130,7 +130,7 @@ def test_steps_add_up_and_facts_are_of_what_was_drawn(
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(
-            units,
+            record_gradients,
             "system_uniforms",
             lambda count: torch.tensor(next(numbers), dtype=torch.float64),
         )

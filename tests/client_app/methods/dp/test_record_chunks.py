@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsurrogate.client_app.methods.dp import record_chunks
-from fedsurrogate.client_app.methods.dp.record_chunks import (
+from fedsurrogate.client_app.methods.dp import record_gradients
+from fedsurrogate.client_app.methods.dp.record_gradients import (
     TOGETHER,
     WideLinear,
+    _lengths,
+    norms_of,
     per_record,
     way_of,
 )
-from fedsurrogate.client_app.methods.dp.record_gradients import _lengths, norms_of
 from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
 
 
@@ -88,7 +89,7 @@ def test_records_go_one_at_a_time_where_nothing_else_helps() -> None:
 def test_shares_of_components_depend_on_no_other_record(
     monkeypatch: pytest.MonkeyPatch, d: int, k: int, variance: float
 ) -> None:
-    monkeypatch.setattr(record_chunks, "_known", {})
+    monkeypatch.setattr(record_gradients, "_known", {})
     generator, shares = torch.Generator().manual_seed(3), list[list[Tensor]]()
     features = torch.nn.functional.normalize(
         torch.randn(200, d, generator=generator, dtype=torch.float64)
@@ -145,7 +146,7 @@ def test_a_gpu_gets_only_rows_that_begin_at_even_addresses(width: int) -> None:
         with Norms() as there:
             norms(rows.to("meta"))
         assert there.widths
-        assert all(each % record_chunks.WIDTH == 0 for each in there.widths)
+        assert all(each % record_gradients.WIDTH == 0 for each in there.widths)
         with Norms() as here:
             torch.testing.assert_close(norms(rows), rows.double().norm(dim=1))
         assert set(here.widths) == {width}, "a processor keeps its bits"

@@ -37,12 +37,12 @@ from fedsurrogate.common.models.generators import (
     fresh_generator,
     tensors_of,
 )
-from fedsurrogate.common.models.optimizers import UncompiledAdam
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 NAMES, D, COUNT = ("a", "b"), 5, 11

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.dp import record_gradients as units
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sums
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
 from fedsurrogate.client_app.methods.dpcvae.training import train_generator
@@ -48,7 +48,7 @@ from fedsurrogate.common.privacy.accounting import (
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.dpcvae.strategy import take_in
+from fedsurrogate.strategies.dpcvae import take_in
 
 CLASSES = ("a", "b", "c")
 PRIVATE: dict[str, Any] = {"epsilon": 6.0, "delta": 1e-5, "classes": ",".join(CLASSES)}
@@ -137,13 +137,13 @@ def test_every_step_of_every_round_takes_its_own_poisson_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Tensor] = []
-    real = units.poisson_sample
+    real = record_gradients.poisson_sample
 
     def spy(count: int, rate: float) -> Tensor:
         drawn.append(real(count, rate))
         return drawn[-1]
 
-    monkeypatch.setattr(units, "poisson_sample", spy)
+    monkeypatch.setattr(record_gradients, "poisson_sample", spy)
     seen: list[int] = []
     whole = dpcvae.private_gradient
 
@@ -392,8 +392,8 @@ def test_the_encoder_never_leaves(tmp_path: Path) -> None:
 @pytest.mark.parametrize("private", [True, False])
 def test_patients_are_what_a_private_run_protects(tmp_path: Path, private: bool) -> None:
     part = records()
-    units = LabelledFeatures(part.features, part.labels, ("p",) * RECORDS)
-    site = Site(tmp_path, run(**PRIVATE if private else {}), units)
+    record_gradients = LabelledFeatures(part.features, part.labels, ("p",) * RECORDS)
+    site = Site(tmp_path, run(**PRIVATE if private else {}), record_gradients)
     made = train_generator(site.task())
     assert (made.claim.unit if made.claim else None) == ("patient" if private else None)
 

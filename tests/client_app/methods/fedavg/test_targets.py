@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
-from fedsurrogate.client_app.methods.dp import record_gradients as dp_sgd
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.fedavg.update import gradient_sums
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -38,9 +38,9 @@ from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.validation import Expectation, check_reply
+from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import absorb, with_memory
+from fedsurrogate.strategies.fedavg import absorb, with_memory
 from fedsurrogate.strategies.robustness.defence import defend_updates
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -289,8 +289,8 @@ def summed(kind: str, x: Tensor, values: Tensor, clip: float, way: str) -> Tenso
             parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
     given = x, run.target.code(values), clip, objective.losses
     if way == "linear layers":
-        return flat(dp_sgd.clipped_gradients(module, *given))
-    total, _ = dp_sgd._clipped_sum(GradSampleModule(module, loss_reduction="sum"), *given)
+        return flat(record_gradients.clipped_gradients(module, *given))
+    total, _ = record_gradients._clipped_sum(GradSampleModule(module, loss_reduction="sum"), *given)
     names = [name for name, _ in module.named_parameters()]
     return flat(dict(zip(names, (part.value for part in total), strict=True)))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry, site_function
-from fedsurrogate.client_app.methods.dp import record_gradients as private_training
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import UnitRecords, Units, train_privately
 from fedsurrogate.client_app.methods.fedavg import update as scaffold
 from fedsurrogate.client_app.methods.fedavg.update import update, weighted_update
@@ -28,11 +28,11 @@ from fedsurrogate.common.models.parameters import CONTROL, Parameters, split_con
 from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.privacy.exact_sums import ExactSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg.strategy import absorb, aggregate, with_memory
+from fedsurrogate.strategies.fedavg import absorb, aggregate, with_memory
 
 CLASSES = ("a", "b", "c")
 
@@ -405,7 +405,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
         assert config.settings.fedavg.private_steps == 2
         sampled, signal = GradSampleModule(copy, loss_reduction="sum"), []
         for _ in range(2):
-            total, _ = private_training._clipped_sum(sampled, features, labels, claim.clip)
+            total, _ = record_gradients._clipped_sum(sampled, features, labels, claim.clip)
             flat = torch.cat([part.value.flatten() for part in total])
             signal.append(float(flat.norm()) / (sigma * len(flat) ** 0.5))
             with torch.no_grad():
@@ -446,7 +446,7 @@ def test_two_private_rounds_from_one_seed_differ(tmp_path: Path) -> None:
 def test_a_gradient_that_is_not_finite_does_not_poison_the_sum() -> None:
     features, labels = data(3)
     features[1] = torch.inf
-    total, _ = private_training._clipped_sum(
+    total, _ = record_gradients._clipped_sum(
         GradSampleModule(linear(16, 3), loss_reduction="sum"), features, labels, 1.0
     )
     assert all(bool(part.value.isfinite().all()) for part in total)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.dp import record_chunks
+from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
     PrivateGradient,
     add_clipped,
@@ -25,9 +25,8 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     poisson_sample,
     sums_like,
 )
-from fedsurrogate.client_app.methods.fedlap import approximation as fedlap
-from fedsurrogate.client_app.methods.fedlap.approximation import approximate
-from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap import approximation
+from fedsurrogate.client_app.methods.fedlap.approximation import Matching, approximate, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     IMAGE_STEP,
     MODEL_STEP,
@@ -39,7 +38,6 @@ from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.loss_landscape import (
     Descent,
     LandscapeRecords,
@@ -49,6 +47,7 @@ from fedsurrogate.common.models.loss_landscape import (
     walk,
 )
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedLAPSettings
@@ -231,7 +230,7 @@ def test_a_sites_radius_is_that_of_its_real_records(
         seen.append(arguments[1:3])
         return whole(*arguments)
 
-    monkeypatch.setattr(fedlap, "effective_radius", spy)
+    monkeypatch.setattr(approximation, "effective_radius", spy)
     made = sent(approximate(task(tmp_path, run())))
     ((walked, judged),) = seen
     assert torch.allclose(
@@ -271,7 +270,7 @@ def test_the_work_of_a_synthesis_counts_the_records_that_it_looked_at(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Search, "within", within)
-        fedlap._radius(
+        approximation._radius(
             SimpleNamespace(run=config, site="s", round=1),  # type: ignore[arg-type]
             body, model, made, true, SimpleNamespace(looks=looks),  # type: ignore[arg-type]
         )  # fmt: skip
@@ -287,7 +286,7 @@ def test_clipped_sums_equal_micro_batches_of_one(
     body, model = body_and_model()
     records = real(20)
     change = next(draws((), torch.Generator()))
-    monkeypatch.setattr(record_chunks, "TOGETHER", 7)
+    monkeypatch.setattr(record_gradients, "TOGETHER", 7)
     total, cut = clipped_sum(body, model, records, clip, change)
     wanted = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
     longer = 0

@@ -14,18 +14,18 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.fedlap import approximation as comparators
+from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
 from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
 from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.augmentation import draws
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
-from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
+from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 
@@ -205,7 +205,8 @@ def test_psg_begins_every_trajectory_at_another_random_model(tmp_path: Path) -> 
     asked = task(tmp_path, run("psg", **settings))
     received = asked.received_model().tensors
     one, other = (
-        comparators._fresh(asked, received, torch.Generator().manual_seed(seed)) for seed in (1, 2)
+        approximation._fresh(asked, received, torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
     )
     assert one.keys() == other.keys() == received.keys()
     assert not torch.equal(one["hidden.weight"], other["hidden.weight"])

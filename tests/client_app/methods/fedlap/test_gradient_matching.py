@@ -13,9 +13,9 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
     matching_slope,
     real_class_gradients,
 )
-from fedsurrogate.common.models.augmentation import Change, draw
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient, loss, mismatch
 from fedsurrogate.common.models.networks import convnet, linear, mlp, parameters_of, split_input
+from fedsurrogate.common.models.training_parts import Change, draw
 
 LABELS = torch.arange(12) % 3
 NETWORKS = {"convnet": convnet(256, 4, 16), "mlp": mlp(256, 4, 16), "linear": linear(256, 4)}

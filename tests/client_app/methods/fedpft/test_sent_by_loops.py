@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.site_limits import SiteLimits
+from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.fedpft import surrogate
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
 from fedsurrogate.client_app.methods.fedpft.surrogate import (

@@ -1,1 +1,0 @@
-"""Messages of a run as signed files, which people carry."""

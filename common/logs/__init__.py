@@ -1,1 +1,0 @@
-"""The logs of processes that run for long."""

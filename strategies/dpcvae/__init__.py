@@ -1,1 +1,0 @@
-"""DP-CVAE at the coordinator."""

@@ -1,1 +1,0 @@
-"""FedAvg and related methods at the coordinator."""

@@ -1,1 +1,0 @@
-"""FedLAP at the coordinator."""

@@ -1,3 +1,0 @@
-"""Flower's interface to all strategies: the methods, the `Result`, and the records of arrays and
-metrics.
-"""

@@ -1,1 +1,0 @@
-"""Combination of heads that sites train alone, at the coordinator."""
