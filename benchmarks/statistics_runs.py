@@ -18,7 +18,7 @@ from benchmarks.harness.commands import json_of, text_of
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import feature_settings, shared
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
 SWEEPS = (

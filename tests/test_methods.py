@@ -16,7 +16,7 @@ from fedsurrogate.common.methods import METHODS, method_named
 from fedsurrogate.common.methods.method import Field, Method, check_fields, count, load
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Section
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies.base.federation import Federation

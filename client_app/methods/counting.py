@@ -19,8 +19,9 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.methods.evaluation import checked_classifier, of_target
 from fedsurrogate.client_app.methods.sums import values_of
 from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
+from fedsurrogate.common.counts import Counts, pack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, DataError, SurrogateError, norm_of_ones
-from fedsurrogate.common.methods.counting import Counts, pack_counts, scored_classes, tables_in
+from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices, scores_alone
 from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise

@@ -357,7 +357,7 @@ def relearn(
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.server_app.counting import relearn as learn_again
+    from fedsurrogate.server_app.relearn import relearn as learn_again
 
     try:
         names = split_names(classes)
@@ -374,7 +374,7 @@ def relearn(
 def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
     from fedsurrogate.common.errors import FedSurrogateError
-    from fedsurrogate.server_app.counting import scores_of
+    from fedsurrogate.server_app.relearn import scores_of
 
     try:
         found = scores_of(run, head)

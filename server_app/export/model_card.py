@@ -21,8 +21,8 @@ from fedsurrogate.common.signed_models.making import settings_of_run, signed_fro
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
 from fedsurrogate.common.targets.answers import answer_columns, facts_of
 from fedsurrogate.common.targets.measures import IN_WORDS
-from fedsurrogate.server_app.counting import stored_source
 from fedsurrogate.server_app.deployment.request_key import read_request_key, signing_key
+from fedsurrogate.server_app.relearn import stored_source
 from fedsurrogate.server_app.report.counts_view import view_of
 from fedsurrogate.server_app.runs.state import (
     Json,

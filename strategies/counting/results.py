@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.counts import Counts, check_tables
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import Counts, check_tables, scored_classes
+from fedsurrogate.common.methods.counting import scored_classes
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, Settings
 from fedsurrogate.common.targets.counted import (

@@ -21,8 +21,9 @@ import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
+from fedsurrogate.common.counts import Counts, check_counts, unpack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
-from fedsurrogate.common.methods.counting import Counts, check_counts, tables_in, unpack_counts
+from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.secure_sum.secrets import Words

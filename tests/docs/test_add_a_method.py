@@ -24,7 +24,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies import strategy_of
 from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites

@@ -24,7 +24,7 @@ from fedsurrogate.common.errors import (
 )
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from tests.replies import as_received
 
 DIGITS = load_digits()

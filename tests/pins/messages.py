@@ -23,6 +23,7 @@ from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.witness import Witnessed
+from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.message_files import (
     MessageReply,
     MessageRequest,
@@ -31,7 +32,6 @@ from fedsurrogate.common.message_files import (
 )
 from fedsurrogate.common.message_files import pack_request as pack_message_request
 from fedsurrogate.common.message_files import unpack_request as unpack_message_request
-from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.models.parameters import Parameters

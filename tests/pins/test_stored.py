@@ -32,9 +32,9 @@ from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.wire.generator_files import read_generator
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.common.wire.records import unpack_bundle, unpack_surrogate
-from fedsurrogate.server_app.counting import relearn
 from fedsurrogate.server_app.exchange import learn_from_files
 from fedsurrogate.server_app.lifecycle.resume import check_resume
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies.fedpft import private_head

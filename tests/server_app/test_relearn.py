@@ -11,7 +11,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.surrogates import without_classes
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies.fedpft.sampling import learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites

@@ -14,8 +14,8 @@ from flwr.app import Message
 from PIL import Image
 
 from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Ensemble, Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

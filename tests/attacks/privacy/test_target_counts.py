@@ -23,8 +23,8 @@ from fedsurrogate.client_app.methods.counting import (
     large_cells,
     large_topics,
 )
+from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.run import Run, parse_run

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from tests.grid import (
     Fault,
     InProcessGrid,

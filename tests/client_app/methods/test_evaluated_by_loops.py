@@ -27,8 +27,8 @@ from fedsurrogate.client_app.methods.evaluation import (
 )
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.methods.counting import unpack_counts
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

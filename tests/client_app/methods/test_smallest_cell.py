@@ -13,8 +13,8 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.methods.counting import counts
 from fedsurrogate.client_app.methods.task import SiteLimits, Task
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.methods.counting import unpack_counts
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

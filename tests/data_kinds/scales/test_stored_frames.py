@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fedsurrogate as fs
 from fedsurrogate.common.signed_models.making import settings_of_run
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.site_distances import site_map_of
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies import stored_strategy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.card import (
     MissingClasses,

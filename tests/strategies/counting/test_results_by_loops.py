@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common.counts import Counts
 from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.methods.counting import Counts
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run

@@ -14,7 +14,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from tests.grid import (
     FAST,
     Fault,

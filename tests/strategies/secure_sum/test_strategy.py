@@ -35,7 +35,7 @@ from fedsurrogate.common.secure_sum.protocol import (
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites

@@ -13,8 +13,8 @@ from sklearn.linear_model import Ridge
 
 import fedsurrogate as fs
 from fedsurrogate.common.signed_models.making import make_signed_model, settings_of_run
-from fedsurrogate.server_app.counting import relearn
 from fedsurrogate.server_app.export.model_card import model_card
+from fedsurrogate.server_app.relearn import relearn
 
 NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
 LABELS: dict[str, Any] = {"target": "labels"}

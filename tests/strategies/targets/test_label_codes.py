@@ -21,7 +21,7 @@ from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_bl
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.targets.labels import SET_PART, Labels
-from fedsurrogate.server_app.counting import relearn
+from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.strategies.targets import sums as received
 from fedsurrogate.strategies.targets.number import Annotated
 from fedsurrogate.strategies.targets.strategy import annotated_of, check_sums
