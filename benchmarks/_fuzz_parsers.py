@@ -40,21 +40,15 @@ from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
-from fedsurrogate.common.models.class_measures import (
+from fedsurrogate.common.models.model_quality import (
     ModelQuality,
     packed_quality,
     quality_of,
     unpacked_quality,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import (
-    CURVE,
-    Proposal,
-    SignedProposal,
-    new_request,
-    read_request,
-    read_setting,
-)
+from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
+from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.registrations import parse_receipts, read_table
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.signed_models.making import settings_of_run

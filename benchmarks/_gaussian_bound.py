@@ -10,7 +10,8 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from fedsurrogate.common.privacy.accounting import LARGEST, Guesses, gaussian_epsilon, guess
+from fedsurrogate.common.privacy.accounting import gaussian_epsilon
+from fedsurrogate.common.privacy.one_run import LARGEST, Guesses, guess
 
 
 def gaussian_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:

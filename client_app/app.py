@@ -1,6 +1,6 @@
 """The name under which Flower finds a site's app."""
 
-from fedsurrogate.client_app import clientapp
+from . import clientapp
 
 # An assignment, because Flower reads this file without running it.
 app = clientapp.app

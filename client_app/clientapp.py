@@ -95,7 +95,7 @@ def _answer(message: Message, context: Context, work: str) -> Message:
         from fedsurrogate.common.files import owner_only
 
         with owner_only():
-            from fedsurrogate.client_app.requests import answer, identify_site
+            from .requests import answer, identify_site
 
             run = (context.run_config, str(context.run_id))
             node, site = identify_site(context.node_config, context.node_id, run, _own_settings)
@@ -122,7 +122,7 @@ def _reason(error: BaseException, context: Context) -> dict[str, ConfigRecordVal
     a text.
     """
     try:
-        from fedsurrogate.client_app.features.site_features import in_simulation
+        from .features.site_features import in_simulation
 
         if _own_settings is not None or context.node_config.get("data") or not in_simulation():
             return {}

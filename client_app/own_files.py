@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fedsurrogate.client_app.node_config import NodeConfig
+from .node_config import NodeConfig
 
 # All that this software keeps in each folder. Others' files there stay as they are: a person may
 # have named a folder that holds more.

@@ -15,43 +15,6 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.audit.output import check_attacks
-from fedsurrogate.client_app.datasets.site_names import named_site
-from fedsurrogate.client_app.features.site_features import (
-    SiteFeatures,
-    check_addressee,
-    in_simulation,
-    load_site,
-    site_name,
-)
-from fedsurrogate.client_app.governance import work_limits
-from fedsurrogate.client_app.governance.gate import Gate, after, open_gate
-from fedsurrogate.client_app.governance.policy import note_policy
-from fedsurrogate.client_app.governance.release import (
-    charge_and_release,
-    entry,
-    hold,
-    prepare,
-    without_records,
-)
-from fedsurrogate.client_app.governance.sealed_only import check_counting, check_work, in_clear
-from fedsurrogate.client_app.governance.work_limits import SiteLimits, remove_oldest
-from fedsurrogate.client_app.methods.chain_step import kept_head
-from fedsurrogate.client_app.methods.evaluation import own_classifier, received_classifier
-from fedsurrogate.client_app.methods.pooled_baselines import check_comparable, compare
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
-from fedsurrogate.client_app.model_use.store import keep_received
-from fedsurrogate.client_app.node_config import (
-    NodeConfig,
-    check_stated,
-    is_protected,
-    not_writable,
-    packages_of,
-    parse_node_config,
-)
-from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.client_app.own_files import close_to_others
-from fedsurrogate.client_app.secure_sum import sum_keys, sum_list, sum_open, sum_shares
 from fedsurrogate.common.errors import (
     ConfigError,
     DataError,
@@ -72,6 +35,38 @@ from fedsurrogate.common.signed_models.making import received_model
 from fedsurrogate.common.version import own_version
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import DISPUTED, Info, from_record, to_record
+
+from .audit.output import check_attacks
+from .datasets.site_names import named_site
+from .features.site_features import (
+    SiteFeatures,
+    check_addressee,
+    in_simulation,
+    load_site,
+    site_name,
+)
+from .governance import work_limits
+from .governance.gate import Gate, after, open_gate
+from .governance.policy import note_policy
+from .governance.release import charge_and_release, entry, hold, prepare, without_records
+from .governance.sealed_only import check_counting, check_work, in_clear
+from .governance.work_limits import SiteLimits, remove_oldest
+from .methods.chain_step import kept_head
+from .methods.evaluation import own_classifier, received_classifier
+from .methods.pooled_baselines import check_comparable, compare
+from .methods.task import MethodOutput, SiteRequest, Task
+from .model_use.store import keep_received
+from .node_config import (
+    NodeConfig,
+    check_stated,
+    is_protected,
+    not_writable,
+    packages_of,
+    parse_node_config,
+)
+from .offline.keys import private_key
+from .own_files import close_to_others
+from .secure_sum import sum_keys, sum_list, sum_open, sum_shares
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record

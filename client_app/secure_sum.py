@@ -29,14 +29,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.partition import SELECTING
-from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.ledger import dataset_id, own_ledger
-from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy
-from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, SiteStatistic, Task
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import BITS, WITHHELD, load
@@ -63,6 +55,15 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.target import LEAST_TOGETHER, Target
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info
+
+from .datasets.partition import SELECTING
+from .features.site_features import SiteFeatures
+from .governance.ledger import dataset_id, own_ledger
+from .governance.policy import PUBLIC_KINDS, Policy
+from .governance.work_limits import SiteLimits
+from .methods.task import MethodOutput, SiteRequest, SiteStatistic, Task
+from .node_config import NodeConfig
+from .offline.keys import private_key
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (

@@ -21,12 +21,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
-from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.escapes import for_terminal
-from fedsurrogate.common.version import NAME, own_version
+from .errors import FedSurrogateError
+from .escapes import for_terminal
+from .version import NAME, own_version
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.run import Run
+    from .run import Run
 
 
 class SafeConsole(Console):
@@ -55,7 +55,7 @@ SHOWN_VERSIONS = ("flwr", "torch")
 
 def complete_settings(incomplete: str) -> list[tuple[str, str]]:
     """Keys of a run's settings for shell completion: of the last setting in the text."""
-    from fedsurrogate.common.help import descriptions
+    from .help import descriptions
 
     before, _, begun = incomplete.rpartition(" ")
     start = f"{before} " if before else ""
@@ -227,8 +227,8 @@ def print_error(text: str) -> None:
 
 def run_config_of(settings: Sequence[str] | None) -> Run:
     """The run configuration from `--run-config`. Raises ConfigError."""
-    from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.base import parse_overrides
+    from .run import parse_run
+    from .settings.base import parse_overrides
 
     return parse_run(parse_overrides(settings or []))
 
@@ -255,7 +255,7 @@ def run_command(app: Callable[[], object]) -> None:
         print_error(f"error: {error}")
         sys.exit(1)
     except (ImportError, MemoryError, OSError) as error:
-        from fedsurrogate.common.machine import no_room
+        from .machine import no_room
 
         if why := no_room(error):
             print_error(f"error: {why}")

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.backbones.backbones import named_dimension
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods.method import byte_count
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.protocol import projected_dimensions
-from fedsurrogate.common.settings import Settings
+from .backbones.dimensions import named_dimension
+from .errors import ConfigError
+from .methods.method import byte_count
+from .run import Run
+from .secure_sum.protocol import projected_dimensions
+from .settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
 # and down, a request without a payload, the reply to an evaluation, and an introduction; then the

@@ -12,23 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.methods.counting import tables_in
-from fedsurrogate.common.methods.method import check_fields
-from fedsurrogate.common.privacy.mechanism import Mechanism, check_stated
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.safe_parsing import canonical
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.surrogate_proto import (
-    pack_claim,
-    pack_header,
-    parse,
-    unpack_claim,
-    unpack_header,
-)
-from fedsurrogate.common.wire.tensors import Expectation, check_header
+from . import surrogate_pb2 as pb
+from .errors import SurrogateError
+from .identity import distinct_names
+from .methods.counting import tables_in
+from .methods.method import check_fields
+from .privacy.mechanism import Mechanism, check_stated
+from .run import Run
+from .safe_parsing import canonical
+from .surrogates.surrogates import Header
+from .wire.surrogate_proto import pack_claim, pack_header, parse, unpack_claim, unpack_header
+from .wire.tensors import Expectation, check_header
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsurrogate.common.errors import PackageError
+from .errors import PackageError
 
 # By the name that Python imports: the extra in pyproject.toml that installs it.
 EXTRAS = {
@@ -120,8 +120,8 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.methods.method import Plan
-    from fedsurrogate.common.settings import Settings
+    from .methods.method import Plan
+    from .settings import Settings
 
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.

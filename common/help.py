@@ -17,12 +17,12 @@ from pydantic.fields import FieldInfo
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS, method_named
-from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
-from fedsurrogate.common.methods.method import Method, Plan
-from fedsurrogate.common.settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
-from fedsurrogate.common.settings.base import Only, Range, Scalar, Unit
+from .errors import ConfigError
+from .methods import FEDPFT_CHAIN, METHODS, method_named
+from .methods.counting import KINDS_OF_COUNTS
+from .methods.method import Method, Plan
+from .settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
+from .settings.base import Only, Range, Scalar, Unit
 
 T = TypeVar("T")
 KINDS = {

@@ -17,8 +17,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.escapes import BLANK_LETTERS
+from .errors import DataError, SurrogateError
+from .escapes import BLANK_LETTERS
 
 # Categories of characters without a shape of their own, which `str.strip` does not know: controls, such
 # as the NUL that pads a field; and formats, such as zero-width spaces, marks of the direction of

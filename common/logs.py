@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from fedsurrogate.common.escapes import for_terminal
-from fedsurrogate.common.flower import flower
+from .escapes import for_terminal
+from .flower import flower
 
 VARIABLE = "FEDSURROGATE_LOG"
 LOGGERS = ("flwr", "fedsurrogate")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsurrogate.common.errors import RunError
+from .errors import RunError
 
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

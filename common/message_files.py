@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.security.documents import (
+from .errors import ConfigError, SealError, SurrogateError
+from .security.documents import (
     Day,
     Flat,
     SiteName,
@@ -25,7 +25,7 @@ from fedsurrogate.common.security.documents import (
     open_file,
     pack_file,
 )
-from fedsurrogate.common.wire.records import Info
+from .wire.records import Info
 
 REQUEST, REPLY = b"message-request", b"message-reply"
 # In bytes. A manifest has the settings and the values next to a payload, as large as over the

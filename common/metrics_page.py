@@ -13,8 +13,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import make_server
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras import needed_for
+from .errors import ConfigError
+from .extras import needed_for
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
-from fedsurrogate.common.backbones.feature_power import CLIPPED, power_for, with_power
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import METHODS, method_of, plan_of
-from fedsurrogate.common.methods.fedpft import largest_gram
-from fedsurrogate.common.methods.method import Method, Plan
-from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, stated
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.settings import (
+from .backbones.backbone_names import OF_IMAGE_SIZE
+from .backbones.feature_power import CLIPPED, power_for, with_power
+from .errors import ConfigError
+from .methods import METHODS, method_of, plan_of
+from .methods.fedpft import largest_gram
+from .methods.method import Method, Plan
+from .privacy.accounting import Unit
+from .privacy.mechanism import JOINT_SUMS, Mechanism
+from .privacy.own_mean import KEPT, stated
+from .settings import (
     SECURE_SUM_KEYS,
     CountingSettings,
     DPCVAESettings,
@@ -28,10 +28,10 @@ from fedsurrogate.common.settings import (
     FedLAPSettings,
     Settings,
 )
-from fedsurrogate.common.settings.base import Scalar, parse_settings, without_gone
-from fedsurrogate.common.settings.heads import AUTO, TargetSettings
-from fedsurrogate.common.targets.target import Objective, Target
-from fedsurrogate.common.terms import signed_fields
+from .settings.base import Scalar, parse_settings, without_gone
+from .settings.heads import AUTO, TargetSettings
+from .targets.target import Objective, Target
+from .terms import signed_fields
 
 # Kinds of data with images of any size.
 OF_IMAGES = ("imagefolder", "dicom", "parquet")
@@ -143,7 +143,7 @@ class Run:
             ConfigError: for ranges of another number of columns.
         """
         # Of tensors, which checks before a run do without.
-        from fedsurrogate.common.surrogates.mixtures import public_frame
+        from .surrogates.mixtures import public_frame
 
         return public_frame(self.settings.features.ranges, dimension, self.private)
 
@@ -438,7 +438,7 @@ def _target_of(settings: Settings, trains: bool) -> Target | None:
     if all(getattr(settings, key) == field.default for key, field in usual):
         return None
     # The kinds of targets need torch, which checks before a run do without.
-    from fedsurrogate.common.targets.registry import target_of
+    from .targets.registry import target_of
 
     return target_of(settings, trains)
 
@@ -473,7 +473,7 @@ def _rows_of(counting: CountingSettings, target: Target) -> tuple[str, ...]:
         return target.rows
     if counting.kind == "evaluation":
         return target.outputs
-    from fedsurrogate.common.targets.counted import counted
+    from .targets.counted import counted
 
     return counted(target, counting).rows
 

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from fedsurrogate.common.errors import SurrogateError
+from .errors import SurrogateError
 
 # Maximum number of fields: ten times the need of ten thousand classes, or of a relay with a
 # thousand surrogates.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
+from .privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings import Settings
+    from .settings import Settings
 
 # Metadata of what a run's document leaves out, since the noise that follows from it is there.
 NOT_SIGNED = {"signed": False}

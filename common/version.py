@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
 
 NAME = "fedsurrogate"
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -38,11 +35,3 @@ def own_version() -> str:
         return version(NAME)
     except PackageNotFoundError:
         return ""
-
-
-def stream(*parts: object) -> torch.Generator:
-    """A generator for these parts, which include a seed; independent of those of other parts. Never
-    for privacy noise.
-    """
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -62,8 +62,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "_estimators": ("FederatedClassifier", "FederatedRegressor"),
-    "_methods": ("MethodTable", "methods"),
+    "_estimators": ("FederatedClassifier", "FederatedRegressor", "FederatedSurvival"),
     "common.errors": (
         "BackboneError",
         "ConfigError",
@@ -76,10 +75,8 @@ _MODULES = {
     ),
     "_images": ("features", "labelled_features", "register_backbone"),
     "_model": ("ImageModel", "Model"),
-    "_privacy": ("epsilon", "noise_multiplier", "noisy"),
-    "_simulation": ("Result", "simulate"),
-    "_surrogate": ("Surrogate", "fit", "learn", "load"),
-    "_survival": ("FederatedSurvival",),
+    "_simulation": ("MethodTable", "Result", "methods", "simulate"),
+    "_surrogate": ("Surrogate", "epsilon", "fit", "learn", "load", "noise_multiplier", "noisy"),
     "_sweep": ("Sweep", "sweep"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -14,11 +14,12 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.interface import FlowerNode, FlowerRun, UnreachableError
 from fedsurrogate.common.security.registrations import Registration, read_table
-from fedsurrogate.server_app.deployment.fleet_guard import fingerprint_of
-from fedsurrogate.server_app.deployment.supernodes import table_file
-from fedsurrogate.server_app.lifecycle.ends import complete_killed
-from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, run_folders
-from fedsurrogate.server_app.runs.state import PARTS, SiteState, as_table
+
+from .deployment.fleet_guard import fingerprint_of
+from .deployment.supernodes import table_file
+from .lifecycle.ends import complete_killed
+from .runs.reader import POLL_SECONDS, LiveRun, run_folders
+from .runs.state import PARTS, SiteState, as_table
 
 UNKNOWN = "unknown"
 

@@ -16,18 +16,11 @@ from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.models.networks import pick_device
-from fedsurrogate.common.privacy.accounting import budget_shares
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    ALL,
-    KEPT,
-    OwnParts,
-    clip,
-    stated,
-    weigh_own_mean,
-    with_noise,
-)
+from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
+from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
+from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.making import feature_settings, settings_of_run
@@ -36,8 +29,6 @@ from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.answers import facts_of
 from fedsurrogate.common.targets.target import Facts
-from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.server_app.runs.state import as_number, at, read_json
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.counting.strategy import payload_of, read_model
@@ -50,6 +41,9 @@ from fedsurrogate.strategies.pooling.class_means import (
     read_public,
     whitened,
 )
+
+from .runs.reader import read_payloads
+from .runs.state import as_number, at, read_json
 
 EPSILONS, DELTA = (1.0, 2.0, 4.0), 1e-5
 # Draws of the noise; records in the pool of features, and at most at one site.

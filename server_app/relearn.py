@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.making import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
@@ -26,12 +26,13 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
 )
 from fedsurrogate.common.wire.records import unpack_question
-from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.server_app.runs.state import read_json
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
 from fedsurrogate.strategies.base.one_shot import CENTRE_FILE, Learned, OneShot, in_order
 from fedsurrogate.strategies.base.outcome import PointSource, Suspect
+
+from .runs.reader import read_payloads
+from .runs.state import read_json
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.

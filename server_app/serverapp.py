@@ -15,17 +15,18 @@ from flwr.serverapp import ServerApp
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.logs import configure_log
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.server_app.deployment.request_key import signing_key
-from fedsurrogate.server_app.lifecycle.before_start import check_start
-from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies import Federation, Grid, strategy_of
 from fedsurrogate.strategies.base.outcome import Outcome, Registered
+
+from .deployment.request_key import signing_key
+from .lifecycle.before_start import check_start
+from .report.build import write_report
+from .runs.writer import RunWriter
 
 STOPPED = (
     "Flower ended this app: the run was stopped, or the SuperLink or SuperExec above the "
@@ -165,8 +166,9 @@ def main(grid: Grid, context: Context) -> None:
     flower().pull_soon()
     flower().outlast_interruptions(grid, config.settings.deadline)
     flower().limit_replies(grid, config.settings.max_payload_mib * 2**20)
-    from fedsurrogate.server_app.serverapp import federate
     from fedsurrogate.strategies.base.outcome import Registered
+
+    from .serverapp import federate
 
     registered = None if simulated else Registered.here(os.environ)
     if registered is not None:
@@ -191,8 +193,8 @@ def _check_allowed(config: Run, run_id: int, rules: Path) -> None:
     Raises:
         FedSurrogateError: with the reason, which the run folder has, too.
     """
-    from fedsurrogate.server_app.deployment.audit_log import check_run_allowed
-    from fedsurrogate.server_app.serverapp import fail_before_start
+    from .deployment.audit_log import check_run_allowed
+    from .serverapp import fail_before_start
 
     try:
         check_run_allowed(rules, config.full_digest, config.settings.approval)
@@ -204,14 +206,14 @@ def _checked(context: Context, simulated: bool) -> Run:
     """The run. If its settings cannot work, a run folder says why, because `flwr run` does not;
     raises FedSurrogateError.
     """
-    from fedsurrogate.server_app.lifecycle.before_start import check_output, check_start
+    from .lifecycle.before_start import check_output, check_start
 
     try:
         config = parse_run(context.run_config)
         check_start(config, simulated)
         return config
     except FedSurrogateError as error:
-        from fedsurrogate.server_app.serverapp import fail_before_start
+        from .serverapp import fail_before_start
 
         nearest = _nearest(context.run_config)
         try:
@@ -233,11 +235,11 @@ def _wait_for_ray(config: Run, run_id: int) -> None:
     """Wait until Flower's simulation has started Ray. If it does not start, the run folder says
     why; raises RunError.
     """
-    from fedsurrogate.server_app.lifecycle.before_start import ray_start
+    from .lifecycle.before_start import ray_start
 
     with ray_start() as problem:
         if problem:
-            from fedsurrogate.server_app.serverapp import fail_before_start
+            from .serverapp import fail_before_start
 
             fail_before_start(config, run_id, RunError(problem))
     flower().replace_killed_workers()

@@ -25,14 +25,8 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.machine import available_memory
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar, short
-from fedsurrogate.server_app.runs.scores import (
-    ACCURACY,
-    AUROC,
-    SCORES,
-    in_words,
-    leading,
-    scores_of,
-)
+
+from .runs.scores import ACCURACY, AUROC, SCORES, in_words, leading, scores_of
 
 # Runs simulated sites from their node-configs and the settings, and returns the run folder.
 Start = Callable[[Sequence[Mapping[str, Scalar]], Mapping[str, Scalar]], Path]
@@ -133,7 +127,8 @@ class Processes:
 def main() -> None:
     """Do what standard input says, and print one line of JSON."""
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.server_app.deployment.local_engine import run_here
+
+    from .deployment.local_engine import run_here
 
     asked = json.load(sys.stdin)
     try:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from fedsurrogate.common.methods.method import Plan
     from fedsurrogate.common.run import Run
-    from fedsurrogate.strategies.base.federation import Federation
-    from fedsurrogate.strategies.base.one_shot import OneShot
+
+    from .base.federation import Federation
+    from .base.one_shot import OneShot
 
 # Imported on first use, as the registry of methods is: the mathematics of the methods also runs on
 # a machine without Flower and without pydantic, which the settings need.

@@ -21,27 +21,22 @@ from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters, average, by_name
 from fedsurrogate.common.models.training_parts import Batch, train_on_features
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.generator_files import pack_generator
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.records import to_record
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.base.rounds import Rounds
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.class_means import by_site, pool
-from fedsurrogate.strategies.pooling.site_weights import (
-    POOLED,
-    Total,
-    false_numbers,
-    robust_tensors,
-    weight_of,
-)
-from fedsurrogate.strategies.robustness.defence import cap_sums, defend_updates
-from fedsurrogate.strategies.secure_sum.strategy import SecureRounds
+
+from .base.federation import Federation
+from .base.outcome import Defended
+from .base.rounds import Rounds
+from .base.training import Training
+from .pooling.class_means import by_site, pool
+from .pooling.site_weights import POOLED, Total, false_numbers, robust_tensors, weight_of
+from .robustness.defence import cap_sums, defend_updates
+from .secure_sum.strategy import SecureRounds
 
 # Prefix of the reported class sizes of each site in the training's memory.
 SIZES = "sizes."

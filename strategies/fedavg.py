@@ -31,12 +31,13 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedAvgSettings
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info, to_record
-from fedsurrogate.strategies.base.collection import Collection
-from fedsurrogate.strategies.base.federation import COMPARE
-from fedsurrogate.strategies.base.outcome import Defended, Site, share_in
-from fedsurrogate.strategies.base.rounds import Rounds
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.site_weights import (
+
+from .base.collection import Collection
+from .base.federation import COMPARE
+from .base.outcome import Defended, Site, share_in
+from .base.rounds import Rounds
+from .base.training import Training
+from .pooling.site_weights import (
     POOLED,
     Total,
     check_gradients,
@@ -44,7 +45,7 @@ from fedsurrogate.strategies.pooling.site_weights import (
     robust_tensors,
     weight_of,
 )
-from fedsurrogate.strategies.robustness.defence import defend_updates
+from .robustness.defence import defend_updates
 
 
 class Updates(Rounds[Parameters]):

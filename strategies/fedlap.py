@@ -24,14 +24,15 @@ from fedsurrogate.common.models.loss_landscape import (
 from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Tensors, length_of
 from fedsurrogate.common.models.training_parts import draws
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import Synthetic, check_synthetic
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.base.rounds import Rounds
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.robustness.defence import defend_synthetic
+
+from .base.outcome import Defended
+from .base.rounds import Rounds
+from .base.training import Training
+from .robustness.defence import defend_synthetic
 
 # A radius this many times below the median counts as an error or an attack: it would stop the
 # descent for all sites.

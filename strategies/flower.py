@@ -20,8 +20,9 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.base.outcome import Outcome
+
+from .base.collection import Recorder
+from .base.outcome import Outcome
 
 # The key under which Flower's strategies put the round number into every request.
 ROUND_KEY = "server-round"

@@ -22,15 +22,16 @@ from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_header
-from fedsurrogate.strategies.base.chain import Chain, Walk
-from fedsurrogate.strategies.base.collection import Collection
-from fedsurrogate.strategies.base.federation import COMPARE, Federation, Group
-from fedsurrogate.strategies.base.one_shot import Learned, OneShot
-from fedsurrogate.strategies.base.outcome import Defended, Site, share_in
-from fedsurrogate.strategies.flower import check_no_settings
-from fedsurrogate.strategies.pooling.class_means import moved_parameters
-from fedsurrogate.strategies.pooling.site_weights import POOLED, robust_tensors
-from fedsurrogate.strategies.robustness.defence import defend_heads
+
+from .base.chain import Chain, Walk
+from .base.collection import Collection
+from .base.federation import COMPARE, Federation, Group
+from .base.one_shot import Learned, OneShot
+from .base.outcome import Defended, Site, share_in
+from .flower import check_no_settings
+from .pooling.class_means import moved_parameters
+from .pooling.site_weights import POOLED, robust_tensors
+from .robustness.defence import defend_heads
 
 # The logit of a class that a head was not trained on: far below all others, and within half
 # precision.

@@ -51,8 +51,24 @@ def holds_for(each: Iterable[str]) -> Callable[[Callable[[str], None]], Callable
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(path.read_text(), str(path))
+    """The syntax tree of a file, in which every import is absolute."""
+    return absolute(ast.parse(path.read_text(), str(path)), path)
+
+
+def absolute(tree: ast.Module, path: Path) -> ast.Module:
+    """The tree with its relative imports written out."""
+    room = next((at for at, part in enumerate(path.parts) if part in ROOMS and at), None)
+    if path.is_relative_to(ROOT):
+        room = len(ROOT.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert room is not None, f"{path} line {node.lineno}: a relative import outside a room"
+            package = path.parts[room : -node.level]
+            assert package, f"{path} line {node.lineno}: a relative import that leaves its room"
+            names = (*package, *filter(None, [node.module]))
+            node.module = ".".join(names if names[0] == OWN else (OWN, *names))
+            node.level = 0
+    return tree
 
 
 @cache

@@ -99,9 +99,6 @@ def imported(path: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         else:
-            assert node.level == 0, (
-                f"{path} line {node.lineno}: write out where a relative import comes from"
-            )
             yield node.module or ""
 
 

@@ -81,7 +81,7 @@ def imported_of(nodes: Sequence[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            yield "" if node.level else node.module or ""
 
 
 def parts(value: ast.expr) -> list[ast.expr]:

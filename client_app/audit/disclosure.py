@@ -12,18 +12,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
-from fedsurrogate.client_app.governance.ledger import own_ledger
-from fedsurrogate.client_app.governance.policy import Policy, policy_of
-from fedsurrogate.client_app.governance.release import DISCLOSURES
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import DryRun, dry_run
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.pages.svg import page_head, render_page
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Bag
+
+from ..governance.ledger import own_ledger
+from ..governance.policy import Policy, policy_of
+from ..governance.release import DISCLOSURES
+from ..node_config import NodeConfig
+from ..offline.keys import DryRun, dry_run
+from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PARTS = {
     "projects": ("Safe projects", "What is this release for?"),

@@ -15,10 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.task import Task
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.generators import (
     COUNTS,
@@ -36,6 +32,11 @@ from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+
+from ..features.site_features import SiteFeatures
+from ..governance.release import site_function
+from ..methods.task import Task
+from ..node_config import NodeConfig
 
 # Synthetic embeddings of each class that the black box is asked for.
 DRAWN = 500

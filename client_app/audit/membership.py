@@ -17,8 +17,9 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.class_measures import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.accounting import Guesses, epsilon_bound, guess
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, weight_of
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.one_run import Guesses, epsilon_bound, guess
+from fedsurrogate.common.privacy.own_mean import weight_of
 from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.surrogates.surrogates import (
     Header,

@@ -12,12 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.audit.release_audit import FEWEST, ReleaseAudit, audit_release
-from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.features.site_features import SiteFeatures, in_simulation, load_site
-from fedsurrogate.client_app.governance.ledger import dataset_id
-from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
 from fedsurrogate.common.files import kept_secret, replace_file
 from fedsurrogate.common.pages.svg import (
@@ -33,8 +27,15 @@ from fedsurrogate.common.pages.svg import (
 )
 from fedsurrogate.common.run import Run
 
+from ..datasets.partition import share
+from ..features.site_features import SiteFeatures, in_simulation, load_site
+from ..governance.ledger import dataset_id
+from ..governance.policy import Policy
+from ..node_config import NodeConfig
+from .release_audit import FEWEST, ReleaseAudit, audit_release
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.audit.release_audit import ReleaseAudit
+    from .release_audit import ReleaseAudit
 
 PAGE = (
     page_head("Audit · {{ a.method }}")

@@ -14,8 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.audit.generators import generator_of, generator_scores
-from fedsurrogate.client_app.audit.membership import (
+from fedsurrogate.common.errors import MOST_CLASSES, ConfigError, DataError
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.run import Run
+from fedsurrogate.common.surrogates.mixtures import in_frame
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate
+from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.wire.records import unpack_surrogate
+
+from ..features.site_features import LabelledFeatures, SiteFeatures, in_simulation, load_site
+from ..governance.policy import policy_of
+from ..governance.release import site_function
+from ..governance.work_limits import SiteLimits
+from ..methods.task import Task
+from ..node_config import NodeConfig
+from .generators import generator_of, generator_scores
+from .membership import (
     AttackResult,
     Excess,
     Mask,
@@ -36,24 +50,6 @@ from fedsurrogate.client_app.audit.membership import (
     summary,
     usual_distance,
 )
-from fedsurrogate.client_app.features.site_features import (
-    LabelledFeatures,
-    SiteFeatures,
-    in_simulation,
-    load_site,
-)
-from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import Task
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import MOST_CLASSES, ConfigError, DataError
-from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogates.mixtures import in_frame
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.common.wire.model_proto import unpack_parameters
-from fedsurrogate.common.wire.records import unpack_surrogate
 
 # Fewest and most releases that are made from halves of the records, in pairs of complements.
 FEWEST, MOST = 8, 64
@@ -331,7 +327,7 @@ def _named(
 
 
 def _places(run: Run, node: NodeConfig, rows: list[int]) -> list[str]:
-    from fedsurrogate.client_app.datasets.partition import share
+    from ..datasets.partition import share
 
     dataset = share(run, node, in_simulation()).dataset
     return [dataset.where(row) for row in rows]

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.evaluate import LabelColumn, LabelledKind, PatientColumn
-from fedsurrogate.client_app.cli.options import MaybeNode, node_of
-from fedsurrogate.client_app.cli.predict import ModelArgument
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import StateError
+
+from .evaluate import LabelColumn, LabelledKind, PatientColumn
+from .options import MaybeNode, node_of
+from .predict import ModelArgument
 
 
 def adapt(
@@ -36,12 +37,13 @@ def adapt(
     Compares by cross-validation: the shared model, its scores moved, scaled, or corrected by a ridge
     on own records.
     """
-    from fedsurrogate.client_app.model_use.adaptation import adapt as compare
-    from fedsurrogate.client_app.model_use.adaptation import adapted_file, store_adapted
-    from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.store import opened
     from fedsurrogate.common.models.classifiers import target_of_model
     from fedsurrogate.common.targets.answers import facts_of
+
+    from ..model_use.adaptation import adapt as compare
+    from ..model_use.adaptation import adapted_file, store_adapted
+    from ..model_use.held_out import Source, held_out
+    from ..model_use.store import opened
 
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.site()

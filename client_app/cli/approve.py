@@ -8,14 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedsurrogate.client_app.cli.options import (
-    LISTS_ALL,
-    MaybeNode,
-    Node,
-    complete_node_keys,
-    node_of,
-)
 from fedsurrogate.common.command_line import Json, console
+
+from .options import LISTS_ALL, MaybeNode, Node, complete_node_keys, node_of
 
 
 def approve(
@@ -33,11 +28,12 @@ def approve(
     """
     from datetime import UTC, datetime
 
-    from fedsurrogate.client_app.governance.gate import Decision, decide
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.escapes import for_terminal, in_one_row
     from fedsurrogate.common.privacy.accounting import budget_remarks
     from fedsurrogate.common.security.proposals import read_proposal
+
+    from ..governance.gate import Decision, decide
 
     node = node_of(node_config)
     proposal = read_proposal(file).proposal
@@ -83,28 +79,28 @@ def enrol(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import replace_file
-    from fedsurrogate.common.security import proposals
+    from fedsurrogate.common.security import enrolment
     from fedsurrogate.common.security.documents import in_groups
 
-    proposals.check_site_name(name)
+    enrolment.check_site_name(name)
     folder = out or Path(name)
     papers, request = folder / "papers", folder / f"{name}.csr"
     try:
-        proposals.new_node_key(papers, name)
-        key = proposals.read_node_key(papers / proposals.KEY)
-        content = proposals.new_request(name, hospital, contact, key)
-        replace_file(request, content, mode=proposals.READABLE)
+        enrolment.new_node_key(papers, name)
+        key = enrolment.read_node_key(papers / enrolment.KEY)
+        content = enrolment.new_request(name, hospital, contact, key)
+        replace_file(request, content, mode=enrolment.READABLE)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from None
     lines = {
-        papers / proposals.KEY: "stays here; make a copy of it, and show it to no one",
-        papers / proposals.PUBLIC: "its public half",
+        papers / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
+        papers / enrolment.PUBLIC: "its public half",
         request: "for the coordinator; it holds no secret",
     }
     for file, words in lines.items():
         console.print(f"  {file}: {words}", soft_wrap=True, markup=False)
     console.print(
-        f"fingerprint  {in_groups(proposals.read_request(content).fingerprint())}\n"
+        f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
         f"  tar xzf {name}.tar.gz           the first time\n"
         f"  tar xzf {name}.tar.gz {name}/papers    to renew: settings and policy stay as they are",
@@ -127,8 +123,9 @@ def settings(
     """
     from dataclasses import asdict
 
-    from fedsurrogate.client_app.node_config import NodeConfig
     from fedsurrogate.common.help import model_descriptions, setting_tables
+
+    from ..node_config import NodeConfig
 
     rows = model_descriptions(NodeConfig, key, LISTS_ALL)
     if as_json:
@@ -153,7 +150,7 @@ def policy_check(
     from rich.table import Column, Table
     from rich.text import Text
 
-    from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
+    from ..governance.policy import DEFAULT, Policy, load_policy
 
     if file is None and node_config and (named := node_of(node_config).policy):
         file = Path(named)
@@ -207,7 +204,7 @@ def forget_sums(
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.
     """
-    from fedsurrogate.client_app.secure_sum import forget
+    from ..secure_sum import forget
 
     if not yes:
         raise typer.Abort

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
 from fedsurrogate.common.command_line import (
     Exposed,
     Json,
@@ -27,10 +26,13 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 
+from .options import MaybeNode, Node, node_of
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.diagnostics.connection_checks import Finding
-    from fedsurrogate.client_app.node_config import NodeConfig
     from fedsurrogate.common.run import Run
+
+    from ..diagnostics.connection_checks import Finding
+    from ..node_config import NodeConfig
 
 # Exit code of wrong usage, as for a wrong option.
 USAGE = 2
@@ -85,9 +87,9 @@ def doctor(
 
     from rich.text import Text
 
-    from fedsurrogate.client_app.diagnostics.connection_checks import Link, check_link
-    from fedsurrogate.client_app.processes.app_report import check_app
-    from fedsurrogate.client_app.processes.supervisor import check_data
+    from ..diagnostics.connection_checks import Link, check_link
+    from ..processes.app_report import check_app
+    from ..processes.supervisor import check_data
 
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
@@ -121,7 +123,7 @@ def doctor(
 
 def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:
     # Imported here: the health check of the link, once a minute, must not load torch.
-    from fedsurrogate.client_app.diagnostics.site_checks import check_isolation, check_site
+    from ..diagnostics.site_checks import check_isolation, check_site
 
     yield check_isolation()
     yield from check_site(run, node, fingerprint, run_named)
@@ -192,9 +194,9 @@ def audit(
     from rich.progress import Progress
     from rich.table import Table
 
-    from fedsurrogate.client_app.audit.output import limit_broken, pictures_of, write_audit
-    from fedsurrogate.client_app.audit.release_audit import audit_release
-    from fedsurrogate.client_app.governance.policy import policy_of
+    from ..audit.output import limit_broken, pictures_of, write_audit
+    from ..audit.release_audit import audit_release
+    from ..governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
     with Progress(console=console, transient=True, disable=as_json) as bar:
@@ -254,7 +256,7 @@ def disclose(
 
     Example: site disclose -c 'fedpft.components=10'
     """
-    from fedsurrogate.client_app.audit.disclosure import disclose as write
+    from ..audit.disclosure import disclose as write
 
     node = node_of(node_config)
     content, facts, page = write(run_config_of(run_config), node, seconds)
@@ -266,7 +268,7 @@ def disclose(
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
+    from ..diagnostics.site_checks import SiteCollector
 
 
 def metrics(
@@ -290,8 +292,9 @@ def metrics(
     but that of the socket. Otherwise it reads the ledger of the node-config. Needs the extra
     `monitor`.
     """
-    from fedsurrogate.client_app.diagnostics.site_checks import USER
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
+
+    from ..diagnostics.site_checks import USER
 
     machine = MachineCollector(certificate or (), {})
     with (
@@ -309,8 +312,8 @@ def metrics(
 @contextmanager
 def _of_site(runtime: str, node_config: list[str] | None) -> Iterator[SiteCollector]:
     """The collector of the app at this address, or of this node-config."""
-    from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
-    from fedsurrogate.client_app.processes.app_report import ask, watching
+    from ..diagnostics.site_checks import SiteCollector
+    from ..processes.app_report import ask, watching
 
     if runtime:
         yield SiteCollector(lambda: ask(runtime), of_app=True)

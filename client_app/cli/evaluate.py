@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, node_of
-from fedsurrogate.client_app.cli.predict import ModelArgument, OodScore
 from fedsurrogate.common.command_line import Json, console
+
+from .options import MaybeNode, node_of
+from .predict import ModelArgument, OodScore
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,16 +127,12 @@ def evaluate(
 
     Example: site evaluate --out evaluation --by scanner,sex
     """
-    from fedsurrogate.client_app.model_use.adaptation import adapted_classifier
-    from fedsurrogate.client_app.model_use.calibration import (
-        own_gaussians,
-        read_calibration,
-        store_calibration,
-    )
-    from fedsurrogate.client_app.model_use.evaluation import evaluate as judge
-    from fedsurrogate.client_app.model_use.held_out import Source, held_out
-    from fedsurrogate.client_app.model_use.store import opened
-    from fedsurrogate.client_app.model_use.thresholds import Wish
+    from ..model_use.adaptation import adapted_classifier
+    from ..model_use.calibration import own_gaussians, read_calibration, store_calibration
+    from ..model_use.evaluation import evaluate as judge
+    from ..model_use.held_out import Source, held_out
+    from ..model_use.store import opened
+    from ..model_use.thresholds import Wish
 
     named = opened(model, node_of(node_config) if node_config else None)
     signed, node = named.model, named.site()

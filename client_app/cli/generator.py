@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
 from fedsurrogate.common.command_line import Json, RunSettings, console, run_config_of
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.files import replace_file
 
+from .options import MaybeNode, Node, node_of
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.features.site_features import SiteFeatures
-    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings
     from fedsurrogate.common.models.classifiers import Head
     from fedsurrogate.common.run import Run
     from fedsurrogate.common.wire.generator_files import SyntheticSet
+
+    from ..features.site_features import SiteFeatures
+    from ..methods.dpcvae.downstream import LabelledEmbeddings
 
 File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site synthesize`.")]
 
@@ -125,14 +127,9 @@ def classify(
     """
     from rich.table import Table
 
-    from fedsurrogate.client_app.methods.dpcvae.downstream import (
-        SOURCES,
-        LabelledEmbeddings,
-        grouped,
-        head_on,
-        mix,
-    )
     from fedsurrogate.common.surrogates.surrogates import Header
+
+    from ..methods.dpcvae.downstream import SOURCES, LabelledEmbeddings, grouped, head_on, mix
 
     _check_writable(out)
     run = run_config_of(run_config)
@@ -208,13 +205,14 @@ def ood(
     import torch
     from rich.table import Table
 
-    from fedsurrogate.client_app.methods.dpcvae.downstream import (
+    from fedsurrogate.common.privacy.gaussian_mechanism import clip
+
+    from ..methods.dpcvae.downstream import (
         LabelledEmbeddings,
         out_of_distribution,
         ranks_above,
         site_records,
     )
-    from fedsurrogate.common.privacy.gaussian_mechanism import clip
 
     _check_writable(out)
     run = run_config_of(run_config)
@@ -324,7 +322,7 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
             f"{run!r} is neither a run folder nor a file; to name a run by its number, give "
             "--node-config"
         )
-    from fedsurrogate.client_app.methods.dpcvae.downstream import generators
+    from ..methods.dpcvae.downstream import generators
 
     folder = generators(node_of(node_config))
     kept = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
@@ -338,10 +336,11 @@ def _generator_file(run: str, node_config: list[str] | None) -> Path:
 
 
 def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet, SiteFeatures]:
-    from fedsurrogate.client_app.features.site_features import load_site
-    from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.common.backbones.backbone_names import shown
     from fedsurrogate.common.wire.generator_files import read_synthetic_set
+
+    from ..features.site_features import load_site
+    from ..governance.policy import policy_of
 
     synthetic, node = read_synthetic_set(file), node_of(node_config)
     site_features = load_site(run, node, policy_of(node).cache_mib)
@@ -358,7 +357,7 @@ def _records(
     synthetic: SyntheticSet, site_features: SiteFeatures
 ) -> tuple[LabelledEmbeddings, LabelledEmbeddings, LabelledEmbeddings]:
     """The site's own training and test records, and the synthetic ones."""
-    from fedsurrogate.client_app.methods.dpcvae.downstream import LabelledEmbeddings, site_records
+    from ..methods.dpcvae.downstream import LabelledEmbeddings, site_records
 
     own, test = (site_records(site_features, synthetic.classes, part) for part in ("train", "test"))
     return own, test, LabelledEmbeddings(synthetic.features, synthetic.labels)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.client_app.cli.options import Node, node_of
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
+from .options import Node, node_of
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.diagnostics.connection_checks import Link
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..diagnostics.connection_checks import Link
+    from ..node_config import NodeConfig
 
 FILES = ("policy", "peers", "weights-path")
 
@@ -46,9 +47,9 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
-    from fedsurrogate.client_app.diagnostics.connection_checks import Link
-    from fedsurrogate.client_app.processes.own_account import own_folder, own_socket
-    from fedsurrogate.client_app.processes.supervisor import Supervisor, looked_at, site_commands
+    from ..diagnostics.connection_checks import Link
+    from ..processes.own_account import own_folder, own_socket
+    from ..processes.supervisor import Supervisor, looked_at, site_commands
 
     check_settings(node := node_of(node_config))
     for warning in looked_at(node):
@@ -66,12 +67,13 @@ def check_settings(node: NodeConfig) -> None:
     Raises:
         ConfigError, PolicyError, LedgerError, BackboneError: that names the setting.
     """
-    from fedsurrogate.client_app.governance.ledger import own_ledger
-    from fedsurrogate.client_app.governance.policy import load_policy
-    from fedsurrogate.client_app.node_config import check_folders
-    from fedsurrogate.client_app.own_files import close_to_others
     from fedsurrogate.common.backbones.backbone_names import check_weights_file
-    from fedsurrogate.common.models.networks import pick_device
+    from fedsurrogate.common.models.devices import pick_device
+
+    from ..governance.ledger import own_ledger
+    from ..governance.policy import load_policy
+    from ..node_config import check_folders
+    from ..own_files import close_to_others
 
     if not node.data:
         raise ConfigError(

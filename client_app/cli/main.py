@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.adapt import adapt
-from fedsurrogate.client_app.cli.approve import approve, enrol, forget_sums, policy_check, settings
-from fedsurrogate.client_app.cli.doctor import audit, disclose, doctor, metrics
-from fedsurrogate.client_app.cli.evaluate import evaluate
-from fedsurrogate.client_app.cli.generator import classify, ood, synthesize
-from fedsurrogate.client_app.cli.join import join
-from fedsurrogate.client_app.cli.models import models_app
-from fedsurrogate.client_app.cli.options import Node, node_of
-from fedsurrogate.client_app.cli.predict import predict
-from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.command_line import (
     Json,
     RunSettings,
@@ -30,6 +20,17 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import owner_only
+
+from ..processes.own_account import take_arguments
+from .adapt import adapt
+from .approve import approve, enrol, forget_sums, policy_check, settings
+from .doctor import audit, disclose, doctor, metrics
+from .evaluate import evaluate
+from .generator import classify, ood, synthesize
+from .join import join
+from .models import models_app
+from .options import Node, node_of
+from .predict import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ def run_app(
     node` joins when they are as many as the policy's smallest-site; otherwise it ends with the
     reason, to be started again.
     """
-    from fedsurrogate.client_app.processes.app_process import serve
+    from ..processes.app_process import serve
 
     serve(runtime, " ".join(node_config), joined)
 
@@ -106,7 +107,7 @@ def run_node(
     Example: site node --runtime unix:/runtime/app --superlink fl.example.org:9092
     --root-certificates ca.crt --auth-supernode-private-key site.key
     """
-    from fedsurrogate.client_app.processes.supervisor import serve_node
+    from ..processes.supervisor import serve_node
 
     serve_node(runtime, context.args, retry)
 
@@ -126,9 +127,10 @@ def ledger(
 
     Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
     """
-    from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
-    from fedsurrogate.client_app.governance.ledger import one_run
     from fedsurrogate.common.settings import Settings
+
+    from ..governance.gate import open_gate, open_ledger
+    from ..governance.ledger import one_run
 
     node = node_of(node_config)
     if node.data_dir and not Path(node.data_dir).expanduser().exists():
@@ -228,8 +230,9 @@ def reopen_ledger(
     Begins a new ledger with a new witness. The old files are kept under other names, which the new
     ledger lists.
     """
-    from fedsurrogate.client_app.governance.gate import open_gate
     from fedsurrogate.common.settings import Settings
+
+    from ..governance.gate import open_gate
 
     gate = open_gate(node_of(node_config), Settings().data, "")
     gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
@@ -248,8 +251,9 @@ def key(node_config: Node) -> None:
 
     The private key is created when first needed and stays in the state folder.
     """
-    from fedsurrogate.client_app.offline.keys import key_name, private_key
     from fedsurrogate.common.security.sealing import public_key
+
+    from ..offline.keys import key_name, private_key
 
     node = node_of(node_config)
     name = key_name(node)
@@ -272,8 +276,9 @@ def release(
     is answered only once. A release is charged to the ledger, and is byte for byte the same as over
     the network.
     """
-    from fedsurrogate.client_app.offline.answers import is_message, release_to, reply_to
     from fedsurrogate.common.escapes import human_bytes
+
+    from ..offline.answers import is_message, release_to, reply_to
 
     if is_message(request):
         facts, line = {"file": str(out)}, reply_to(out, request, node_of(node_config))
@@ -298,7 +303,7 @@ def dry_run_command(
     Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
     leave.
     """
-    from fedsurrogate.client_app.offline.keys import dry_run
+    from ..offline.keys import dry_run
 
     result = dry_run(run_config_of(run_config), node_of(node_config))
     if as_json:
@@ -335,9 +340,9 @@ def features(
     import torch
     from safetensors.torch import save_file
 
-    from fedsurrogate.client_app.datasets.partition import share
-    from fedsurrogate.client_app.features.site_features import dataset_features, usable
-    from fedsurrogate.client_app.governance.policy import policy_of
+    from ..datasets.partition import share
+    from ..features.site_features import dataset_features, usable
+    from ..governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
     site_share = share(run, node)

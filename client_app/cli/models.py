@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, Node, node_of
 from fedsurrogate.common.command_line import Json, console, new_app
 from fedsurrogate.common.errors import ConfigError
+
+from .options import MaybeNode, Node, node_of
 
 models_app = new_app(
     "The models of this site's runs: list them, add one, put one in use, go back.", main=False
@@ -29,13 +30,9 @@ def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json 
         raise ConfigError("--node-config is missing; models are in the state folder that it names")
     from rich.table import Column, Table
 
-    from fedsurrogate.client_app.model_use.store import (
-        models_folder,
-        nothing_in_use,
-        read_index,
-        read_kept,
-    )
     from fedsurrogate.common.errors import FedSurrogateError
+
+    from ..model_use.store import models_folder, nothing_in_use, read_index, read_kept
 
     node = node_of(node_config)
     index = read_index(node)
@@ -107,8 +104,9 @@ def add(
 
     Commands take it when they name none only after --use, or `site models use`.
     """
-    from fedsurrogate.client_app.model_use.store import keep_model, trusted_keys, use_model
     from fedsurrogate.common.signed_models.signed_model import read_signed_model
+
+    from ..model_use.store import keep_model, trusted_keys, use_model
 
     node = node_of(node_config)
     try:
@@ -144,7 +142,7 @@ def use(
 
     No model is in use before a person decides it, also not the first one.
     """
-    from fedsurrogate.client_app.model_use.store import only_kept, use_model
+    from ..model_use.store import only_kept, use_model
 
     node = node_of(node_config)
     name = name or only_kept(node)
@@ -154,7 +152,7 @@ def use(
 @models_app.command()
 def back(node_config: Node) -> None:
     """Go back to the model that was in use before."""
-    from fedsurrogate.client_app.model_use.store import go_back
+    from ..model_use.store import go_back
 
     console.print(f"in use: {go_back(node_of(node_config))}", soft_wrap=True)
 

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from fedsurrogate.client_app.processes.own_account import SETTINGS
+from ..processes.own_account import SETTINGS
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..node_config import NodeConfig
 
 LISTS_ALL = "site settings"
 
 
 def complete_node_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a site, and their meaning."""
-    from fedsurrogate.client_app.node_config import NodeConfig
     from fedsurrogate.common.help import model_descriptions
+
+    from ..node_config import NodeConfig
 
     rows = model_descriptions(NodeConfig, "", LISTS_ALL)
     return [(row.key, row.text) for row in rows if row.key.startswith(incomplete)]
@@ -55,7 +56,8 @@ MaybeNode = Annotated[list[str] | None, _NODE]
 
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""
-    from fedsurrogate.client_app.node_config import parse_node_config
     from fedsurrogate.common.settings.base import parse_overrides
+
+    from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsurrogate.client_app.cli.options import MaybeNode, node_of
 from fedsurrogate.common.command_line import Json, console
 from fedsurrogate.common.errors import ConfigError
+
+from .options import MaybeNode, node_of
 
 NOT_CALIBRATED = (
     "probabilities are as the model was learned, not calibrated on records of this site; with labelled "
@@ -94,21 +95,17 @@ def predict(
 
     Example: site predict RUN --data-dir xrays/new --out predictions.csv
     """
-    from fedsurrogate.client_app.features.site_features import site_backbone
-    from fedsurrogate.client_app.model_use.adaptation import adapted_classifier
-    from fedsurrogate.client_app.model_use.calibration import (
-        is_of_labels,
-        own_gaussians,
-        read_calibration,
-    )
-    from fedsurrogate.client_app.model_use.held_out import bag_column_of
-    from fedsurrogate.client_app.model_use.inputs import find_inputs
-    from fedsurrogate.client_app.model_use.prediction import Predictor
-    from fedsurrogate.client_app.model_use.prediction import by_patient as write_patients
-    from fedsurrogate.client_app.model_use.prediction import predict as run
-    from fedsurrogate.client_app.model_use.store import opened
-    from fedsurrogate.client_app.model_use.thresholds import check_of_classes
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..features.site_features import site_backbone
+    from ..model_use.adaptation import adapted_classifier
+    from ..model_use.calibration import is_of_labels, own_gaussians, read_calibration
+    from ..model_use.held_out import bag_column_of
+    from ..model_use.inputs import find_inputs
+    from ..model_use.prediction import Predictor
+    from ..model_use.prediction import by_patient as write_patients
+    from ..model_use.prediction import predict as run
+    from ..model_use.store import opened
+    from ..model_use.thresholds import check_of_classes
+    from ..node_config import NodeConfig
 
     _check_files(data_dir, (out, by_patient))
     named = opened(model, node_of(node_config) if node_config else None)

@@ -12,25 +12,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dicom import read_dicom
-from fedsurrogate.client_app.datasets.feature_files import read_safetensors
-from fedsurrogate.client_app.datasets.image_folders import read_imagefolder
-from fedsurrogate.client_app.datasets.images import once, without_leaks
-from fedsurrogate.client_app.datasets.left_out import (
-    LeftOut,
-    SourceError,
-    loss_of_other_classes,
-    oddities,
-    printable,
-)
-from fedsurrogate.client_app.datasets.readers import read_digits, read_parquet
-from fedsurrogate.client_app.datasets.records import Opener, Records, only, select
-from fedsurrogate.client_app.datasets.source import DataSource as DataSource
-from fedsurrogate.client_app.datasets.source import folder_of as folder_of
-from fedsurrogate.client_app.datasets.table_records import described, pooled
 from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
+
+from .dicom import read_dicom
+from .feature_files import read_safetensors
+from .image_folders import read_imagefolder
+from .images import once, without_leaks
+from .left_out import LeftOut, SourceError, loss_of_other_classes, oddities, printable
+from .readers import read_digits, read_parquet
+from .records import Opener, Records, only, select
+from .source import DataSource as DataSource
+from .source import folder_of as folder_of
+from .table_records import described, pooled
 
 READERS = {
     "safetensors": read_safetensors,

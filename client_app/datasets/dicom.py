@@ -14,40 +14,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.datasets.dicom_files import (
-    DICOM,
-    encoding_of,
-    plugins_for,
-    read_header,
-)
-from fedsurrogate.client_app.datasets.dicom_pixels import open_place, without_warnings
-from fedsurrogate.client_app.datasets.image_folders import (
-    files_below,
-    folder_bags,
-    in_class_folders,
-    note_depth,
-    table_of,
-)
-from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS, remembered, same_files
-from fedsurrogate.client_app.datasets.left_out import (
-    LeftOut,
-    SourceError,
-    attempt,
-    described,
-    is_file,
-    open_regular,
-    printable,
-)
-from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
-from fedsurrogate.client_app.datasets.readers import content_key
-from fedsurrogate.client_app.datasets.records import Records, only, select, without
-from fedsurrogate.client_app.datasets.source import DataSource, listing, require_columns, some
-from fedsurrogate.client_app.datasets.table_records import OF_FOLDER, SourceTable
-from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.node_config import Frames
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import DECODERS, install_command, needed_for
 from fedsurrogate.common.identity import normal
+
+from ..node_config import Frames
+from .dicom_files import DICOM, encoding_of, plugins_for, read_header
+from .dicom_pixels import open_place, without_warnings
+from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
+from .images import LARGEST_PIXELS, remembered, same_files
+from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
+from .names import name_or_blank, names_in
+from .readers import content_key
+from .records import Records, only, select, without
+from .source import DataSource, listing, require_columns, some
+from .table_records import OF_FOLDER, SourceTable
+from .tables import read_table
 
 # Images of a file of which each is taken: a header may state any number.
 MOST_FRAMES = 10_000

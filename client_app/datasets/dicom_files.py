@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from fedsurrogate.client_app.datasets.left_out import open_regular
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import DECODERS, install_command, needed_for
+
+from .left_out import open_regular
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -9,23 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from fedsurrogate.client_app.datasets.dicom_files import (
-    DICOM,
-    Array,
-    encoding_of,
-    read_header,
-    read_pixels,
-    remedy_for,
-)
-from fedsurrogate.client_app.datasets.images import LARGEST_PIXELS
-from fedsurrogate.client_app.datasets.left_out import (
-    described,
-    ends_process,
-    open_regular,
-    printable,
-)
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.extras import needed_for
+
+from .dicom_files import DICOM, Array, encoding_of, read_header, read_pixels, remedy_for
+from .images import LARGEST_PIXELS
+from .left_out import described, ends_process, open_regular, printable
 
 if TYPE_CHECKING:
     from pydicom import Dataset

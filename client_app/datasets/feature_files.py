@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from fedsurrogate.client_app.datasets.images import same_rows
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
-from fedsurrogate.client_app.datasets.readers import content_key, split_files
-from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.source import DataSource, folder_of, some
-from fedsurrogate.client_app.datasets.table_records import SourceTable, with_declared
 from fedsurrogate.common.backbones.backbone_names import in_column_order, shown, with_columns
 from fedsurrogate.common.errors import DataError
+
+from .images import same_rows
+from .left_out import LeftOut, SourceError
+from .readers import content_key, split_files
+from .records import Records, without
+from .source import DataSource, folder_of, some
+from .table_records import SourceTable, with_declared
 
 # Rows that are checked at a time, and bytes of a file that is not copied to memory.
 CHECKED, LARGE = 8192, 2**26

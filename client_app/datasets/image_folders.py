@@ -12,35 +12,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
-from fedsurrogate.client_app.datasets.images import open_rgb, remembered, same_files
-from fedsurrogate.client_app.datasets.left_out import (
-    LeftOut,
-    SourceError,
-    attempt,
-    is_file,
-    is_folder,
-)
-from fedsurrogate.client_app.datasets.readers import content_key
-from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.source import (
-    DataSource,
-    folder_of,
-    listing,
-    require_columns,
-    some,
-)
-from fedsurrogate.client_app.datasets.system_files import FolderWalk, of_system
-from fedsurrogate.client_app.datasets.table_records import (
-    OF_FOLDER,
-    SourceTable,
-    bags_by_folder,
-    split_by_size,
-)
-from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.datasets.target_values import check_table
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import is_text, name_of, normal
+
+from .dicom_files import is_dicom_file
+from .images import open_rgb, remembered, same_files
+from .left_out import LeftOut, SourceError, attempt, is_file, is_folder
+from .readers import content_key
+from .records import Records, without
+from .source import DataSource, folder_of, listing, require_columns, some
+from .system_files import FolderWalk, of_system
+from .table_records import OF_FOLDER, SourceTable, bags_by_folder, split_by_size
+from .tables import read_table
+from .target_values import check_table
 
 # Names of folders that hold a part of the records, not a class.
 SPLITS = frozenset(

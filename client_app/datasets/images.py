@@ -28,10 +28,11 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dicom_files import is_dicom
-from fedsurrogate.client_app.datasets.left_out import LeftOut, attempt, open_regular
-from fedsurrogate.client_app.datasets.records import Records, only
 from fedsurrogate.common.errors import DataError
+
+from .dicom_files import is_dicom
+from .left_out import LeftOut, attempt, open_regular
+from .records import Records, only
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Version of how images are read, DICOM too: features of another one are not taken from the cache.

@@ -21,11 +21,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, DataError, PackageError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded
+
+from ..node_config import NodeConfig
 
 log = logging.getLogger("fedsurrogate.site")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
 from fedsurrogate.common.identity import is_text, name_of, normal
+
+from .left_out import LeftOut, SourceError
 
 SAVE = "save it as CSV UTF-8 with commas"
 

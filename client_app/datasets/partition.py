@@ -14,15 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, group, load_all
-from fedsurrogate.client_app.datasets.left_out import SourceError
-from fedsurrogate.client_app.node_config import NodeConfig, check_held_out, is_protected, judges
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings, kebab
 from fedsurrogate.common.settings.heads import NamedPartitioner, read_partitioner
 from fedsurrogate.common.targets.target import Target
+
+from ..node_config import NodeConfig, check_held_out, is_protected, judges
+from .dataset import Dataset, DataSource, group, load_all
+from .left_out import SourceError
 
 LABEL, SITE = "label", "site"
 """Columns of the table that a partitioner gets: the class, and the value of the site column."""

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedsurrogate.client_app.datasets.images import open_rgb, remembered, same_bytes
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
-from fedsurrogate.client_app.datasets.records import Records, without
-from fedsurrogate.client_app.datasets.source import DataSource, folder_of
-from fedsurrogate.client_app.datasets.source import listing as listing
-from fedsurrogate.client_app.datasets.source import require_columns as require_columns
-from fedsurrogate.client_app.datasets.table_records import SourceTable, with_declared
-from fedsurrogate.client_app.datasets.tables import ParquetImages, parquet_table, values_of
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
+
+from .images import open_rgb, remembered, same_bytes
+from .left_out import LeftOut, SourceError
+from .records import Records, without
+from .source import DataSource, folder_of
+from .source import listing as listing
+from .source import require_columns as require_columns
+from .table_records import SourceTable, with_declared
+from .tables import ParquetImages, parquet_table, values_of
 
 PARQUET = "data = 'parquet'"
 OF_FEATURES = "store each image as bytes in it; features are read with data = 'safetensors'"

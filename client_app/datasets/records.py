@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.common.costs import Loss
+
+from .left_out import LeftOut
 
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedsurrogate.client_app.datasets.dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
-from fedsurrogate.client_app.datasets.feature_files import feature_headers
-from fedsurrogate.client_app.datasets.image_folders import table_of
-from fedsurrogate.client_app.datasets.readers import parquet_files, split_files
-from fedsurrogate.client_app.datasets.source import DataSource, folder_of, require_columns
-from fedsurrogate.client_app.datasets.tables import csv_header, is_parquet, of_lists, parquet_table
 from fedsurrogate.common.errors import DataError
+
+from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
+from .feature_files import feature_headers
+from .image_folders import table_of
+from .readers import parquet_files, split_files
+from .source import DataSource, folder_of, require_columns
+from .tables import csv_header, is_parquet, of_lists, parquet_table
 
 
 @dataclass(frozen=True)

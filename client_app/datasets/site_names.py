@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load_all
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.wire.tensors import is_name
+
+from ..node_config import NodeConfig
+from .dataset import DataSource, load_all
 
 # Of the last runs, by Flower's number: each request would read the data for them.
 _NAMES: dict[str, tuple[str, ...]] = {}

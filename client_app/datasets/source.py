@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsurrogate.client_app.datasets.left_out import SourceError
-from fedsurrogate.client_app.datasets.target_values import check_columns
-from fedsurrogate.client_app.node_config import Frames, NodeConfig, is_protected
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind, Settings
 from fedsurrogate.common.targets.target import Target
+
+from ..node_config import Frames, NodeConfig, is_protected
+from .left_out import SourceError
+from .target_values import check_columns
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut, attempt, is_file, is_folder
 from fedsurrogate.common.identity import normal
+
+from .left_out import LeftOut, attempt, is_file, is_folder
 
 # Of macOS archives and drives, Synology, QNAP and NetApp drives, Windows, Linux and Python. Names with
 # a dot in front are left out as well (.Trash, .ipynb_checkpoints, ._x.png), or with a dollar sign, as

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
-from fedsurrogate.client_app.datasets.names import names_in
-from fedsurrogate.client_app.datasets.records import Images, Records, select
-from fedsurrogate.client_app.datasets.source import DataSource, some
-from fedsurrogate.client_app.datasets.tables import listed_labels
-from fedsurrogate.client_app.datasets.target_values import values_in
 from fedsurrogate.common.identity import name_of, normal
+
+from .left_out import LeftOut, SourceError
+from .names import names_in
+from .records import Images, Records, select
+from .source import DataSource, some
+from .tables import listed_labels
+from .target_values import values_in
 
 
 @dataclass(frozen=True, eq=False)

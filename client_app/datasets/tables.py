@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError, attempt
-from fedsurrogate.client_app.datasets.names import SAVE, column_names
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import name_of, normal
 from fedsurrogate.common.targets.target import Target
+
+from .left_out import LeftOut, SourceError, attempt
+from .names import SAVE, column_names
 
 # Longest line in bytes that is read when lines are left out one by one; and longest line of names.
 LONGEST_LINE, LONGEST_HEADER = 2**16, 2**20

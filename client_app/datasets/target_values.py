@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError, is_file
-from fedsurrogate.client_app.datasets.names import SAVE
-from fedsurrogate.client_app.datasets.system_files import of_system
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.identity import name_of
 from fedsurrogate.common.targets.target import Target
+
+from .left_out import LeftOut, SourceError, is_file
+from .names import SAVE
+from .system_files import of_system
 
 # Endings of files that hold tables which no reader here takes.
 OTHER_TABLES = (

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import PROXIES
-from fedsurrogate.common.security.proposals import CERTIFICATE, read_node_key
+from fedsurrogate.common.security.enrolment import CERTIFICATE, read_node_key
 
 SECONDS = 10.0
 State = Literal["PASS", "WARN", "FAIL"]

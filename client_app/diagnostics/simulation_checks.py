@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
-from fedsurrogate.client_app.datasets.left_out import attempt
-from fedsurrogate.client_app.datasets.partition import whole
-from fedsurrogate.client_app.features.site_features import warning_of, with_broken
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.costs import DataReport, check_payload, merged
@@ -24,8 +20,13 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Target
 
+from ..datasets.dataset import Dataset, DataSource, load_all
+from ..datasets.left_out import attempt
+from ..datasets.partition import whole
+from ..features.site_features import warning_of, with_broken
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.features.site_features import LabelledFeatures
+    from ..features.site_features import LabelledFeatures
 
 
 def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
@@ -156,9 +157,9 @@ def _test_records(
     settings: Settings, power: float, target: Target | None
 ) -> tuple[list[LabelledFeatures], tuple[str, ...]]:
     """The test records of each source, and the names of their classes."""
-    from fedsurrogate.client_app.features.site_features import dataset_features, usable
-    from fedsurrogate.client_app.governance.policy import policy_of
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..features.site_features import dataset_features, usable
+    from ..governance.policy import policy_of
+    from ..node_config import NodeConfig
 
     source = DataSource.of_run(settings, target)
     datasets, parts = load_all(source, settings.seed), []

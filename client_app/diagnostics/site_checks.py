@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -19,145 +18,33 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, folder_of, load_all
-from fedsurrogate.client_app.datasets.image_folders import (
-    IMAGE_SUFFIXES,
-    find_table,
-    in_class_folders,
-    note_depth,
-)
-from fedsurrogate.client_app.datasets.left_out import LeftOut, is_file
-from fedsurrogate.client_app.datasets.partition import SiteShare, share
-from fedsurrogate.client_app.datasets.schema import read_schema
-from fedsurrogate.client_app.diagnostics.connection_checks import Finding, State
-from fedsurrogate.client_app.features.device_processes import in_parts
-from fedsurrogate.client_app.features.site_features import examples_of, site_backbone, site_device
-from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.governance.ledger import own_ledger
-from fedsurrogate.client_app.governance.policy import NO_LIMIT, policy_of
-from fedsurrogate.client_app.governance.release import FALLBACK, check_dimension, why_held
-from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of
-from fedsurrogate.client_app.offline.keys import coordinator_key
-from fedsurrogate.client_app.own_files import readable_by_others
-from fedsurrogate.client_app.processes.app_report import LEDGER, AppReport
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.costs import costs
-from fedsurrogate.common.errors import DataError, FedSurrogateError
-from fedsurrogate.common.extras import OF_DATA, check_installed, check_packages
+from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.machine import available_memory, usable_cores, why_not_writable
 from fedsurrogate.common.metrics_page import disk_series, series
-from fedsurrogate.common.models.networks import gpus_of
+from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
-from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.version import own_version
 
-
-def check_files(node: NodeConfig) -> list[str]:
-    """Check the data that a node-config names.
-
-    Whether the site joins must not depend on its records, because the coordinator sees it. So
-    warnings do not stop the site.
-
-    Args:
-        node: the site's settings.
-
-    Returns:
-        Warnings about folders without images, or not of classes.
-
-    Raises:
-        DataError: for a wrong file, column or type.
-        PackageError: for a kind of data whose optional package is not installed.
-    """
-    if not node.data or node.data == "digits":
-        return []
-    if node.data in OF_DATA:
-        check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
-    warnings: list[str] = []
-    for source in _sources(node):
-        read_schema(source)
-        try:
-            found = _in_folders(source)
-            if found is not None and not found[1]:
-                images = "images" if source.kind == "imagefolder" else "files"
-                what = f"'{found[0]}' has no {images} in class folders"
-                warnings.append(f"{what}; make one folder per class, or a table")
-            elif found is not None:
-                note_depth(*found, LeftOut(), () if source.kind == "imagefolder" else None)
-        except DataError as error:
-            warnings.append(str(error))
-    return warnings
-
-
-def check_enough(node: NodeConfig, smallest_site: int) -> None:
-    """Check that the site's folder is not empty, or not mounted, before the site joins.
-
-    Only then: an answer to a request must not depend on it. A folder that empties later gives noise.
-
-    Args:
-        node: the site's settings.
-        smallest_site: of its policy; 0: no look is taken.
-
-    Raises:
-        DataError: for fewer records than that.
-    """
-    if not smallest_site or not node.data or node.data == "digits":
-        return
-    found = sum(map(_records, _sources(node)))
-    if found < smallest_site:
-        raise DataError(
-            f"data-dir = {node.data_dir!r} has {found or 'no'} records of kind {node.data!r}, and the "
-            f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
-            "one? To join all the same, set smallest-site in the policy, 0 for none"
-        )
-
-
-@dataclass(frozen=True)
-class _Columns(Number):
-    """Columns that runs may learn, of which no run has said yet what they mean."""
-
-    gaps = True
-
-
-def _sources(node: NodeConfig) -> Iterator[DataSource]:
-    """The data sets of the site. Where the node-config names columns that runs may learn, their records
-    need these, and no class.
-    """
-    assert node.data
-    columns = node.target_columns
-    target = _Columns(columns, ((-1.0, 1.0),) * len(columns)) if columns else None
-    classes = () if target is None else target.rows
-    for name in node.dataset or ("",):
-        where = (node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)
-        yield DataSource(*where, classes=classes, target=target)
-
-
-def _records(source: DataSource) -> int:
-    """Records of a data set, without a look into images; those that its files list."""
-    try:
-        found = _in_folders(source)
-    except (DataError, OSError):
-        return 0
-    if found is not None:
-        return len(found[1])
-    return sum(map(len, load_all(replace(source, one_by_one=True), 0)))
-
-
-def _in_folders(source: DataSource) -> tuple[Path, Sequence[tuple[Path, str]]] | None:
-    """The folder of a data set without a table, and the files in its class folders; None for others."""
-    if source.kind not in ("imagefolder", "dicom"):
-        return None
-    (name,) = source.names
-    root, table = find_table(folder_of(source, name), name)
-    wanted = is_file if source.kind == "dicom" else _is_image
-    return None if table is not None else (root, in_class_folders(root, wanted, LeftOut())[0])
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_SUFFIXES
-
+from ..datasets.dataset import DataSource
+from ..datasets.partition import SiteShare, share
+from ..datasets.schema import read_schema
+from ..features.device_processes import in_parts
+from ..features.site_features import examples_of, site_backbone, site_device
+from ..governance.gate import Gate, open_gate
+from ..governance.ledger import own_ledger
+from ..governance.policy import NO_LIMIT, policy_of
+from ..governance.release import FALLBACK, check_dimension, why_held
+from ..node_config import NodeConfig, is_protected, packages_of
+from ..offline.keys import coordinator_key
+from ..own_files import readable_by_others
+from ..processes.app_report import LEDGER, AppReport
+from .connection_checks import Finding, State
 
 PROGRAM, STARTER = "flower-supernode", "flower-superexec"
 # Names by which the text after `python -m` or `python -c` starts each program.

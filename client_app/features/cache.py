@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.device_processes import Part
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
+
+from .device_processes import Part
 
 MIB = 2**20
 # Ending of a folder whose features are being computed, or were when the process ended.

@@ -30,13 +30,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import attempt, cause_of, described
-from fedsurrogate.client_app.datasets.records import Opener
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.preprocessing import OwnTransform
 from fedsurrogate.common.errors import BackboneError, DataError, FedSurrogateError
 from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.models.classifiers import alone
+
+from ..datasets.left_out import attempt, cause_of, described
+from ..datasets.records import Opener
 
 LOG = logging.getLogger("fedsurrogate.site")
 T = TypeVar("T")

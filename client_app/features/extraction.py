@@ -21,31 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.images import READER
-from fedsurrogate.client_app.datasets.left_out import NoRecordsError, SourceError
-from fedsurrogate.client_app.features.cache import (
-    PARTIAL,
-    ShardWriter,
-    digest_of,
-    make_room,
-    progress,
-    read_entry,
-)
-from fedsurrogate.client_app.features.device_processes import (
-    Devices,
-    Part,
-    check_same_size,
-    in_parts,
-    in_processes,
-)
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine import available_memory, usable_cores
-from fedsurrogate.common.models.networks import gpus_of
+from fedsurrogate.common.models.devices import gpus_of
+
+from ..datasets.images import READER
+from ..datasets.left_out import NoRecordsError, SourceError
+from .cache import PARTIAL, ShardWriter, digest_of, make_room, progress, read_entry
+from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.datasets.dataset import Dataset
+    from ..datasets.dataset import Dataset
 
 LOG = logging.getLogger("fedsurrogate.site")
 # Shards for which a further process is worth the seconds that its start takes.

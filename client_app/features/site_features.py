@@ -16,30 +16,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.left_out import (
-    NoRecordsError,
-    SourceError,
-    attempt,
-    described,
-    log_once,
-)
-from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.features.cache import MIB, chunks, written
-from fedsurrogate.client_app.features.extraction import Features, extract
-from fedsurrogate.client_app.node_config import NodeConfig, is_protected
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.costs import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in_frame
 from fedsurrogate.common.wire.records import INFO
+
+from ..datasets.dataset import Dataset
+from ..datasets.left_out import NoRecordsError, SourceError, attempt, described, log_once
+from ..datasets.partition import share
+from ..node_config import NodeConfig, is_protected
+from .cache import MIB, chunks, written
+from .extraction import Features, extract
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
 FAR = 64.0

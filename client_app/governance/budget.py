@@ -29,15 +29,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from fedsurrogate.client_app.governance.entries import (
-    Entry,
-    Release,
-    events_of,
-    non_private_releases,
-)
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.privacy.accounting import GaussianEvent, PrivacyFilter, composed
+
+from .entries import Entry, Release, events_of, non_private_releases
 
 # Noise calibrated to a budget may give an epsilon that is larger in the last digit.
 EPSILON_TOLERANCE = 1 + 1e-9

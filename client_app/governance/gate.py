@@ -14,14 +14,6 @@ from typing import Literal
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.datasets.partition import selection
-from fedsurrogate.client_app.governance.budget import check_budget, runs_left, spent
-from fedsurrogate.client_app.governance.entries import Charged, Release
-from fedsurrogate.client_app.governance.ledger import Ledger, budget_of, own_ledger
-from fedsurrogate.client_app.governance.policy import Policy, policy_of
-from fedsurrogate.client_app.governance.sealed_only import check_sealed_run
-from fedsurrogate.client_app.governance.work_limits import SiteLimits, check_size, check_work
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
@@ -33,6 +25,15 @@ from fedsurrogate.common.security.registrations import parse_receipts
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
+
+from ..datasets.partition import selection
+from ..node_config import NodeConfig
+from .budget import check_budget, runs_left, spent
+from .entries import Charged, Release
+from .ledger import Ledger, budget_of, own_ledger
+from .policy import Policy, policy_of
+from .sealed_only import check_sealed_run
+from .work_limits import SiteLimits, check_size, check_work
 
 # In the state folder: what this site's officer has decided, by the digest of a run's settings.
 DECISIONS, LOCK = "decisions.json", "decisions.lock"

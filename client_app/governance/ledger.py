@@ -22,19 +22,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsurrogate.client_app.governance.budget import Budget, check_budget
-from fedsurrogate.client_app.governance.entries import (
-    Entry,
-    Release,
-    canonical,
-    chained,
-    digest,
-    events_of,
-    non_private_releases,
-)
-from fedsurrogate.client_app.governance.policy import PUBLIC_KINDS, Policy
-from fedsurrogate.client_app.governance.witness import DECIDE, Witness, Witnessed
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
@@ -43,6 +30,12 @@ from fedsurrogate.common.privacy.accounting import (
     gaussian_noise_multiplier,
 )
 from fedsurrogate.common.security.registrations import Receipt
+
+from ..node_config import NodeConfig
+from .budget import Budget, check_budget
+from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
+from .policy import PUBLIC_KINDS, Policy
+from .witness import DECIDE, Witness, Witnessed
 
 FORMAT = 1
 LOCK_SECONDS = 60

@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from fedsurrogate.client_app.governance.work_limits import NO_WORK_LIMITS, WorkLimits
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.settings import Names
 from fedsurrogate.common.settings.base import parse_settings
+
+from ..node_config import NodeConfig
+from .work_limits import NO_WORK_LIMITS, WorkLimits
 
 NO_LIMIT = 1e6
 # In the state folder: of the policy at the last request.

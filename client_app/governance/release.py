@@ -14,22 +14,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from fedsurrogate.client_app.datasets.dataset import DataSource
-from fedsurrogate.client_app.datasets.left_out import SourceError, cause_of, described, ends_process
-from fedsurrogate.client_app.datasets.partition import check_settings
-from fedsurrogate.client_app.datasets.schema import read_schema
-from fedsurrogate.client_app.features.site_features import (
-    NO_FEATURES,
-    LabelledFeatures,
-    SiteFeatures,
-    load_site,
-    site_backbone,
-)
-from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.governance.ledger import dataset_id
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
-from fedsurrogate.client_app.node_config import NodeConfig, is_protected, packages_of
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.errors import ConfigError, LedgerError
@@ -38,6 +22,23 @@ from fedsurrogate.common.files import put_in_place, replace_file, stage_file
 from fedsurrogate.common.methods.method import Combination, load
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS
 from fedsurrogate.common.run import Run
+
+from ..datasets.dataset import DataSource
+from ..datasets.left_out import SourceError, cause_of, described, ends_process
+from ..datasets.partition import check_settings
+from ..datasets.schema import read_schema
+from ..features.site_features import (
+    NO_FEATURES,
+    LabelledFeatures,
+    SiteFeatures,
+    load_site,
+    site_backbone,
+)
+from ..methods.task import MethodOutput, SiteRequest, Task
+from ..node_config import NodeConfig, is_protected, packages_of
+from .entries import Release
+from .gate import Gate
+from .ledger import dataset_id
 
 T = TypeVar("T")
 # Larger than what `hold` writes.

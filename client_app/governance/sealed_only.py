@@ -9,10 +9,11 @@ entries in the site's ledger (governance/witness.py).
 
 from __future__ import annotations
 
-from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.wire.records import Info
+
+from .policy import Policy
 
 # By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
 IN_CLEAR: dict[str, tuple[str, ...]] = {

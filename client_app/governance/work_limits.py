@@ -19,11 +19,12 @@ from typing import Any
 
 from pydantic import Field
 
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import MOST_CLASSES, PolicyError, StorageError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.settings import BackboneSettings, Section, Settings
+
+from ..node_config import NodeConfig
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedsurrogate.client_app.methods.pooled_baselines import compare
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import private_key, received_keys
 from fedsurrogate.common.errors import DataError, SealError
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.security.sealing import open_sealed, seal
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info
+
+from ..node_config import NodeConfig
+from ..offline.keys import private_key, received_keys
+from .pooled_baselines import compare
+from .task import MethodOutput, Task
 
 Step = Callable[[Task], tuple[MethodOutput, Head]]
 OPEN_HEAD = "head.pb"

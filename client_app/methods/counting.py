@@ -15,10 +15,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.site_features import LabelledFeatures
-from fedsurrogate.client_app.methods.evaluation import checked_classifier, of_target
-from fedsurrogate.client_app.methods.sums import values_of
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.counts import Counts, pack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, DataError, SurrogateError, norm_of_ones
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
@@ -29,6 +25,11 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.answers import UNFIT, facts_of
 from fedsurrogate.common.targets.counted import CountedTarget, counted
 from fedsurrogate.common.targets.target import Target
+
+from ..features.site_features import LabelledFeatures
+from .evaluation import checked_classifier, of_target
+from .sums import values_of
+from .task import MethodOutput, SiteStatistic, Task
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
 # everything beyond.

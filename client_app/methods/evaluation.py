@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
@@ -14,6 +12,9 @@ from fedsurrogate.common.targets.measures import MEASURES, measured, packed
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_classifier
 from fedsurrogate.common.wire.records import Info
+
+from ..governance.gate import Gate
+from .task import Task
 
 
 def received_model(task: Task, gate: Gate) -> Info:

@@ -14,25 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.partition import share, whole
-from fedsurrogate.client_app.features.site_features import (
-    dataset_features,
-    in_simulation,
-    usable,
-    with_broken,
-)
-from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.methods.evaluation import of_target
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import DATA
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
+from fedsurrogate.common.models.model_quality import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.targets.measures import MEASURES, measured, packed
 from fedsurrogate.common.wire.records import Info
+
+from ..datasets.partition import share, whole
+from ..features.site_features import dataset_features, in_simulation, usable, with_broken
+from ..governance.policy import policy_of
+from ..node_config import NodeConfig
+from .evaluation import of_target
 
 PICTURE_POINTS = 1500
 

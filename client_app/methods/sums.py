@@ -24,9 +24,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.cache import clipped_features, forget
-from fedsurrogate.client_app.features.site_features import LabelledFeatures, frame_of, framed
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
@@ -47,6 +44,10 @@ from fedsurrogate.common.targets.target import (
 from fedsurrogate.common.targets.time import VALUES, Time, merged_cells, scored
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
+
+from ..features.cache import clipped_features, forget
+from ..features.site_features import LabelledFeatures, frame_of, framed
+from .task import MethodOutput, SiteStatistic, Task
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192

@@ -11,10 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.cache import chunks, written
-from fedsurrogate.client_app.features.site_features import SiteFeatures, frame_of, framed
-from fedsurrogate.client_app.governance.work_limits import NO_LIMITS, SiteLimits
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError, largest_parameter
 from fedsurrogate.common.models.classifiers import class_indices
@@ -29,6 +25,11 @@ from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.common.wire.surrogate_proto import public_digest
+
+from ..features.cache import chunks, written
+from ..features.site_features import SiteFeatures, frame_of, framed
+from ..governance.work_limits import NO_LIMITS, SiteLimits
+from ..node_config import NodeConfig
 
 log = logging.getLogger("fedsurrogate.site")
 

@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.store import models_folder
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SealError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.class_measures import bootstrap_weights, means_of
@@ -30,6 +27,10 @@ from fedsurrogate.common.targets.labels import LABELS, Labels
 from fedsurrogate.common.targets.number import NUMBER
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.common.targets.time import TIME, Time
+
+from ..node_config import NodeConfig
+from .held_out import HeldOut
+from .store import models_folder
 
 
 @dataclass(frozen=True)

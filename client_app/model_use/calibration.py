@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedsurrogate.client_app.model_use.store import models_folder
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, alone, target_of_model
@@ -27,6 +25,9 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_o
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.labels import LABELS
 from fedsurrogate.common.targets.target import Facts
+
+from ..node_config import NodeConfig
+from .store import models_folder
 
 Probabilities = NDArray[np.float64]
 Score = Literal["relative", "mahalanobis"]

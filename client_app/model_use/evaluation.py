@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.model_use.calibration import SCORES, Calibration, abstain_limit
-from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.thresholds import Wish, calibrated_classes, calibrated_labels
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import FEWEST, Judged, Report, curves_of, report
 from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+
+from .calibration import SCORES, Calibration, abstain_limit
+from .held_out import HeldOut
+from .thresholds import Wish, calibrated_classes, calibrated_labels
 
 SAMPLES = 20_000
 # Records of a class, for each number of a logit's covariance, below which its normal distribution
@@ -247,14 +248,14 @@ def evaluate(
         "left_out": held.left_out,
     }
     if target_of_model(classifier):
-        from fedsurrogate.client_app.model_use.page import page_of_target
-        from fedsurrogate.client_app.model_use.target_report import target_facts
+        from .page import page_of_target
+        from .target_report import target_facts
 
         calibration, rest = calibrated_labels(classifier, held, calibration, wish)
         facts, pictures = target_facts(classifier, rest, calibration, wish.draws)
         content |= facts | {"calibration": asdict(calibration)}
         return Evaluation(content, page_of_target(content, pictures), calibration)
-    from fedsurrogate.client_app.model_use.page import page_of
+    from .page import page_of
 
     calibration = calibration.checked(tuple(model.manifest.classes))
     facts, found, calibration, fitted = _of_classes(

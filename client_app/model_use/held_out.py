@@ -12,12 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load_all
-from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.features.site_features import dataset_features, site_backbone
-from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.model_use.prediction import check_backbone
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.backbones.feature_power import power_in, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -25,6 +19,13 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+
+from ..datasets.dataset import Dataset, DataSource, load_all
+from ..datasets.partition import share
+from ..features.site_features import dataset_features, site_backbone
+from ..governance.policy import policy_of
+from ..node_config import NodeConfig
+from .prediction import check_backbone
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
 MOST_NUMBERS = 12

@@ -14,19 +14,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
-from fedsurrogate.client_app.datasets.dicom_files import is_dicom_file
-from fedsurrogate.client_app.datasets.image_folders import IMAGE_SUFFIXES, find_table
-from fedsurrogate.client_app.datasets.images import open_rgb
-from fedsurrogate.client_app.datasets.left_out import LeftOut, attempt, is_file
-from fedsurrogate.client_app.datasets.names import name_or_blank
-from fedsurrogate.client_app.datasets.readers import listing, require_columns
-from fedsurrogate.client_app.datasets.table_records import OF_FOLDER, bags_by_folder
-from fedsurrogate.client_app.datasets.tables import read_table
-from fedsurrogate.client_app.node_config import Frames
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import DataError
+
+from ..datasets.dataset import Dataset
+from ..datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
+from ..datasets.dicom_files import is_dicom_file
+from ..datasets.image_folders import IMAGE_SUFFIXES, find_table
+from ..datasets.images import open_rgb
+from ..datasets.left_out import LeftOut, attempt, is_file
+from ..datasets.names import name_or_blank
+from ..datasets.readers import listing, require_columns
+from ..datasets.table_records import OF_FOLDER, bags_by_folder
+from ..datasets.tables import read_table
+from ..node_config import Frames
 
 Kind = Literal["auto", "imagefolder", "dicom"]
 PATIENT, ISSUER = "patient", "issuer"
@@ -93,7 +94,7 @@ class Inputs:
         file = self.root / self.names[row]
         if not self.dicom:
             return open_rgb(file, shortest)
-        from fedsurrogate.client_app.datasets.dicom_pixels import open_dicom
+        from ..datasets.dicom_pixels import open_dicom
 
         if self.frames[row] < 0:
             raise DataError(

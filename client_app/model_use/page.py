@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsurrogate.client_app.model_use.target_report import PAGE as TARGET_PAGE
-from fedsurrogate.client_app.model_use.target_report import Pictures
 from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
 from fedsurrogate.common.pages.of_classes import (
     INTERVAL,
@@ -16,6 +14,9 @@ from fedsurrogate.common.pages.of_classes import (
     curve_pictures,
 )
 from fedsurrogate.common.pages.svg import page_head, render_page, trusted, undrawn
+
+from .target_report import PAGE as TARGET_PAGE
+from .target_report import Pictures
 
 PAGE = (
     INTERVAL

@@ -7,15 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.client_app.model_use.target_metrics import (
-    PURPOSE,
-    Observed,
-    Predictions,
-    agreement,
-    thirds,
-)
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.targets.counted import THIRDS
+
+from .target_metrics import PURPOSE, Observed, Predictions, agreement, thirds
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"

@@ -17,25 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.left_out import printable
-from fedsurrogate.client_app.features.cache import progress
-from fedsurrogate.client_app.features.device_processes import Part, in_parts
-from fedsurrogate.client_app.features.extraction import NOT_FINITE
-from fedsurrogate.client_app.model_use.calibration import (
-    ABSTAIN,
-    SCORES,
-    Calibration,
-    Probabilities,
-    decided_answers,
-)
-from fedsurrogate.client_app.model_use.inputs import (
-    ISSUER,
-    PATIENT,
-    Batch,
-    Inputs,
-    digest_of,
-    pooled,
-)
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -49,6 +30,13 @@ from fedsurrogate.common.models.classifiers import (
 )
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
+
+from ..datasets.left_out import printable
+from ..features.cache import progress
+from ..features.device_processes import Part, in_parts
+from ..features.extraction import NOT_FINITE
+from .calibration import ABSTAIN, SCORES, Calibration, Probabilities, decided_answers
+from .inputs import ISSUER, PATIENT, Batch, Inputs, digest_of, pooled
 
 # Records that are scored and written together.
 TOGETHER = 256

@@ -16,9 +16,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedsurrogate.client_app.governance.work_limits import has_room
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.common.errors import ConfigError, SealError, StateError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import target_of_model
@@ -36,6 +33,10 @@ from fedsurrogate.common.signed_models.signed_model import (
     read_signed_model,
     save_signed_model,
 )
+
+from ..governance.work_limits import has_room
+from ..node_config import NodeConfig
+from ..offline.keys import coordinator_key
 
 INDEX = "index.json"
 IN_USE = "in-use"

@@ -13,16 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsurrogate.client_app.model_use import plots
-from fedsurrogate.client_app.model_use.calibration import PRESENT, Calibration, decided_answers
-from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.client_app.model_use.target_metrics import (
-    Observed,
-    Predictions,
-    label_measures,
-    number_measures,
-    time_measures,
-)
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_measures import Array, Measure, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
@@ -30,6 +20,11 @@ from fedsurrogate.common.pages.of_classes import MOST_DRAWN, curve_pictures
 from fedsurrogate.common.pages.svg import page_head, render_page
 from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.measures import measured, metrics_of
+
+from . import plots
+from .calibration import PRESENT, Calibration, decided_answers
+from .held_out import HeldOut
+from .target_metrics import Observed, Predictions, label_measures, number_measures, time_measures
 
 # Titles and pictures, as HTML.
 Pictures = list[tuple[str, str]]

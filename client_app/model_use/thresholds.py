@@ -12,8 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.client_app.datasets.dataset import stratified_split
-from fedsurrogate.client_app.model_use.calibration import (
+from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_measures import DRAWS, FEWEST
+from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
+from fedsurrogate.common.targets.answers import facts_of
+
+from ..datasets.dataset import stratified_split
+from .calibration import (
     HERE,
     Calibration,
     Score,
@@ -23,11 +28,7 @@ from fedsurrogate.client_app.model_use.calibration import (
     is_of_labels,
     threshold_for,
 )
-from fedsurrogate.client_app.model_use.held_out import HeldOut
-from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import DRAWS, FEWEST
-from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.targets.answers import facts_of
+from .held_out import HeldOut
 
 
 @dataclass(frozen=True)

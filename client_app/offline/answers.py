@@ -14,15 +14,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedsurrogate.client_app.audit.output import check_attacks
-from fedsurrogate.client_app.governance.entries import Release
-from fedsurrogate.client_app.governance.gate import open_gate
-from fedsurrogate.client_app.governance.ledger import Ledger, own_ledger
-from fedsurrogate.client_app.governance.release import charge_and_release, prepare
-from fedsurrogate.client_app.methods.task import SiteRequest
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import coordinator_key, key_name, private_key
-from fedsurrogate.client_app.requests import LARGEST_MODEL, WORK, answer
 from fedsurrogate.common.errors import ConfigError, DataError, LedgerError, PolicyError, StateError
 from fedsurrogate.common.files import replace_file, stage_file
 from fedsurrogate.common.message_files import (
@@ -34,9 +25,20 @@ from fedsurrogate.common.message_files import (
     unpack_reply,
     unpack_request,
 )
-from fedsurrogate.common.security.documents import Request, read_at_most, read_request
+from fedsurrogate.common.security.documents import read_at_most
 from fedsurrogate.common.security.sealing import public_key
+from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
+
+from ..audit.output import check_attacks
+from ..governance.entries import Release
+from ..governance.gate import open_gate
+from ..governance.ledger import Ledger, own_ledger
+from ..governance.release import charge_and_release, prepare
+from ..methods.task import SiteRequest
+from ..node_config import NodeConfig
+from ..requests import LARGEST_MODEL, WORK, answer
+from .keys import coordinator_key, key_name, private_key
 
 
 def release_to(file: Path, request_file: Path, node: NodeConfig) -> Release:

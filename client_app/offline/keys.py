@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.client_app.audit.output import check_attacks
-from fedsurrogate.client_app.features.site_features import site_name
-from fedsurrogate.client_app.governance.gate import open_gate
-from fedsurrogate.client_app.governance.release import prepare
-from fedsurrogate.client_app.methods.task import SiteRequest
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SealError
 from fedsurrogate.common.files import kept_secret
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, read_keys
+
+from ..audit.output import check_attacks
+from ..features.site_features import site_name
+from ..governance.gate import open_gate
+from ..governance.release import prepare
+from ..methods.task import SiteRequest
+from ..node_config import NodeConfig
 
 HEX_KEY, LARGEST_KEY_FILE = re.compile(rf"[0-9a-f]{{{2 * PUBLIC_BYTES}}}"), 4096
 

@@ -21,24 +21,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.processes.app_report import reporting
-from fedsurrogate.client_app.processes.kernel import end_with_parent, name_process
-from fedsurrogate.client_app.processes.own_account import SETTINGS, own_socket, take_arguments
-from fedsurrogate.client_app.processes.supervisor import found_data
-from fedsurrogate.client_app.processes.warm import (
-    ENDS,
-    FLAG,
-    TASK_NAME,
-    WarmStarter,
-    serve_children,
-)
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import without_proxy_here
 from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.version import own_version
+
+from ..node_config import parse_node_config
+from .app_report import reporting
+from .kernel import end_with_parent, name_process
+from .own_account import SETTINGS, own_socket, take_arguments
+from .supervisor import found_data
+from .warm import ENDS, FLAG, TASK_NAME, WarmStarter, serve_children
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -161,7 +156,7 @@ class AnswerOnTermination:
 
 def _load_installed(name: str, packed: str) -> ClientApp:
     """The app installed here, whatever the name and the version of the one that a run brings."""
-    from fedsurrogate.client_app.clientapp import app_at_site
+    from ..clientapp import app_at_site
 
     if packed != (own := own_version()):
         log.warning(

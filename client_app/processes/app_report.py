@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedsurrogate.client_app.diagnostics.connection_checks import Finding
 from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
 
+from ..diagnostics.connection_checks import Finding
+
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..node_config import NodeConfig
 
 SOCKET = ".status"
 """Ending of the socket, after the Runtime API's name."""
@@ -96,7 +97,7 @@ class Reporter:
 
     def report(self) -> AppReport:
         """The report now, with the newest totals that there are."""
-        from fedsurrogate.client_app.governance.policy import digest_of_policy
+        from ..governance.policy import digest_of_policy
 
         node = self._node
         folders = {"state": node.state, "cache": node.cache, "witness": node.witness}
@@ -183,7 +184,7 @@ def check_app(runtime: str, node: NodeConfig) -> Finding:
         runtime: address of the SuperNode's Runtime API.
         node: the site's settings, as this process has them.
     """
-    from fedsurrogate.client_app.governance.policy import digest_of_policy
+    from ..governance.policy import digest_of_policy
 
     report, version, policy = ask(runtime), own_version(), digest_of_policy(node)
     if report is None:
@@ -222,11 +223,12 @@ def ledger_totals(node: NodeConfig) -> dict[str, float]:
         By the names of `LEDGER`: only the first one, 0, for a ledger that is not usable; without the
         last one before the first release. Nothing for public data.
     """
-    from fedsurrogate.client_app.governance import budget
-    from fedsurrogate.client_app.governance import ledger as own_ledger
-    from fedsurrogate.client_app.governance.entries import non_private_releases
-    from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.common.errors import FedSurrogateError
+
+    from ..governance import budget
+    from ..governance import ledger as own_ledger
+    from ..governance.entries import non_private_releases
+    from ..governance.policy import policy_of
 
     if (ledger := own_ledger.own_ledger(node)) is None:
         return {}

@@ -31,15 +31,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from fedsurrogate.client_app.diagnostics.connection_checks import Finding
-from fedsurrogate.client_app.processes.app_report import ask
-from fedsurrogate.client_app.processes.kernel import end_with_parent
-from fedsurrogate.client_app.processes.own_account import (
-    SETTINGS,
-    own_socket,
-    take_arguments,
-    unseen,
-)
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.escapes import for_terminal
@@ -47,6 +38,11 @@ from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, UNIX, without_proxy_here
 from fedsurrogate.common.logs import configure_log
+
+from ..diagnostics.connection_checks import Finding
+from .app_report import ask
+from .kernel import end_with_parent
+from .own_account import SETTINGS, own_socket, take_arguments, unseen
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
@@ -183,7 +179,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.client_app.node_config import NodeConfig
+    from ..node_config import NodeConfig
 
 PAUSE = 30.0
 """Seconds from a reason not to join to the app's end, after which its container starts it again."""
@@ -245,8 +241,8 @@ def looked_at(node: NodeConfig) -> list[str]:
 
 
 def _look(node: NodeConfig) -> list[str]:
-    from fedsurrogate.client_app.diagnostics.site_checks import check_enough, check_files
-    from fedsurrogate.client_app.governance.policy import policy_of
+    from ..diagnostics.first_look import check_enough, check_files
+    from ..governance.policy import policy_of
 
     warnings = check_files(node)
     check_enough(node, policy_of(node).smallest_site)

@@ -26,14 +26,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedsurrogate.client_app.processes.installed import installed
-from fedsurrogate.client_app.processes.kernel import (
-    end_first_without_memory,
-    end_with_parent,
-    name_process,
-)
-from fedsurrogate.client_app.processes.own_account import unseen
 from fedsurrogate.common.flower import flower
+
+from .installed import installed
+from .kernel import end_first_without_memory, end_with_parent, name_process
+from .own_account import unseen
 
 FLAG = "--warm"
 SWITCH = "FEDSURROGATE_WARM"

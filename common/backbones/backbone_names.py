@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedsurrogate.common.errors import LONGEST_FINGERPRINT, BackboneError, DataError
-from fedsurrogate.common.extras import check_installed, is_installed
-from fedsurrogate.common.identity import normal
+from ..errors import LONGEST_FINGERPRINT, BackboneError, DataError
+from ..extras import check_installed, is_installed
+from ..identity import normal
 
 FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
 # Backbones whose dimension depends on the image size unless image-size is set.

@@ -15,44 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.common.backbones.backbone_names import FORMS, OF_IMAGE_SIZE
-from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
-from fedsurrogate.common.errors import BackboneError
-from fedsurrogate.common.extras import needed_for
-from fedsurrogate.common.models.networks import pick_device
-
-KNOWN_DIMENSIONS = {
-    "torchvision:mobilenet_v2": 1280,
-    "torchvision:resnet50": 2048,
-    "torchvision:resnet18": 512,
-}
-# Side of the images of the digits.
-DIGITS = 8
-
-
-def named_dimension(data: str, backbone: str, image_size: int) -> int:
-    """The dimension of a backbone's features by its name, without loading it or reading a file.
-
-    Args:
-        data: kind of data, the setting `data`.
-        backbone: its name, the setting `backbone`.
-        image_size: side of the images in pixels; 0 if it is not set.
-
-    Returns:
-        The dimension; 0 where only the sites know it.
-
-    Example:
-        >>> named_dimension("imagefolder", "pixels:rgb", 8), named_dimension("digits", "pixels", 0)
-        (192, 64)
-        >>> named_dimension("safetensors", "pixels", 28)
-        0
-    """
-    if backbone not in OF_IMAGE_SIZE:
-        return KNOWN_DIMENSIONS.get(backbone, 0)
-    if data == "safetensors" or not (image_size or data == "digits"):
-        return 0
-    return (3 if backbone == "pixels:rgb" else 1) * (image_size or DIGITS) ** 2
-
+from ..errors import BackboneError
+from ..extras import needed_for
+from ..models.devices import pick_device
+from .backbone_names import FORMS
+from .preprocessing import OwnTransform, Preprocessing
 
 # On a CPU, the activations of eight images fit into its caches: 2 to 3 times the measured rate of
 # batches of 64.

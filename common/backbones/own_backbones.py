@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
-from fedsurrogate.common.backbones.backbones import (
+from ..errors import BackboneError, ConfigError, PackageError
+from ..models.devices import pick_device
+from .backbone_names import OWN_BACKBONE
+from .backbones import (
     Backbone,
     fingerprint_of,
     frozen_forward,
@@ -25,9 +27,7 @@ from fedsurrogate.common.backbones.backbones import (
     published_weights,
     read_weights,
 )
-from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
-from fedsurrogate.common.errors import BackboneError, ConfigError, PackageError
-from fedsurrogate.common.models.networks import pick_device
+from .preprocessing import OwnTransform, Preprocessing
 
 # Names that classification heads have in the weights of torchvision and timm models.
 HEADS = (

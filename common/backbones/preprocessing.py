@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.errors import DataError
+from ..errors import DataError
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from fedsurrogate.common.errors import ConfigError
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.flower.interface import Flower
+    from .interface import Flower
 
 
 def _v134() -> Flower:
-    from fedsurrogate.common.flower.v134 import Flower134
+    from .v134 import Flower134
 
     return Flower134()
 
 
 def _v142() -> Flower:
-    from fedsurrogate.common.flower.v142 import Flower142
+    from .v142 import Flower142
 
     return Flower142()
 

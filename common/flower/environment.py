@@ -66,7 +66,7 @@ def before_ray(workers: dict[str, Any] | None) -> dict[str, Any] | None:
     Returns:
         The same settings.
     """
-    from fedsurrogate.common.flower import flower
+    from . import flower
 
     flower().prepare_ray(RAY_PATIENCE)
     return workers

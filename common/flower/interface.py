@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import unquote
 
-from fedsurrogate.common.errors import RunError
+from ..errors import RunError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
 
-    from fedsurrogate.common.settings.base import Scalar
+    from ..settings.base import Scalar
 
 FINISHED = "finished"
 CONTROL_OPTION, RUNTIME_OPTION = "--control-api-address", "--serverappio-api-address"

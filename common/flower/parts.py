@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import SurrogateError
+from ..errors import SurrogateError
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError
-from fedsurrogate.common.extras import needed_for
-from fedsurrogate.common.flower.environment import RAY_PATIENCE, UNIX
-from fedsurrogate.common.flower.interface import (
+from ..errors import ConfigError, FedSurrogateError, RunError
+from ..extras import needed_for
+from .environment import RAY_PATIENCE, UNIX
+from .interface import (
     HTTP_OPTION,
     Admit,
     Doorkeeper,
@@ -36,8 +36,8 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
-from fedsurrogate.common.flower.parts import bound_received, bound_replies, bound_task
-from fedsurrogate.common.flower.v134_fleet import (
+from .parts import bound_received, bound_replies, bound_task
+from .v134_fleet import (
     Link134,
     answer_for_ended_tasks,
     guard_fleet,
@@ -52,7 +52,7 @@ from fedsurrogate.common.flower.v134_fleet import (
 )
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings.base import Scalar
+    from ..settings.base import Scalar
 
 # By their names: the packages have functions of these names, too.
 SUPERLINK = "flwr.superlink.cli.flower_superlink"

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import RunError, SurrogateError
-from fedsurrogate.common.flower.environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
-from fedsurrogate.common.flower.interface import (
+from ..errors import RunError, SurrogateError
+from .environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
+from .interface import (
     Control,
     Doorkeeper,
     FleetRequest,
@@ -31,7 +31,7 @@ from fedsurrogate.common.flower.interface import (
     Standing,
     UnreachableError,
 )
-from fedsurrogate.common.flower.parts import LARGEST_PART, check_tree
+from .parts import LARGEST_PART, check_tree
 
 if TYPE_CHECKING:
     import grpc
@@ -267,7 +267,7 @@ if TYPE_CHECKING:
     import grpc
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from fedsurrogate.common.settings.base import Scalar
+    from ..settings.base import Scalar
 
 SECONDS = 30.0
 # The SuperLink packs its own app first, to compare.
@@ -459,7 +459,7 @@ if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-    from fedsurrogate.common.flower.interface import TaskGuard, TaskStarter
+    from .interface import TaskGuard, TaskStarter
 
 PATIENCE = 90.0
 """Seconds for which a task repeats a call. A SuperNode has given a task up that was silent for 60."""

@@ -9,10 +9,10 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import v134_fleet
-from fedsurrogate.common.flower.environment import HERE, UNIX, Pace
-from fedsurrogate.common.flower.interface import (
+from ..errors import RunError
+from . import v134_fleet
+from .environment import HERE, UNIX, Pace
+from .interface import (
     Admit,
     Doorkeeper,
     Flower,
@@ -23,8 +23,8 @@ from fedsurrogate.common.flower.interface import (
     TaskGuard,
     TaskStarter,
 )
-from fedsurrogate.common.flower.parts import bound_received, bound_task
-from fedsurrogate.common.flower.v134 import (
+from .parts import bound_received, bound_task
+from .v134 import (
     Messages134,
     Processes134,
     Simulation134,
@@ -35,7 +35,7 @@ from fedsurrogate.common.flower.v134 import (
     meaning,
     start_own_apps,
 )
-from fedsurrogate.common.flower.v134_fleet import (
+from .v134_fleet import (
     guard_fleet,
     guard_task,
     hurry,
@@ -45,20 +45,13 @@ from fedsurrogate.common.flower.v134_fleet import (
     pull_again_soon,
     take_replies_again,
 )
-from fedsurrogate.common.flower.v142_fleet import (
-    Link142,
-    own_sockets,
-    reach_unix_sockets,
-    read_addresses,
-    reason,
-    serve,
-)
+from .v142_fleet import Link142, own_sockets, reach_unix_sockets, read_addresses, reason, serve
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
-    from fedsurrogate.common.flower.interface import TaskStarter
+    from .interface import TaskStarter
 
 REFUSED = "this site starts only the ClientApp that is installed there"
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.flower.environment import UNIX, is_loopback
-from fedsurrogate.common.flower.interface import (
+from ..errors import ConfigError, RunError, SurrogateError
+from .environment import UNIX, is_loopback
+from .interface import (
     CONTROL_OPTION,
     HTTP_OPTION,
     RUNTIME_OPTION,
@@ -37,13 +37,7 @@ from fedsurrogate.common.flower.interface import (
     Standing,
     UnreachableError,
 )
-from fedsurrogate.common.flower.v134_fleet import (
-    LARGEST_MESSAGE,
-    SECONDS,
-    Control134,
-    Link134,
-    fleet_request,
-)
+from .v134_fleet import LARGEST_MESSAGE, SECONDS, Control134, Link134, fleet_request
 
 FLEET = "/v1/fleet/"
 Scope = dict[str, Any]

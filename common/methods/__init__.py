@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from difflib import get_close_matches
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.methods import heads
-from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
-from fedsurrogate.common.methods.fedpft import FEDPFT, KD
-from fedsurrogate.common.methods.generators import GENERATORS
-from fedsurrogate.common.methods.method import Method, Plan, with_secure_sum
-from fedsurrogate.common.methods.synthetic_records import SYNTHETIC_RECORDS
-from fedsurrogate.common.methods.training import TRAINED
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.base import check_method, short
-from fedsurrogate.common.targets.target import Target
+from ..errors import ConfigError
+from ..settings import Settings
+from ..settings.base import check_method, short
+from ..targets.target import Target
+from . import heads
+from .counting import KINDS_OF_COUNTS
+from .fedpft import FEDPFT, KD
+from .generators import GENERATORS
+from .method import Method, Plan, with_secure_sum
+from .synthetic_records import SYNTHETIC_RECORDS
+from .training import TRAINED
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -7,26 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedsurrogate.common.errors import LARGEST_COUNT, norm_of_ones
-from fedsurrogate.common.methods.method import (
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    Method,
-    Plan,
-    Sizes,
-    Work,
-    fields_of,
-)
-from fedsurrogate.common.privacy.mechanism import (
-    JOINT_SUMS,
-    NOISY_COUNTS,
-    NoisySums,
-)
-from fedsurrogate.common.settings import CountingSettings, Settings
-from fedsurrogate.common.targets.target import Target
-from fedsurrogate.common.terms import Term
+from ..errors import LARGEST_COUNT, norm_of_ones
+from ..privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
+from ..settings import CountingSettings, Settings
+from ..targets.target import Target
+from ..terms import Term
+from .method import Combination, Defences, Field, Messages, Method, Plan, Sizes, Work, fields_of
 
 DIGITS = 32
 
@@ -87,7 +73,7 @@ def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
         ConfigError: for a target that is not counted.
     """
     # It needs torch, which checks before a run of classes do without.
-    from fedsurrogate.common.targets.counted import counted
+    from ..targets.counted import counted
 
     how = counted(target, own)
     if own.kind == "survey":

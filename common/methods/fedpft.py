@@ -11,31 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedsurrogate.common.backbones.backbones import named_dimension
-from fedsurrogate.common.errors import LARGEST_COUNT, LARGEST_NUMBER
-from fedsurrogate.common.methods import heads
-from fedsurrogate.common.methods.logistic_rounds import (
-    LOGISTIC,
-    LOGISTIC_HEAD,
-    USUAL_SITES,
-    logistic_plan,
-    with_dimensions,
-    with_solver,
-)
-from fedsurrogate.common.methods.method import (
-    BY_HARM,
-    Combination,
-    Defences,
-    Field,
-    Messages,
-    Method,
-    Plan,
-    Sizes,
-    Work,
-)
-from fedsurrogate.common.methods.sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused
-from fedsurrogate.common.privacy.accounting import EM_STEPS, budget_shares
-from fedsurrogate.common.privacy.mechanism import (
+from ..backbones.dimensions import named_dimension
+from ..errors import LARGEST_COUNT, LARGEST_NUMBER
+from ..privacy.mechanism import (
     EM,
     JOINT_SUMS,
     SUMS,
@@ -44,10 +22,22 @@ from fedsurrogate.common.privacy.mechanism import (
     NoisySums,
     TheoremNoise,
 )
-from fedsurrogate.common.settings import AnyCovariance, Covariance, FedPFTSettings, Settings
-from fedsurrogate.common.settings.heads import AUTO, TargetSettings
-from fedsurrogate.common.targets.target import Target
-from fedsurrogate.common.terms import Term
+from ..privacy.shares import EM_STEPS, budget_shares
+from ..settings import AnyCovariance, Covariance, FedPFTSettings, Settings
+from ..settings.heads import AUTO, TargetSettings
+from ..targets.target import Target
+from ..terms import Term
+from . import heads
+from .logistic_rounds import (
+    LOGISTIC,
+    LOGISTIC_HEAD,
+    USUAL_SITES,
+    logistic_plan,
+    with_dimensions,
+    with_solver,
+)
+from .method import BY_HARM, Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
+from .sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused
 
 # Most dimensions of a covariance that is sent whole, which takes 4 MB at 16 bits.
 LARGEST_GRAM = 2048

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.errors import LARGEST_COUNT
-from fedsurrogate.common.methods.method import (
+from ..errors import LARGEST_COUNT
+from ..privacy.mechanism import NoisyRounds
+from ..privacy.shares import budget_shares
+from ..settings import DPCVAESettings, Settings
+from ..terms import Term
+from .method import (
     GRADIENTS,
     UPDATE_DEFENCES,
     Combination,
@@ -18,11 +22,7 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
-from fedsurrogate.common.methods.training import sgd_noise
-from fedsurrogate.common.privacy.accounting import budget_shares
-from fedsurrogate.common.privacy.mechanism import NoisyRounds
-from fedsurrogate.common.settings import DPCVAESettings, Settings
-from fedsurrogate.common.terms import Term
+from .training import sgd_noise
 
 DECODER = (Field("decoder", "P", prefix=""),)
 GAN = (Field("generator", "G", prefix=""),)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.methods.method import (
+from ..settings import HeadSettings, Settings
+from .method import (
     GRADIENTS,
     UPDATE_DEFENCES,
     VOTE_DEFENCES,
@@ -21,7 +22,6 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
-from fedsurrogate.common.settings import HeadSettings, Settings
 
 HEAD = (Field("weight", "C d", degree=-1), Field("bias", "C", degree=0, count="weight"))
 HEADS = (Field("weight", "S C d"), Field("bias", "S C"))

@@ -7,7 +7,12 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from fedsurrogate.common.methods.method import (
+from ..privacy.mechanism import NoisyRounds
+from ..settings import FeaturesSettings, FedPFTSettings, Settings
+from ..settings.heads import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS, TargetSettings
+from ..targets.target import CODE, RECORDS, SUMS, TOTALS
+from ..terms import Term, noise_in_rounds
+from .method import (
     MESSAGE,
     Combination,
     Defences,
@@ -19,11 +24,6 @@ from fedsurrogate.common.methods.method import (
     Work,
     fields_of,
 )
-from fedsurrogate.common.privacy.mechanism import NoisyRounds
-from fedsurrogate.common.settings import FeaturesSettings, FedPFTSettings, Settings
-from fedsurrogate.common.settings.heads import AUTO, FEWEST_MAPPED, MOST_DIMENSIONS, TargetSettings
-from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
-from fedsurrogate.common.terms import Term, noise_in_rounds
 
 # Its value of head.solver, and in words.
 LOGISTIC, LOGISTIC_HEAD = "logistic", "by a logistic loss, in rounds of noisy gradients"

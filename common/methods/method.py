@@ -13,13 +13,13 @@ from importlib import import_module
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.privacy.gaussian_mechanism import ALL, KEPT, OwnParts, stated
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, MechanismRecipe
-from fedsurrogate.common.settings import FedAvgSettings, Settings
-from fedsurrogate.common.settings.heads import FEWEST_MAPPED
-from fedsurrogate.common.targets.target import Target
-from fedsurrogate.common.terms import NOT_SIGNED, Term
+from ..errors import SurrogateError
+from ..privacy.mechanism import JOINT_SUMS, MechanismRecipe
+from ..privacy.own_mean import ALL, KEPT, OwnParts, stated
+from ..settings import FedAvgSettings, Settings
+from ..settings.heads import FEWEST_MAPPED
+from ..targets.target import Target
+from ..terms import NOT_SIGNED, Term
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.errors import LARGEST_COUNT
-from fedsurrogate.common.methods.heads import HEAD
-from fedsurrogate.common.methods.method import (
+from ..errors import LARGEST_COUNT
+from ..privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from ..settings import Settings
+from ..targets.target import Course, Target
+from ..terms import Term, noise_in_rounds
+from .heads import HEAD
+from .method import (
     MESSAGE,
     Combination,
     Defences,
@@ -22,10 +26,6 @@ from fedsurrogate.common.methods.method import (
     Work,
     fields_of,
 )
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import Course, Target
-from fedsurrogate.common.terms import Term, noise_in_rounds
 
 # What a secure sum adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.

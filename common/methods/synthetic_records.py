@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from fedsurrogate.common.backbones.backbone_names import OF_IMAGE_SIZE
-from fedsurrogate.common.methods.method import (
+from ..backbones.backbone_names import OF_IMAGE_SIZE
+from ..settings import FedLAPSettings, Model, Settings
+from .method import (
     GRADIENTS,
     Combination,
     Defences,
@@ -19,14 +20,7 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
-from fedsurrogate.common.methods.training import (
-    MODEL,
-    model_numbers,
-    numbers_held,
-    sgd_noise,
-    variant_of,
-)
-from fedsurrogate.common.settings import FedLAPSettings, Model, Settings
+from .training import MODEL, model_numbers, numbers_held, sgd_noise, variant_of
 
 IMAGES = (Field("images", "N d"), Field("labels", "l"))
 # The same after parsing.

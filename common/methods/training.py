@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 
-from fedsurrogate.common.methods.method import (
+from ..privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
+from ..privacy.shares import JOINT_STEP
+from ..settings import (
+    DPCVAESettings,
+    FedAvgSettings,
+    FedLAPSettings,
+    Model,
+    PrivacyBudget,
+    Settings,
+)
+from ..targets.target import Objective, Target
+from ..terms import Term
+from .method import (
     GRADIENTS,
     UPDATE_DEFENCES,
     UPDATES,
@@ -20,18 +32,6 @@ from fedsurrogate.common.methods.method import (
     Sizes,
     Work,
 )
-from fedsurrogate.common.privacy.accounting import JOINT_STEP
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
-from fedsurrogate.common.settings import (
-    DPCVAESettings,
-    FedAvgSettings,
-    FedLAPSettings,
-    Model,
-    PrivacyBudget,
-    Settings,
-)
-from fedsurrogate.common.targets.target import Objective, Target
-from fedsurrogate.common.terms import Term
 
 MODEL = (Field("parameters", "P", prefix=""),)
 BODY = (Field("parameters", "B", prefix=""),)
@@ -56,7 +56,7 @@ def model_numbers(settings: FedAvgSettings | FedLAPSettings, classes: int, dimen
 def _parameters(kind: Model, width: int, classes: int, dimension: int) -> int:
     if kind == "linear":
         return classes * (dimension + 1)
-    from fedsurrogate.common.models.networks import fresh
+    from ..models.networks import fresh
 
     return sum(
         parameter.numel() for parameter in fresh(kind, dimension, classes, width).parameters()

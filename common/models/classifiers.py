@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.models.networks import build, check_parameters, run_network
-from fedsurrogate.common.privacy.gaussian_mechanism import ALL, OwnParts, clip_rows, weigh_own_mean
-from fedsurrogate.common.surrogates.mixtures import in_frame
+from ..errors import ConfigError, SurrogateError
+from ..privacy.gaussian_mechanism import clip_rows, weigh_own_mean
+from ..privacy.own_mean import ALL, OwnParts
+from ..surrogates.mixtures import in_frame
+from .networks import build, check_parameters, run_network
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings import Model
-    from fedsurrogate.common.surrogates.surrogates import Header
+    from ..settings import Model
+    from ..surrogates.surrogates import Header
 
 
 class Classifier(ABC):

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.errors import LARGEST_DIMENSION, SurrogateError
-from fedsurrogate.common.models.networks import parameters_of
-from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import clip_rows
+from ..errors import LARGEST_DIMENSION, SurrogateError
+from ..privacy.gaussian_mechanism import clip_rows
+from .networks import parameters_of
+from .parameters import Tensors
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.run import Run
-    from fedsurrogate.common.settings import Settings
-    from fedsurrogate.common.surrogates.surrogates import Header
+    from ..run import Run
+    from ..settings import Settings
+    from ..surrogates.surrogates import Header
 
 # Approximate norm of an encoder's inputs, which are deviations from the class mean.
 ENCODER_NORM = 6.0

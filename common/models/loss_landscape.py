@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.models.training_parts import Change
+from .parameters import Tensors
+from .training_parts import Change
 
 # Number of records whose gradients are computed at a time.
 TOGETHER = 1024

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import LARGEST_COUNT, LARGEST_NUMBER, SurrogateError
+from ..errors import LARGEST_COUNT, LARGEST_NUMBER, SurrogateError
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.privacy.mechanism import Mechanism
-    from fedsurrogate.common.surrogates.surrogates import Header
+    from ..privacy.mechanism import Mechanism
+    from ..surrogates.surrogates import Header
 
 Tensors = Mapping[str, Tensor]
 # Prefix of SCAFFOLD's control variates, which are sent together with the parameters, under the same

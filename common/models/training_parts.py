@@ -57,7 +57,7 @@ def _plain(method: Any) -> Callable[..., Any]:
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.settings import HeadSettings
+    from ..settings import HeadSettings
 
 Batch = tuple[Tensor, Tensor]
 

@@ -9,19 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsurrogate.common.escapes import shorten
-from fedsurrogate.common.models.class_measures import BINS, ClassReport, bins_of
-from fedsurrogate.common.pages.svg import (
-    CLASS_COLOURS,
-    FAINT,
-    LINE,
-    QUIET,
-    make_axes,
-    render,
-    render_page,
-    trusted,
-    undrawn,
-)
+from ..escapes import shorten
+from ..models.class_measures import BINS, ClassReport, bins_of
+from .svg import CLASS_COLOURS, FAINT, LINE, QUIET, make_axes, render, render_page, trusted, undrawn
 
 MOST_DRAWN = len(CLASS_COLOURS)
 NAMES = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.common.escapes import for_terminal, human_bytes, shorten
-from fedsurrogate.common.extras import EXTRAS, install_command, is_installed, needed_for
+from ..escapes import for_terminal, human_bytes, shorten
+from ..extras import EXTRAS, install_command, is_installed, needed_for
 
 
 def render_page(

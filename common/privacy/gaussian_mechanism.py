@@ -17,71 +17,16 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.privacy.exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
-from fedsurrogate.common.privacy.mechanism import Mechanism
-
-
-class OwnParts(NamedTuple):
-    """What features keep before their clip.
-
-    Attributes:
-        mean: weight of the mean over a feature's own columns.
-        length: weight of the length of what else it has; 0 leaves it to the clip.
-    """
-
-    mean: float
-    length: float = 0.0
-
-
-# The weights, and the largest length of the mean as a share of that of the rest. Chosen on generated
-# families of classes (`benchmarks/level_families.py`), where features of backbones lose nothing.
-KEPT, MOST = OwnParts(0.1, 0.1), 0.75
-# All of it, as of features without this map; and what earlier versions kept: nothing, or the mean.
-ALL, REMOVED, MEAN_ALONE = OwnParts(1.0), OwnParts(0.0), OwnParts(0.1)
-# What claims state in place of a centre's digest.
-STATED = {
-    "own mean": REMOVED,
-    "own mean, weight 0.1": MEAN_ALONE,
-    "own mean and length, weight 0.1": KEPT,
-}
-
-
-def stated(weight: OwnParts, centre: str = "") -> str:
-    """What a claim states was subtracted from features before their clip.
-
-    Args:
-        weight: of the own mean and the length.
-        centre: digest of the public centre, or empty, where all of the mean is kept.
-    """
-    return next((text for text, each in STATED.items() if each == weight), centre)
-
-
-def weight_of(claim: str) -> OwnParts:
-    """The weight of the own mean and the length by the statement of a claim.
-
-    Args:
-        claim: as `stated` gives it.
-    """
-    return STATED.get(claim, ALL)
-
-
-def as_stored(claim: str, due: str) -> str:
-    """What the claim of a stored run has to state.
-
-    Args:
-        claim: what it states, where an earlier version may have written it; else empty.
-        due: what a claim of this version states.
-    """
-    return claim if claim in STATED and due == stated(KEPT) else due
-
+from ..errors import ConfigError
+from .exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
+from .mechanism import Mechanism
+from .own_mean import ALL, MOST, REMOVED, OwnParts
 
 # Draws a key of 32 bytes; None draws from the operating system.
 _keys: ContextVar[Callable[[], bytes] | None] = ContextVar("keys", default=None)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
-from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy.accounting import (
+from ..errors import ConfigError, SurrogateError
+from .accounting import (
     GaussianEvent,
     Unit,
     calibrate,

@@ -17,24 +17,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsurrogate.common.errors import (
-    ConfigError,
-    DisputeError,
-    PolicyError,
-    SealError,
-    StateError,
-    SurrogateError,
-)
-from fedsurrogate.common.methods.method import BITS, Plan
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    CONTINUOUS,
-    Integers,
-    discrete_gaussian,
-    seeded,
-)
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.secrets import (
+from ..errors import ConfigError, DisputeError, PolicyError, SealError, StateError, SurrogateError
+from ..methods.method import BITS, Plan
+from ..privacy.gaussian_mechanism import CONTINUOUS, Integers, discrete_gaussian, seeded
+from ..privacy.mechanism import JOINT_SUMS, Mechanism
+from ..run import Run
+from ..security.sealing import public_key, sign, verify
+from ..settings import FeaturesSettings, SumSettings
+from ..settings.heads import FEWEST_MAPPED
+from .secrets import (
     KINDS,
     Dealt,
     Member,
@@ -54,16 +45,13 @@ from fedsurrogate.common.secure_sum.secrets import (
     share_digest,
     words,
 )
-from fedsurrogate.common.security.sealing import public_key, sign, verify
-from fedsurrogate.common.settings import FeaturesSettings, SumSettings
-from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedsurrogate.common.secure_sum.secrets import Words
+    from .secrets import Words
 
 MOST_MEMBERS = 1000
 # Beyond it, noise for lost sites is no part of its own: the proof for discrete noise counts at most

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from fedsurrogate.common.errors import DisputeError, SealError, SurrogateError
-from fedsurrogate.common.security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
+from ..errors import DisputeError, SealError, SurrogateError
+from ..security.sealing import PUBLIC_BYTES, SEED_BYTES, sign, verify
 
 Words = NDArray[np.uint32]
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from fedsurrogate.common.errors import SITE_NAME, RunError, SurrogateError
-from fedsurrogate.common.files import READABLE, replace_file
+from ..errors import SITE_NAME, RunError, SurrogateError
+from ..files import READABLE, replace_file
 
 # Maximum number of receipts of one site: one per data set, and one for each restarted ledger.
 MOST_RECEIPTS = 32

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.safe_parsing import canonical, read_message
-from fedsurrogate.common.surrogate_pb2 import Sealed
+from ..errors import ConfigError, SealError, SurrogateError
+from ..safe_parsing import canonical, read_message
+from ..surrogate_pb2 import Sealed
 
 # A private key is a seed. A public key is the X25519 key followed by the Ed25519 key.
 SEED_BYTES, PUBLIC_BYTES, NONCE_BYTES = 32, 64, 12

@@ -2,7 +2,7 @@
 is known here.
 """
 
-from fedsurrogate.common.settings.base import (
+from .base import (
     AUGMENTATIONS,
     AnyCovariance,
     Augmentations,
@@ -18,14 +18,8 @@ from fedsurrogate.common.settings.base import (
     kebab,
     split_names,
 )
-from fedsurrogate.common.settings.heads import (
-    Bag,
-    BaselineSettings,
-    CountingSettings,
-    FeaturesSettings,
-    HeadSettings,
-)
-from fedsurrogate.common.settings.settings import (
+from .heads import Bag, BaselineSettings, CountingSettings, FeaturesSettings, HeadSettings
+from .settings import (
     SECURE_SUM_KEYS,
     BackboneSettings,
     DataSettings,
@@ -34,12 +28,7 @@ from fedsurrogate.common.settings.settings import (
     SumSettings,
     Waiting,
 )
-from fedsurrogate.common.settings.training import (
-    DPCVAESettings,
-    FedAvgSettings,
-    FedLAPSettings,
-    FedPFTSettings,
-)
+from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
 
 __all__ = [
     "AUGMENTATIONS",

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.identity import name_of, normal
+from ..errors import ConfigError
+from ..identity import name_of, normal
 
 
 def kebab(name: str) -> str:

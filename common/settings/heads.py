@@ -9,18 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedsurrogate.common.backbones.feature_power import LARGEST_POWER
-from fedsurrogate.common.identity import Name, check_ranges
-from fedsurrogate.common.settings.base import (
-    Epochs,
-    Names,
-    Only,
-    Range,
-    Records,
-    Section,
-    Steps,
-    Unit,
-)
+from ..backbones.feature_power import LARGEST_POWER
+from ..identity import Name, check_ranges
+from .base import Epochs, Names, Only, Range, Records, Section, Steps, Unit
 
 
 def _check_power(value: object) -> object:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
-from fedsurrogate.common.identity import Name
-from fedsurrogate.common.settings.base import (
+from ..backbones.backbone_names import OWN_BACKBONE
+from ..identity import Name
+from .base import (
     ClassNames,
     DataKind,
     Defence,
@@ -24,7 +24,7 @@ from fedsurrogate.common.settings.base import (
     Unit,
     flatten,
 )
-from fedsurrogate.common.settings.heads import (
+from .heads import (
     PREFIX,
     BaselineSettings,
     CountingSettings,
@@ -33,12 +33,7 @@ from fedsurrogate.common.settings.heads import (
     Partition,
     TargetSettings,
 )
-from fedsurrogate.common.settings.training import (
-    DPCVAESettings,
-    FedAvgSettings,
-    FedLAPSettings,
-    FedPFTSettings,
-)
+from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
 
 SECURE_SUM_KEYS = (
     "secure-sum-threshold",

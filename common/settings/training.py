@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsurrogate.common.settings.base import (
+from .base import (
     AnyCovariance,
     Augmentations,
     Epochs,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.costs import GAUSSIAN_RANK
-from fedsurrogate.common.models.classifiers import Classifier, alone, one_thread
+from ..costs import GAUSSIAN_RANK
+from ..models.classifiers import Classifier, alone, one_thread
 
 # Largest dimension whose covariance is decomposed exactly.
 EXACT_DIMENSION = 2048

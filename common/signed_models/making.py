@@ -10,16 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.models.classifiers import Classifier
-from fedsurrogate.common.models.training_parts import Batch
-from fedsurrogate.common.privacy.mechanism import relation_of
-from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.sealing import new_key
-from fedsurrogate.common.settings import Settings, kebab
-from fedsurrogate.common.settings.heads import TargetSettings
-from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
-from fedsurrogate.common.signed_models.signed_model import (
+from ..errors import ConfigError, RunError, SurrogateError
+from ..models.classifiers import Classifier
+from ..models.training_parts import Batch
+from ..privacy.mechanism import relation_of
+from ..run import Run, parse_run
+from ..security.sealing import new_key
+from ..settings import Settings, kebab
+from ..settings.heads import TargetSettings
+from ..targets.target import Target
+from ..wire.model_proto import file_content, load_model, pack_classifier, unpack_classifier
+from ..wire.records import Info
+from .gaussians import Gaussians, fit_gaussians
+from .signed_model import (
     SUFFIX,
     Manifest,
     Privacy,
@@ -33,14 +36,6 @@ from fedsurrogate.common.signed_models.signed_model import (
     unpack_gaussians,
     verified,
 )
-from fedsurrogate.common.targets.target import Target
-from fedsurrogate.common.wire.model_proto import (
-    file_content,
-    load_model,
-    pack_classifier,
-    unpack_classifier,
-)
-from fedsurrogate.common.wire.records import Info
 
 SAMPLES = 4000
 # Room for the Gaussians next to a model in a message.

@@ -16,16 +16,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
-from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head
-from fedsurrogate.common.privacy.gaussian_mechanism import ALL
-from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.documents import canonical_json
-from fedsurrogate.common.security.sealing import PUBLIC_BYTES, public_key, sign, verify
-from fedsurrogate.common.signed_models.gaussians import Gaussians
-from fedsurrogate.common.wire.model_proto import classifier_of, file_content
-from fedsurrogate.common.wire.tensors import is_fingerprint
-from fedsurrogate.common.wire.tensors import is_name as is_valid_name
+from ..errors import ConfigError, SealError, SurrogateError
+from ..models.classifiers import Classifier, Ensemble, Head
+from ..privacy.own_mean import ALL
+from ..run import Run, parse_run
+from ..security.documents import canonical_json
+from ..security.sealing import PUBLIC_BYTES, public_key, sign, verify
+from ..wire.model_proto import classifier_of, file_content
+from ..wire.tensors import is_fingerprint
+from ..wire.tensors import is_name as is_valid_name
+from .gaussians import Gaussians
 
 FORMAT = 1
 SUFFIX = ".fedsurrogate"

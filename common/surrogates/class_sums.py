@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.privacy.exact_sums import ExactSum, IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from fedsurrogate.common.surrogates.covariances import Spherical
-from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
+from ..privacy.exact_sums import ExactSum, IntegerSum
+from ..privacy.gaussian_mechanism import BoundedSum, Noisy
+from ..targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
+from .covariances import Spherical
+from .mixtures import Mixtures
 
 # A noisy count within this many standard deviations of zero may belong to a class that the site
 # does not have.

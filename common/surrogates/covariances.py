@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol, Self, cast
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
+from ..errors import SurrogateError
 
 LOG_2PI = math.log(2 * math.pi)
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
-from fedsurrogate.common.identity import ranges
-from fedsurrogate.common.models.networks import one_thread_each
-from fedsurrogate.common.surrogates.covariances import (
+from ..errors import ConfigError, DataError, SurrogateError
+from ..identity import ranges
+from ..models.devices import one_thread_each
+from .covariances import (
     FAMILIES,
     LOG_2PI,
     AnyCovariance,

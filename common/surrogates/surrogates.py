@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import LARGEST_COUNT, SurrogateError
-from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.covariances import Gram, LowRank
-from fedsurrogate.common.surrogates.mixtures import Mixtures
+from ..errors import LARGEST_COUNT, SurrogateError
+from .class_sums import Sums
+from .covariances import Gram, LowRank
+from .mixtures import Mixtures
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.privacy.mechanism import Mechanism
-    from fedsurrogate.common.settings import FedLAPSettings
+    from ..privacy.mechanism import Mechanism
+    from ..settings import FedLAPSettings
 
 
 @dataclass(frozen=True)

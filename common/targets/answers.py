@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.models.classifiers import alone
-from fedsurrogate.common.targets.registry import TARGETS
-from fedsurrogate.common.targets.target import Facts
+from ..errors import SurrogateError
+from ..identity import distinct_names
+from ..models.classifiers import alone
+from .registry import TARGETS
+from .target import Facts
 
 # Of the JSON text, in characters.
 LONGEST = 2**16

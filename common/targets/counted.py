@@ -13,12 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ABOVE, ConfigError, norm_of_ones
-from fedsurrogate.common.settings import CountingSettings
-from fedsurrogate.common.targets.labels import Labels
-from fedsurrogate.common.targets.number import WITHIN, Number
-from fedsurrogate.common.targets.target import Facts, Target
-from fedsurrogate.common.targets.time import Time
+from ..errors import ABOVE, ConfigError, norm_of_ones
+from ..settings import CountingSettings
+from .labels import Labels
+from .number import WITHIN, Number
+from .target import Facts, Target
+from .time import Time
 
 # Log-odds of labels are counted in bins from -EDGE to EDGE; the outer ones hold all beyond.
 EDGE = 8.0

@@ -11,10 +11,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.heads import label_sets
-from fedsurrogate.common.targets.target import (
+from ..errors import ConfigError, DataError
+from ..settings import Settings
+from ..settings.heads import label_sets
+from ..terms import Term
+from .target import (
     LEAST_TOGETHER,
     Facts,
     Kind,
@@ -24,7 +25,6 @@ from fedsurrogate.common.targets.target import (
     TrainedHead,
     sums_of_counts,
 )
-from fedsurrogate.common.terms import Term
 
 # Of the squared norm of a capped record, the part of its label set. Measured with the shares below in
 # benchmarks/targets_labels_runs.py.

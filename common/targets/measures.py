@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from fedsurrogate.common.targets.answers import facts_of
-from fedsurrogate.common.targets.registry import TARGETS
-from fedsurrogate.common.targets.target import Kind
+from .answers import facts_of
+from .registry import TARGETS
+from .target import Kind
 
 # Name of the sums among the values of a message, and most characters of their text.
 MEASURES, LONGEST = "measures", 2**16

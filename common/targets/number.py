@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.identity import ranges
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import (
+from ..errors import ConfigError
+from ..identity import ranges
+from ..settings import Settings
+from ..terms import Term
+from .target import (
     CODE,
     PRODUCTS,
     RECORDS,
@@ -26,7 +27,6 @@ from fedsurrogate.common.targets.target import (
     Target,
     TrainedHead,
 )
-from fedsurrogate.common.terms import Term
 
 # Share of values beyond the range that a person should know of.
 MOST_CLIPPED = 0.01

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.base import short
-from fedsurrogate.common.targets.labels import LABELS
-from fedsurrogate.common.targets.number import NUMBER
-from fedsurrogate.common.targets.target import Kind, Target
-from fedsurrogate.common.targets.time import TIME
+from ..errors import ConfigError
+from ..settings import Settings
+from ..settings.base import short
+from .labels import LABELS
+from .number import NUMBER
+from .target import Kind, Target
+from .time import TIME
 
 TARGETS: dict[str, Kind] = {kind.name: kind for kind in (LABELS, NUMBER, TIME)}
 CLASS = "class"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsurrogate.common.terms import Term
+from ..terms import Term
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsurrogate.common.settings import Settings
+    from ..settings import Settings
 
 # The sums of a site. Those of "records" and "totals" are of the code 1, which every record has.
 RECORDS, TOTALS, CODE, SUMS, SQUARES, PRODUCTS = (

@@ -13,9 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.targets.target import (
+from ..errors import ConfigError, DataError
+from ..settings import Settings
+from ..terms import Term
+from .target import (
     CODE,
     RECORDS,
     SQUARES,
@@ -30,7 +31,6 @@ from fedsurrogate.common.targets.target import (
     TrainedHead,
     sums_of_counts,
 )
-from fedsurrogate.common.terms import Term
 
 # What sites receive: the value of each cell.
 VALUES = "values"

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.errors import DataError, FedSurrogateError, SurrogateError
-from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.models.generators import Generator
-from fedsurrogate.common.privacy.mechanism import NOT_COVERED
-from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.common.surrogates.surrogates import Header
+from ..errors import DataError, FedSurrogateError, SurrogateError
+from ..identity import distinct_names
+from ..models.generators import Generator
+from ..privacy.mechanism import NOT_COVERED
+from ..run import parse_run
+from ..settings import Settings
+from ..settings.base import Scalar
+from ..surrogates.surrogates import Header
 
 FORMAT = 1
 NORMALISATION = (

@@ -13,19 +13,19 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.backbones.feature_power import power_in
-from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
-from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
-from fedsurrogate.common.safe_parsing import canonical, read_message
-from fedsurrogate.common.settings import Model
-from fedsurrogate.common.surrogates.mixtures import Frame
-from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
-from fedsurrogate.common.targets.answers import checked_target
-from fedsurrogate.common.wire.surrogate_proto import (
+from .. import surrogate_pb2 as pb
+from ..backbones.feature_power import power_in
+from ..errors import SurrogateError
+from ..identity import distinct_names
+from ..models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from ..models.parameters import Parameters, Tensors
+from ..privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
+from ..safe_parsing import canonical, read_message
+from ..settings import Model
+from ..surrogates.mixtures import Frame
+from ..surrogates.surrogates import Header, Synthetic
+from ..targets.answers import checked_target
+from .surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,
@@ -35,7 +35,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_header,
     unpack_projection,
 )
-from fedsurrogate.common.wire.tensors import pack, unpack
+from .tensors import pack, unpack
 
 # Of a file, if the model's header has a frame.
 OFFSET, SCALE = "frame-offset", "frame-scale"

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import LARGEST_COUNT, SITE_NAME, SealError, SurrogateError
-from fedsurrogate.common.safe_parsing import canonical, read_message
-from fedsurrogate.common.security.documents import Request, json_object, open_file, pack_file
-from fedsurrogate.common.surrogates.mixtures import Mixtures
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
-from fedsurrogate.common.wire.surrogate_proto import (
+from .. import surrogate_pb2 as pb
+from ..errors import LARGEST_COUNT, SITE_NAME, SealError, SurrogateError
+from ..safe_parsing import canonical, read_message
+from ..security.documents import json_object, open_file, pack_file
+from ..security.signed_requests import Request
+from ..surrogates.mixtures import Mixtures
+from ..surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
+from .surrogate_proto import (
     pack_centre,
     pack_claim,
     pack_header,
@@ -30,7 +31,7 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_header,
     unpack_sums,
 )
-from fedsurrogate.common.wire.tensors import pack, pack_covariance, unpack, unpack_covariance
+from .tensors import pack, pack_covariance, unpack, unpack_covariance
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -9,26 +9,19 @@ from typing import cast
 
 from torch import Tensor
 
-from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import StateError, SurrogateError
-from fedsurrogate.common.identity import distinct_names
-from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.safe_parsing import canonical, read_message
-from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
-from fedsurrogate.common.secure_sum.secrets import (
-    Dealt,
-    Member,
-    Secrets,
-    Words,
-    pack_words,
-    unpack_words,
-)
-from fedsurrogate.common.security.sealing import SEED_BYTES
-from fedsurrogate.common.surrogates.class_sums import Sums
-from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
-from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.tensors import pack, unpack
+from .. import surrogate_pb2 as pb
+from ..errors import StateError, SurrogateError
+from ..identity import distinct_names
+from ..privacy.accounting import Unit
+from ..privacy.mechanism import Mechanism
+from ..safe_parsing import canonical, read_message
+from ..secure_sum.protocol import PHASES, SumState
+from ..secure_sum.secrets import Dealt, Member, Secrets, Words, pack_words, unpack_words
+from ..security.sealing import SEED_BYTES
+from ..surrogates.class_sums import Sums
+from ..surrogates.mixtures import Frame, PublicMap
+from ..surrogates.surrogates import Header
+from .tensors import pack, unpack
 
 SCHEMA = 1
 # Of a header with a frame. A program that knows no frames must not read its tables as features.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.backbones.backbone_names import columns_in, shown
-from fedsurrogate.common.backbones.feature_power import power_in
-from fedsurrogate.common.errors import (
+from .. import surrogate_pb2 as pb
+from ..backbones.backbone_names import columns_in, shown
+from ..backbones.feature_power import power_in
+from ..errors import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
     LONGEST_FINGERPRINT,
@@ -27,26 +27,13 @@ from fedsurrogate.common.errors import (
     RunError,
     SurrogateError,
 )
-from fedsurrogate.common.methods.fedpft import AUTO_RANK, choices, largest_gram
-from fedsurrogate.common.methods.method import Messages, check_schema
-from fedsurrogate.common.run import Run
-from fedsurrogate.common.surrogate_pb2 import Halves, Levels
-from fedsurrogate.common.surrogates.class_sums import lengths
-from fedsurrogate.common.surrogates.covariances import (
-    AnyCovariance,
-    Diagonal,
-    Full,
-    Gram,
-    LowRank,
-    Spherical,
-)
-from fedsurrogate.common.surrogates.surrogates import (
-    AnySurrogate,
-    Header,
-    Reply,
-    SumsSurrogate,
-    Surrogate,
-)
+from ..methods.fedpft import AUTO_RANK, choices, largest_gram
+from ..methods.method import Messages, check_schema
+from ..run import Run
+from ..surrogate_pb2 import Halves, Levels
+from ..surrogates.class_sums import lengths
+from ..surrogates.covariances import AnyCovariance, Diagonal, Full, Gram, LowRank, Spherical
+from ..surrogates.surrogates import AnySurrogate, Header, Reply, SumsSurrogate, Surrogate
 
 LARGEST_HALF = 65504.0
 

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import Json, console
-from fedsurrogate.server_app.deployment import SERVER_DAYS
+from fedsurrogate.common.command_line import Json, console, stderr_console
+
+from ..deployment import SERVER_DAYS
 
 REMEDIES = {
     "authority": "a federation has one authority: make another folder, and new kits for all sites",
@@ -64,8 +65,8 @@ def certs(
 
     from rich.table import Column, Table
 
-    from fedsurrogate.server_app.deployment.audit_log import note
-    from fedsurrogate.server_app.deployment.certificates import drop_site_keys, issue, papers
+    from ..deployment.audit_log import note
+    from ..deployment.certificates import drop_site_keys, issue, papers
 
     if new_key and not site:
         raise typer.BadParameter(
@@ -139,7 +140,7 @@ def kit(
 
 def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | None) -> None:
     """Pack a kit, and print what it holds. Arguments as for `kit`."""
-    from fedsurrogate.server_app.deployment.kit import SITE_KEY, pack_kit
+    from ..deployment.kit import SITE_KEY, pack_kit
 
     file = out or Path(f"{site}.tar.gz")
     names = pack_kit(folder, site, coordinator, image, file)
@@ -150,5 +151,160 @@ def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | 
         f"{file}; it holds the private key of {site}: send it only over a channel that you trust"
         if secret
         else f"{file}; it holds no secret",
+        soft_wrap=True,
+    )
+
+
+MEANS = {
+    "new": "the federation does not know this site yet",
+    "renewal": "the federation knows this site with this key; its certificate is made anew",
+    "other key": "THE FEDERATION KNOWS THIS SITE WITH ANOTHER KEY, which this one would replace",
+}
+
+
+def enrol(
+    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    request: Annotated[Path, typer.Argument(help="The file of `site enrol` from the hospital.")],
+    accept: Annotated[
+        str,
+        typer.Option(
+            metavar="FINGERPRINT",
+            help="Accept it: the fingerprint that the hospital has read out, such as by telephone.",
+        ),
+    ] = "",
+    coordinator: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Pack the site's kit, too: where it reaches you."),
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="Name of the container image at the site.")
+    ] = "fedsurrogate",
+    out: Annotated[
+        Path | None, typer.Option(help="The kit to write; default: SITE.tar.gz.")
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="Days for which the site's key is accepted.")
+    ] = SERVER_DAYS,
+) -> None:
+    """Show who asks to take part, and accept it: a key that was made at the hospital, and never
+    leaves it.
+
+    Without --accept nothing changes. Compare the fingerprint with the hospital on another way than
+    the request came. Then `coordinator register` lets the site in. The same command renews a site
+    whose time ends.
+    """
+    from fedsurrogate.common.escapes import for_rows
+    from fedsurrogate.common.security.documents import in_groups
+
+    from ..deployment.audit_log import note
+    from ..deployment.certificates import valid_until
+    from ..deployment.enrolment import accept as accept_request
+    from ..deployment.enrolment import check_typed, request_in, standing
+
+    asks, content = request_in(request)
+    means = MEANS[standing(folder, asks)]
+    if accept:
+        check_typed(asks, accept)
+        facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
+        note(folder, "accept", facts)
+        accept_request(folder, asks, content, days)
+    rows = {
+        "site": asks.site,
+        "hospital": asks.hospital,
+        "contact": asks.contact,
+        "fingerprint": in_groups(asks.fingerprint()),
+        "": means if not accept else f"accepted until {valid_until(folder / 'sites' / asks.site)}",
+    }
+    for name, value in rows.items():
+        # The last one is ours.
+        width = console.width if name else len(value) + 20
+        console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
+    if not accept:
+        console.print(
+            "call the hospital; if it reads out the same fingerprint: coordinator enrol "
+            f"{folder} {request} --accept FINGERPRINT --coordinator HOST:PORT",
+            soft_wrap=True,
+        )
+        return
+    if coordinator:
+        show_kit(folder, asks.site, coordinator, image, out)
+    console.print(f"let it in: coordinator register {folder}", soft_wrap=True)
+
+
+def audit_log(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The folder that `coordinator certs` has made; else FEDSURROGATE_AUDIT_LOG."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Print only whether the log is whole.")
+    ] = False,
+    holds: Annotated[
+        str,
+        typer.Option(
+            metavar="DIGEST", help="A digest noted earlier: fail if lines up to it were cut off."
+        ),
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the lines as they are, for a collector.")
+    ] = False,
+) -> None:
+    """Show who started, stopped, accepted, revoked or exported what, and check the chain of lines.
+
+    Each line holds the digest of the line before. Note the last digest elsewhere, and give it to
+    --holds later: only that shows that no lines were cut off at the end. Exits with 1 for a log
+    that was changed. Lines whose time is before that of the line before are named.
+    """
+    import json
+
+    from rich.table import Table
+
+    from fedsurrogate.common.errors import ConfigError, RunError
+    from fedsurrogate.common.escapes import for_terminal
+
+    from ..deployment.audit_log import VARIABLE, audit_file, entries
+
+    file = audit_file(folder)
+    if file is None:
+        raise ConfigError(f"name the folder of `coordinator certs`, or set {VARIABLE}")
+    last, held, number, time, earlier = "", False, 0, "", list[str]()
+    table = Table("", "when (UTC)", "who", "what", "facts")
+    for entry, last in entries(file):
+        number += 1
+        held = held or (bool(holds) and last == holds.strip().lower())
+        if entry["time"] < time:
+            earlier.append(str(number))
+        time = entry["time"]
+        if as_json:
+            print(json.dumps(entry, sort_keys=True))
+        facts = ", ".join(f"{name} {value}" for name, value in entry["facts"].items())
+        who = entry["account"] + (f", key {entry['key'][-8:]}" if entry["key"] else "")
+        row = (
+            str(entry["number"]),
+            entry["time"][:19].replace("T", " "),
+            who,
+            entry["action"],
+            facts,
+        )
+        table.add_row(*map(for_terminal, row))
+    if holds and not held:
+        raise RunError(
+            f"{file}: no line has the digest {holds[:16]}...; lines were cut off, or it is of "
+            "another log"
+        )
+    if earlier:
+        stderr_console().print(
+            f"dated before the line before them: {', '.join(earlier[:20])}; the clock of the machine "
+            "was set back, so their times are not to be relied on, and their order is",
+            soft_wrap=True,
+        )
+    if as_json:
+        return
+    if not verify:
+        console.print(table)
+    console.print(
+        f"{number} entries, whole; note the last digest elsewhere, for --holds: {last}",
         soft_wrap=True,
     )

@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
-from fedsurrogate.server_app.cli.proposals import (
-    ProposalFile,
-    check_run_signed,
-    keys_of,
-    settings_of,
-)
-from fedsurrogate.server_app.cli.settings import MetricsAsJson, Preset, complete_runs
+
+from .options import MetricsAsJson, Preset, complete_runs
+from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
 
 
 def _usual_control(address: str) -> str:
-    from fedsurrogate.server_app.deployment.addresses import usual_control
+    from ..deployment.addresses import usual_control
 
     return address or usual_control()
 
@@ -48,7 +44,7 @@ def superlink(context: typer.Context) -> None:
 
     Example: coordinator superlink --insecure --database superlink.db
     """
-    from fedsurrogate.server_app.deployment.superlink import serve
+    from ..deployment.superlink import serve
 
     serve(context.args)
 
@@ -66,8 +62,8 @@ def app(
 
     Example: coordinator app --runtime unix:/runtime/link/app:9091
     """
-    from fedsurrogate.server_app.deployment.addresses import usual_runtime
-    from fedsurrogate.server_app.deployment.submit import serve
+    from ..deployment.addresses import usual_runtime
+    from ..deployment.submit import serve
 
     serve(runtime or usual_runtime(), parent_pid)
 
@@ -87,9 +83,9 @@ def register(
     A registered key stays as it is. A new key under a registered name replaces the old key, which
     is revoked.
     """
-    from fedsurrogate.server_app.deployment.audit_log import note
-    from fedsurrogate.server_app.deployment.submit import check_connection
-    from fedsurrogate.server_app.deployment.supernodes import register as register_keys
+    from ..deployment.audit_log import note
+    from ..deployment.submit import check_connection
+    from ..deployment.supernodes import register as register_keys
 
     check_connection(control, root_certificates)
     allowed_by = _check_keys_allowed(folder, "register", None, proposal)
@@ -142,9 +138,9 @@ def unregister(
     The key goes into the list of revoked keys next to the table of registered sites, so it stays out
     after the SuperLink has lost its database. A new key lets the site in again.
     """
-    from fedsurrogate.server_app.deployment.audit_log import note
-    from fedsurrogate.server_app.deployment.submit import check_connection
-    from fedsurrogate.server_app.deployment.supernodes import forget
+    from ..deployment.audit_log import note
+    from ..deployment.submit import check_connection
+    from ..deployment.supernodes import forget
 
     check_connection(control, root_certificates)
     allowed_by = _check_keys_allowed(folder, "unregister", site, proposal)
@@ -162,8 +158,9 @@ def _check_keys_allowed(
     signatures that the proposal in `file` has not.
     """
     from fedsurrogate.common.security.proposals import Proposal, read_proposal
-    from fedsurrogate.server_app.deployment.audit_log import approvals_needed, check_allowed
-    from fedsurrogate.server_app.deployment.supernodes import table_file
+
+    from ..deployment.audit_log import approvals_needed, check_allowed
+    from ..deployment.supernodes import table_file
 
     rules, keys = table_file(folder).parent, keys_of(folder, site)
     if not keys or (file is None and not approvals_needed(rules)):
@@ -192,16 +189,13 @@ def run(
     from fedsurrogate.common.privacy.accounting import budget_remarks
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.deployment.submit import check_connection, remark
-    from fedsurrogate.server_app.deployment.submit import run as start
-    from fedsurrogate.server_app.lifecycle.before_start import (
-        check_submission,
-        own_folders,
-        with_map_digest,
-    )
-    from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
-    from fedsurrogate.server_app.monitoring.watch import Progress
-    from fedsurrogate.server_app.runs.plan import preset_settings
+
+    from ..deployment.submit import check_connection, remark
+    from ..deployment.submit import run as start
+    from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
+    from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..monitoring.watch import Progress
+    from ..runs.plan import preset_settings
 
     given, proposed = parse_overrides(run_config or []), settings_of(proposal)
     overrides = {**proposed, **preset_settings(preset), **given}
@@ -244,8 +238,8 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
         as_json: whether metrics.json is printed instead of lines.
         secured: whether the SuperLink uses TLS.
     """
-    from fedsurrogate.server_app.deployment.submit import DONE
-    from fedsurrogate.server_app.runs.card import effect_lines, missing_line
+    from ..deployment.submit import DONE
+    from ..runs.card import effect_lines, missing_line
 
     if folder is None:
         console.print(
@@ -279,7 +273,7 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.server_app.control_api import KnownSite
+    from ..control_api import KnownSite
 
 Handle = Annotated[
     str,
@@ -307,9 +301,10 @@ def runs(
     from rich.table import Column, Table
 
     from fedsurrogate.common.escapes import human_seconds
-    from fedsurrogate.server_app.control_api import overview
-    from fedsurrogate.server_app.lifecycle.ends import complete_killed
-    from fedsurrogate.server_app.runs.reader import run_folders
+
+    from ..control_api import overview
+    from ..lifecycle.ends import complete_killed
+    from ..runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:newest])
     rows, problem = overview(output, control, root_certificates, newest)
@@ -346,8 +341,8 @@ def attach(
 
     Ctrl-C ends only this command; the run continues.
     """
-    from fedsurrogate.server_app.deployment.submit import attach as follow
-    from fedsurrogate.server_app.monitoring.watch import Progress
+    from ..deployment.submit import attach as follow
+    from ..monitoring.watch import Progress
 
     output_console, progress = stderr_console(), Progress()
 
@@ -373,8 +368,8 @@ def stop(
     """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can
     be continued.
     """
-    from fedsurrogate.server_app.deployment.submit import stop as end
-    from fedsurrogate.server_app.lifecycle.resume import continuation
+    from ..deployment.submit import stop as end
+    from ..lifecycle.resume import continuation
 
     handle = end(run, output, control, root_certificates)
     console.print(f"stopped {handle.folder or handle.id}", soft_wrap=True)
@@ -403,9 +398,9 @@ def sites(
     """
     from rich.table import Column, Table
 
-    from fedsurrogate.server_app.control_api import NEWEST, known_sites
-    from fedsurrogate.server_app.lifecycle.ends import complete_killed
-    from fedsurrogate.server_app.runs.reader import run_folders
+    from ..control_api import NEWEST, known_sites
+    from ..lifecycle.ends import complete_killed
+    from ..runs.reader import run_folders
 
     complete_killed(*run_folders(output)[:NEWEST])
     rows = known_sites(folder, output, control, root_certificates)

@@ -23,33 +23,18 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras import install_command
-from fedsurrogate.server_app.cli.certs import certs, kit
-from fedsurrogate.server_app.cli.control import app as run_app
-from fedsurrogate.server_app.cli.control import (
-    attach,
-    register,
-    run,
-    runs,
-    sites,
-    stop,
-    superlink,
-    unregister,
-)
-from fedsurrogate.server_app.cli.model import evaluate, export, survey
-from fedsurrogate.server_app.cli.monitoring import metrics, mlflow, sweep, watch
-from fedsurrogate.server_app.cli.offline import audit_log, enrol, exchange, learn, request
-from fedsurrogate.server_app.cli.offline import key as show_key
-from fedsurrogate.server_app.cli.proposals import approve, approver, propose
-from fedsurrogate.server_app.cli.settings import (
-    GONE,
-    Preset,
-    RunArgument,
-    complete_runs,
-    public_map,
-    sample_data,
-    settings,
-)
-from fedsurrogate.server_app.cli.settings import preset as show_preset
+
+from .certs import audit_log, certs, enrol, kit
+from .control import app as run_app
+from .control import attach, register, run, runs, sites, stop, superlink, unregister
+from .model import evaluate, export, survey
+from .monitoring import metrics, mlflow, sweep, watch
+from .offline import exchange, learn, request
+from .offline import key as show_key
+from .options import GONE, Preset, RunArgument, complete_runs
+from .proposals import approve, approver, propose
+from .settings import preset as show_preset
+from .settings import public_map, sample_data, settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,13 +113,11 @@ def simulate(
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.lifecycle.before_start import (
-        check_simulation,
-        flower_engine,
-    )
-    from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
-    from fedsurrogate.server_app.monitoring.watch import Progress
-    from fedsurrogate.server_app.runs.plan import preset_settings
+
+    from ..lifecycle.before_start import check_simulation, flower_engine
+    from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..monitoring.watch import Progress
+    from ..runs.plan import preset_settings
 
     # Before the imports of an engine, which take seconds.
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
@@ -154,12 +137,12 @@ def simulate(
         try:
             with interruptible():
                 if by_flower:
-                    from fedsurrogate.server_app.deployment.simulate import Machine
-                    from fedsurrogate.server_app.deployment.simulate import simulate as start
+                    from ..deployment.simulate import Machine
+                    from ..deployment.simulate import simulate as start
 
                     folder = start(sites, settings, Machine(parallel, gpus), show)
                 else:
-                    from fedsurrogate.server_app.deployment.local_engine import simulate_here
+                    from ..deployment.local_engine import simulate_here
 
                     folder = simulate_here(sites, settings, show)
         except Interrupted as stop:
@@ -175,13 +158,9 @@ def simulate(
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
                 progress.print(line, soft_wrap=True)
             raise typer.Exit(stop.exit_code) from None
-    from fedsurrogate.server_app.report.quality_view import (
-        privacy_line,
-        recorded_quality,
-        sentence_of,
-    )
-    from fedsurrogate.server_app.report.tables import warnings_of
-    from fedsurrogate.server_app.runs.reader import read_run
+    from ..report.quality_view import privacy_line, recorded_quality, sentence_of
+    from ..report.tables import warnings_of
+    from ..runs.reader import read_run
 
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
@@ -225,9 +204,10 @@ def plan(
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.lifecycle.before_start import check_data_named
-    from fedsurrogate.server_app.runs.plan import in_words, preset_settings
-    from fedsurrogate.server_app.runs.plan import plan as costs
+
+    from ..lifecycle.before_start import check_data_named
+    from ..runs.plan import in_words, preset_settings
+    from ..runs.plan import plan as costs
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     check_data_named(config.settings)
@@ -324,10 +304,11 @@ def report(
 ) -> None:
     """Write RUN/report.html again from the files in the run folder."""
     from fedsurrogate.common.pages.svg import undrawn
-    from fedsurrogate.server_app.lifecycle.ends import complete_killed
-    from fedsurrogate.server_app.report.build import write_csv, write_report
-    from fedsurrogate.server_app.report.quality_view import privacy_line
-    from fedsurrogate.server_app.runs.reader import read_run
+
+    from ..lifecycle.ends import complete_killed
+    from ..report.build import write_csv, write_report
+    from ..report.quality_view import privacy_line
+    from ..runs.reader import read_run
 
     complete_killed(run, *(beside or ()))
     console.print(f"privacy {privacy_line(read_run(run).metrics)}", soft_wrap=True)
@@ -357,7 +338,8 @@ def relearn(
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.server_app.relearn import relearn as learn_again
+
+    from ..relearn import relearn as learn_again
 
     try:
         names = split_names(classes)
@@ -374,7 +356,8 @@ def relearn(
 def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
     from fedsurrogate.common.errors import FedSurrogateError
-    from fedsurrogate.server_app.relearn import scores_of
+
+    from ..relearn import scores_of
 
     try:
         found = scores_of(run, head)
@@ -399,7 +382,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
 
     from fedsurrogate.common.escapes import human_bytes, human_seconds
     from fedsurrogate.common.methods import METHODS
-    from fedsurrogate.server_app.runs.state import natural_order
+
+    from ..runs.state import natural_order
 
     accuracy, sent, rounds = metrics["accuracy"], metrics["bytes"], len(metrics.get("rounds") or ())
     seconds = metrics["seconds"].get("command", metrics["seconds"]["total"])

@@ -15,8 +15,10 @@ import typer
 
 from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.server_app.cli.control import Authority, Control
-from fedsurrogate.server_app.cli.proposals import (
+
+from .control import Authority, Control
+from .options import RunArgument, complete_runs
+from .proposals import (
     ProposalFile,
     ProposeFile,
     Purpose,
@@ -25,7 +27,6 @@ from fedsurrogate.server_app.cli.proposals import (
     settings_of,
     write_proposal,
 )
-from fedsurrogate.server_app.cli.settings import RunArgument, complete_runs
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.base import Scalar
@@ -71,7 +72,8 @@ def evaluate(
     values.
     """
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
+
+    from ..counting import CountingBudget, evaluation_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
     settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
@@ -91,7 +93,7 @@ def evaluate(
         return
     from rich.table import Table
 
-    from fedsurrogate.server_app.counting import rows_of
+    from ..counting import rows_of
 
     table = Table(
         "class", "records", "sensitivity", "specificity", "AUROC", caption="with 95 % intervals"
@@ -164,14 +166,15 @@ def survey(
     """
     from fedsurrogate.common.settings import split_names
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.counting import (
+
+    from ..counting import (
         CountingBudget,
         estimate_of,
         features_like,
         features_with,
         survey_settings,
     )
-    from fedsurrogate.server_app.report.build import write_report
+    from ..report.build import write_report
 
     try:
         names = split_names(classes or str(settings_of(proposal).get("classes", "")))
@@ -239,10 +242,11 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     return the run folder.
     """
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.server_app.deployment.submit import check_connection
-    from fedsurrogate.server_app.deployment.submit import run as start
-    from fedsurrogate.server_app.lifecycle.before_start import check_submission
-    from fedsurrogate.server_app.monitoring.watch import Progress
+
+    from ..deployment.submit import check_connection
+    from ..deployment.submit import run as start
+    from ..lifecycle.before_start import check_submission
+    from ..monitoring.watch import Progress
 
     config, output_console, progress = parse_run(settings), stderr_console(), Progress()
 
@@ -252,7 +256,7 @@ def _run(settings: Mapping[str, Scalar], sites: int, control: str, authority: Pa
     output = Path(config.settings.output_dir).expanduser().absolute()
     settings = {**settings, "output-dir": str(output)}
     if sites:
-        from fedsurrogate.server_app.deployment.local_engine import simulate_here
+        from ..deployment.local_engine import simulate_here
 
         return simulate_here(sites, settings, show)
     check_connection(control, authority)
@@ -268,7 +272,7 @@ def _print_counts(folder: Path) -> None:
     """Print the tables of a run that counted about another target than classes."""
     from rich.table import Table
 
-    from fedsurrogate.server_app.report.counts_view import counts_views
+    from ..report.counts_view import counts_views
 
     for view in counts_views(folder):
         table = Table(*view.columns)
@@ -328,8 +332,8 @@ def export(
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.
     """
-    from fedsurrogate.server_app.deployment.audit_log import note
-    from fedsurrogate.server_app.export.model_card import signed_model_of
+    from ..deployment.audit_log import note
+    from ..export.source import signed_model_of
 
     model = signed_model_of(run, key)
     note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})
@@ -344,12 +348,12 @@ def export(
 
         file.write_bytes(save_signed_model(model))
     elif format_ is Format.card:
-        from fedsurrogate.server_app.export.model_card import model_card
+        from ..export.model_card import model_card
 
         file.write_text(model_card(model, run), encoding="utf-8")
     else:
-        from fedsurrogate.server_app.export.graph import check_onnx, graph_of, write_graph
-        from fedsurrogate.server_app.export.model_card import model_card
+        from ..export.graph import check_onnx, graph_of, write_graph
+        from ..export.model_card import model_card
 
         # Before a network is built.
         check_onnx()

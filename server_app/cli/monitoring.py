@@ -21,11 +21,13 @@ from fedsurrogate.common.command_line import (
     wait_for_interrupt,
 )
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.server_app.cli.settings import Preset, complete_runs
+
+from .options import Preset, complete_runs
 
 if TYPE_CHECKING:
     from fedsurrogate.common.metrics_page import Collector
-    from fedsurrogate.server_app.monitoring.prometheus import LinkCollector
+
+    from ..monitoring.prometheus import LinkCollector
 
 RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
@@ -65,9 +67,9 @@ def watch(
     stopped at any time. Prints a line for every event, then the state. Exits with 0 when the run
     succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
     """
-    from fedsurrogate.server_app.monitoring.watch import show_once
-    from fedsurrogate.server_app.monitoring.watch import watch as show
-    from fedsurrogate.server_app.runs.reader import run_folders
+    from ..monitoring.watch import show_once
+    from ..monitoring.watch import watch as show
+    from ..runs.reader import run_folders
 
     known = run_folders(run) if wait_for_next else []
     shown = show_once(run, console, as_json) if once else None
@@ -101,7 +103,8 @@ def metrics(
     FEDSURROGATE_REGISTERED, as `coordinator sites` does.
     """
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
-    from fedsurrogate.server_app.monitoring.prometheus import serve
+
+    from ..monitoring.prometheus import serve
 
     more: list[Collector] = [MachineCollector(certificate or (), {"runs": runs})]
     more += _of_superlink(superlink)
@@ -139,7 +142,7 @@ def mlflow(
 
     Example: coordinator mlflow runs/20261122T101500Z-fedpft-0bc876 --store file:mlruns
     """
-    from fedsurrogate.server_app.monitoring.mlflow_runs import Place, log_to_mlflow
+    from ..monitoring.mlflow_runs import Place, log_to_mlflow
 
     for run in log_to_mlflow(what, Place(store, experiment)):
         console.print(run, soft_wrap=True)
@@ -151,8 +154,8 @@ def _of_superlink(address: str) -> list[LinkCollector]:
         return []
     import os
 
-    from fedsurrogate.server_app.deployment.supernodes import table_file
-    from fedsurrogate.server_app.monitoring.prometheus import LinkCollector
+    from ..deployment.supernodes import table_file
+    from ..monitoring.prometheus import LinkCollector
 
     authority = os.environ.get("FEDSURROGATE_ROOT_CERTIFICATES")
     return [LinkCollector(address, Path(authority) if authority else None, table_file(Path()))]
@@ -208,18 +211,11 @@ def sweep(
     """
     from fedsurrogate.common.extras import is_installed, missing
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.deployment.local_engine import simulate_here
-    from fedsurrogate.server_app.report.plots.sweep import draw_sweep
-    from fedsurrogate.server_app.runs.plan import preset_settings
-    from fedsurrogate.server_app.sweep import (
-        Start,
-        Varied,
-        combinations,
-        merged,
-        run_sweep,
-        summarise,
-        sweep_file,
-    )
+
+    from ..deployment.local_engine import simulate_here
+    from ..report.plots.sweep import draw_sweep
+    from ..runs.plan import preset_settings
+    from ..sweep import Start, Varied, combinations, merged, run_sweep, summarise, sweep_file
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])
     trials = combinations(parse_grid(grid or []), range(seeds))
@@ -309,8 +305,9 @@ def _table(summaries: Sequence[Any]) -> Table:
     from rich.table import Table
 
     from fedsurrogate.common.escapes import human_bytes
-    from fedsurrogate.server_app.runs.scores import MAJORITY, SCORES
-    from fedsurrogate.server_app.sweep import leading_score
+
+    from ..runs.scores import MAJORITY, SCORES
+    from ..sweep import leading_score
 
     first = leading_score(summaries)
     known = {name for name in SCORES if any(s.means[name] is not None for s in summaries)}

@@ -12,7 +12,8 @@ import click
 import typer
 
 from fedsurrogate.common.command_line import RunSettings, console
-from fedsurrogate.server_app.cli.settings import Preset
+
+from .options import Preset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +71,8 @@ def propose(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.settings.base import parse_overrides
-    from fedsurrogate.server_app.runs.plan import preset_settings
+
+    from ..runs.plan import preset_settings
 
     if what == What.run:
         given = preset_settings(preset) | parse_overrides(run_config or [])
@@ -100,7 +102,8 @@ def write_proposal(
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
     from fedsurrogate.common.security.proposals import Proposal, SignedProposal
-    from fedsurrogate.server_app.lifecycle.before_start import own_folders, with_map_digest
+
+    from ..lifecycle.before_start import own_folders, with_map_digest
 
     if action == "run":
         # Another process starts it later, perhaps in another folder.
@@ -166,8 +169,9 @@ def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> 
         authority: the certificate, in the folder of `coordinator certs`; None without TLS.
     """
     from fedsurrogate.common.security.proposals import Proposal
-    from fedsurrogate.server_app.deployment.audit_log import check_run_allowed
-    from fedsurrogate.server_app.deployment.supernodes import table_file
+
+    from ..deployment.audit_log import check_run_allowed
+    from ..deployment.supernodes import table_file
 
     if authority is not None:
         digest = Proposal.fresh("run", settings, "this command", 1).digest()
@@ -186,8 +190,9 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
         ConfigError: no folder is given, or it has no such key.
     """
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.server_app.deployment.certificates import papers
-    from fedsurrogate.server_app.deployment.supernodes import not_registered
+
+    from ..deployment.certificates import papers
+    from ..deployment.supernodes import not_registered
 
     if folder is None:
         raise ConfigError("name the folder of the keys with --folder")

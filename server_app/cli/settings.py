@@ -11,59 +11,7 @@ import typer
 
 from fedsurrogate.common.command_line import Json, console
 
-
-def complete_keys(incomplete: str) -> list[tuple[str, str]]:
-    """Settings of a run, and their meaning."""
-    from fedsurrogate.common.help import descriptions
-
-    return [(row.key, row.text) for row in descriptions() if row.key.startswith(incomplete)]
-
-
-def complete_methods(incomplete: str) -> list[tuple[str, str]]:
-    """Names of methods, and their papers."""
-    from fedsurrogate.common.methods import METHODS
-
-    return [(name, spec.paper) for name, spec in METHODS.items() if name.startswith(incomplete)]
-
-
-def complete_presets(incomplete: str) -> list[tuple[str, str]]:
-    """Names of presets, and their notes."""
-    from fedsurrogate.server_app.runs.plan import preset_notes, presets
-
-    return [(name, preset_notes(name)[0]) for name in presets() if name.startswith(incomplete)]
-
-
-def complete_runs(incomplete: str) -> list[str]:
-    """Run folders, newest first: those in the folder that is typed so far, or in runs/."""
-    from fedsurrogate.server_app.runs.reader import run_folders
-
-    typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
-    folders = dict.fromkeys(
-        str(folder) for place in (typed, Path("runs")) for folder in run_folders(place)
-    )
-    return [folder for folder in folders if folder.startswith(incomplete)]
-
-
-Preset = Annotated[
-    str,
-    typer.Option(
-        "--preset",
-        metavar="NAME",
-        help="Named settings to start from; `coordinator preset` lists them.",
-        autocompletion=complete_presets,
-    ),
-]
-MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]
-RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder.",
-        exists=True,
-        file_okay=False,
-        autocompletion=complete_runs,
-    ),
-]
+from .options import complete_keys, complete_methods, complete_presets
 
 
 def settings(
@@ -111,7 +59,7 @@ def preset(
     ] = "",
 ) -> None:
     """List the presets, or print the settings of one and how it differs from its paper."""
-    from fedsurrogate.server_app.runs.plan import preset_notes, preset_settings, presets
+    from ..runs.plan import preset_notes, preset_settings, presets
 
     if name:
         settings = preset_settings(name)
@@ -149,7 +97,7 @@ def sample_data(
 
     Example: coordinator sample-data xrays --out xrays
     """
-    from fedsurrogate.server_app.sample_data import write_xrays
+    from ..sample_data import write_xrays
 
     folder = out or Path(kind.value)
     names = write_xrays(folder, hospitals, images, seed, size)
@@ -177,35 +125,8 @@ def public_map(
 
     Example: coordinator public-map public.safetensors --backbone torchvision:mobilenet_v2
     """
-    from fedsurrogate.server_app.counting import write_public_map
+    from ..counting import write_public_map
 
     made = write_public_map(str(public), out, backbone, weights_path, power)
     console.print(f"map             {out}: {made}", soft_wrap=True)
     console.print(f"use it with     -c 'features.projection=\"{out}\"'", soft_wrap=True)
-
-
-_QUEUE = (
-    "the queue of runs is gone, and no release had it; cron, at or systemd-run start `coordinator "
-    "run --proposal FILE` at a time, and the SuperLink starts one run after another"
-)
-_CRATE = (
-    "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
-    "`--format card` write what a reader needs, and any archiver packs the folder of the run"
-)
-_GRAPHS = (
-    "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
-    "`--format onnx` writes the same graph for onnxruntime"
-)
-_TENSORBOARD = (
-    "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
-    "mlflow RUN` logs a run, and `coordinator metrics` shows one that goes on to Prometheus"
-)
-GONE = {
-    "queue": _QUEUE,
-    "tensorboard": _TENSORBOARD,
-    "run --queue": _QUEUE,
-    "run --at": _QUEUE,
-    "export --format rocrate": _CRATE,
-    "export --format torchscript": _GRAPHS,
-    "export --format torch-export": _GRAPHS,
-}

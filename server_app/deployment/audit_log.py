@@ -33,7 +33,8 @@ from fedsurrogate.common.security.proposals import (
     read_setting,
 )
 from fedsurrogate.common.security.sealing import public_key, read_keys, sign, verify
-from fedsurrogate.server_app.deployment.supernodes import table_file
+
+from .supernodes import table_file
 
 RULES, APPROVERS = "federation.toml", "approvers.toml"
 MOST = 20

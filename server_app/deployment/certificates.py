@@ -23,16 +23,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedsurrogate.common.errors import SITE_NAME, ConfigError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.security.documents import key_fingerprint
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,
     Enrolment,
     check_site_name,
     new_node_key,
 )
-from fedsurrogate.common.security.proposals import PUBLIC as SITE_PUBLIC
-from fedsurrogate.server_app.deployment import SERVER_DAYS
-from fedsurrogate.server_app.deployment.request_key import make_request_key
+from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
+
+from . import SERVER_DAYS
+from .request_key import make_request_key
 
 # Mode of certificates and public keys.
 PUBLIC = 0o644

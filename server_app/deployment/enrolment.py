@@ -12,21 +12,17 @@ from fedsurrogate.common.security.documents import (
     is_fingerprint,
     read_at_most,
 )
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.enrolment import (
     CERTIFICATE,
     KEY,
     LARGEST_REQUEST,
     Enrolment,
     read_request,
 )
-from fedsurrogate.common.security.proposals import PUBLIC as SITE_PUBLIC
-from fedsurrogate.server_app.deployment.certificates import (
-    PUBLIC,
-    REQUEST,
-    certify,
-    papers,
-)
-from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
+from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
+
+from .certificates import PUBLIC, REQUEST, certify, papers
+from .supernodes import check_not_revoked
 
 Standing = Literal["new", "renewal", "other key"]
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.server_app.deployment.request_key import PUBLIC
-from fedsurrogate.server_app.deployment.supernodes import check_not_revoked
+
+from .request_key import PUBLIC
+from .supernodes import check_not_revoked
 
 # The folder deploy/ is next to this package, in a checkout and in the image.
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -25,18 +25,14 @@ from fedsurrogate.common.flower import flower
 from fedsurrogate.common.help import without_effect
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app.control_api import find_folder
-from fedsurrogate.server_app.deployment.submit import OnEvent, remark
-from fedsurrogate.server_app.lifecycle.before_start import (
-    check_local,
-    check_records,
-    check_simulation,
-    site_folders,
-)
-from fedsurrogate.server_app.lifecycle.resume import Interrupted
-from fedsurrogate.server_app.runs.reader import POLL_SECONDS
-from fedsurrogate.server_app.runs.state import PARTS, EventFile
-from fedsurrogate.server_app.serverapp import federate
+
+from ..control_api import find_folder
+from ..lifecycle.before_start import check_local, check_records, check_simulation, site_folders
+from ..lifecycle.resume import Interrupted
+from ..runs.reader import POLL_SECONDS
+from ..runs.state import PARTS, EventFile
+from ..serverapp import federate
+from .submit import OnEvent, remark
 
 FIRST_NODE = 1001
 ClientApp = Callable[[Message, Context], Message]

@@ -29,9 +29,21 @@ from fedsurrogate.common.machine import (
     user_folder,
 )
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app.control_api import event_now
-from fedsurrogate.server_app.deployment.addresses import connect
-from fedsurrogate.server_app.deployment.submit import (
+
+from ..control_api import event_now
+from ..lifecycle.before_start import (
+    DID_NOT_START,
+    REMEDY,
+    check_addresses,
+    check_records,
+    check_simulation,
+    fitting_sites,
+    site_folders,
+)
+from ..lifecycle.ends import complete_interrupted
+from ..lifecycle.resume import Interrupted
+from .addresses import connect
+from .submit import (
     COORDINATOR,
     DONE,
     OnEvent,
@@ -44,17 +56,6 @@ from fedsurrogate.server_app.deployment.submit import (
     submit,
     to_the_end,
 )
-from fedsurrogate.server_app.lifecycle.before_start import (
-    DID_NOT_START,
-    REMEDY,
-    check_addresses,
-    check_records,
-    check_simulation,
-    fitting_sites,
-    site_folders,
-)
-from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
-from fedsurrogate.server_app.lifecycle.resume import Interrupted
 
 START_SECONDS = 300.0
 ATTEMPTS = 3

@@ -24,7 +24,8 @@ from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import read_setting
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app.control_api import (
+
+from ..control_api import (
     END_SECONDS,
     UNKNOWN,
     Handle,
@@ -34,11 +35,11 @@ from fedsurrogate.server_app.control_api import (
     follow_run,
     status_of,
 )
-from fedsurrogate.server_app.control_api import stop as stop_at_superlink
-from fedsurrogate.server_app.deployment.addresses import connect, is_here
-from fedsurrogate.server_app.deployment.audit_log import note
-from fedsurrogate.server_app.lifecycle.ends import await_end, complete_interrupted, final_metrics
-from fedsurrogate.server_app.lifecycle.resume import Interrupted, can_continue, continuation
+from ..control_api import stop as stop_at_superlink
+from ..lifecycle.ends import await_end, complete_interrupted, final_metrics
+from ..lifecycle.resume import Interrupted, can_continue, continuation
+from .addresses import connect, is_here
+from .audit_log import note
 
 APP_FOLDER = Path(__file__).resolve().parents[2]
 # The packages of the app next to `fedsurrogate`, as `fab-include` in pyproject.toml names them.

@@ -19,15 +19,12 @@ from fedsurrogate.common.flower.environment import QUIET, without_proxy_here
 from fedsurrogate.common.flower.interface import CONTROL_OPTION, RUNTIME_OPTION
 from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.security.registrations import TABLE, VARIABLE
-from fedsurrogate.server_app.deployment.addresses import (
-    check_socket,
-    usual_control,
-    usual_runtime,
-)
-from fedsurrogate.server_app.deployment.fleet_guard import Validity
-from fedsurrogate.server_app.deployment.request_key import KEY
-from fedsurrogate.server_app.deployment.request_key import VARIABLE as SIGNING
-from fedsurrogate.server_app.deployment.submit import COORDINATOR, admission
+
+from .addresses import check_socket, usual_control, usual_runtime
+from .fleet_guard import Validity
+from .request_key import KEY
+from .request_key import VARIABLE as SIGNING
+from .submit import COORDINATOR, admission
 
 
 # Its database holds what sites send, and its sockets ask for no authentication.

@@ -24,8 +24,9 @@ from fedsurrogate.common.security.registrations import (
     revoke,
     write_table,
 )
-from fedsurrogate.server_app.deployment.certificates import valid_until
-from fedsurrogate.server_app.deployment.fleet_guard import fingerprint_of, key_bytes
+
+from .certificates import valid_until
+from .fleet_guard import fingerprint_of, key_bytes
 
 
 def table_file(folder: Path) -> Path:

@@ -5,7 +5,6 @@ its number of records.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,24 +16,13 @@ from fedsurrogate.common.escapes import for_markdown, for_terminal
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
-from fedsurrogate.common.signed_models.making import settings_of_run, signed_from_run
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.targets.answers import answer_columns, facts_of
 from fedsurrogate.common.targets.measures import IN_WORDS
-from fedsurrogate.server_app.deployment.request_key import read_request_key, signing_key
-from fedsurrogate.server_app.relearn import stored_source
-from fedsurrogate.server_app.report.counts_view import view_of
-from fedsurrogate.server_app.runs.state import (
-    Json,
-    as_list,
-    as_number,
-    as_numbers,
-    as_table,
-    at,
-    clean,
-    read_json,
-)
 from fedsurrogate.strategies.counting.strategy import payload_of
+
+from ..report.counts_view import view_of
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, clean, read_json
 
 
 @dataclass(frozen=True)
@@ -84,34 +72,6 @@ def evaluated(model: SignedModel, run: Path) -> Measured | None:
     lines.insert(3, "|---" * len(view.columns) + "|")
     data = f"held-out records of {view.sites}"
     return Measured(data, value, f"accuracy{limits}", [*lines, "", *map(for_markdown, view.words)])
-
-
-def signed_model_of(run: Path, key_folder: Path | None = None) -> SignedModel:
-    """The model that the sites received. A run without one, such as a simulation, is signed now;
-    of a private run with the Gaussians of its stored surrogates, as at the end of a deployment's run.
-
-    Args:
-        run: the run folder.
-        key_folder: where the coordinator's key is; by default the key of the folder of the run.
-
-    Returns:
-        The signed model.
-
-    Raises:
-        RunError: the run has no model.
-        ConfigError: the key cannot be read or made.
-        SurrogateError: the model, or a stored surrogate, cannot be read.
-    """
-    file = run / f"model{SUFFIX}"
-    if file.is_file():
-        return read_signed_model(file)
-    private = (
-        read_request_key(key_folder)
-        if key_folder
-        else signing_key(run.absolute().parent, os.environ)
-    )
-    source = stored_source(run) if settings_of_run(run).settings.epsilon else None
-    return signed_from_run(run, private, None if source is None else source.sample)
 
 
 # Licences of published weights, as far as this project knows them. Others must be looked up.

@@ -37,13 +37,14 @@ from fedsurrogate.common.machine import (
     user_folder,
     why_not_writable,
 )
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DataSettings
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import read_partitioner
-from fedsurrogate.server_app.deployment.addresses import is_here
-from fedsurrogate.server_app.lifecycle.resume import check_resume
+
+from ..deployment.addresses import is_here
+from .resume import check_resume
 
 # Measured with the digits: proportional set sizes at their highest, rounded up.
 # Flower's and Ray's processes (1.1 GiB) and this one; each site; all sites in this process.

@@ -15,14 +15,10 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.server_app.runs.reader import (
-    POLL_SECONDS,
-    current_metrics,
-    interrupted_metrics,
-    why_killed,
-)
-from fedsurrogate.server_app.runs.state import EVENTS, METRICS, Json, read_object
-from fedsurrogate.server_app.runs.writer import forget_writer, writer_is_gone
+
+from ..runs.reader import POLL_SECONDS, current_metrics, interrupted_metrics, why_killed
+from ..runs.state import EVENTS, METRICS, Json, read_object
+from ..runs.writer_lock import forget_writer, writer_is_gone
 
 
 def complete_killed(*folders: Path) -> None:
@@ -128,7 +124,7 @@ def _append(file: Path, line: str) -> None:
 
 def _draw(folder: Path) -> None:
     # Imports torch and matplotlib, and most runs need no report from here.
-    from fedsurrogate.server_app.report.build import write_report
+    from ..report.build import write_report
 
     with suppress(OSError, FedSurrogateError):
         write_report(folder)

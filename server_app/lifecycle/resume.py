@@ -16,7 +16,8 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app.runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
+
+from ..runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
 
 # What a run leaves to continue from, by the kind of its method.
 CHECKPOINTS = {"rounds": "checkpoint.safetensors", "chain": "chain.json"}

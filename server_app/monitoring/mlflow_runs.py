@@ -12,15 +12,9 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.settings.base import flatten
-from fedsurrogate.server_app.runs.reader import read_run
-from fedsurrogate.server_app.runs.state import (
-    METRICS,
-    Json,
-    as_list,
-    as_number,
-    as_table,
-    read_json,
-)
+
+from ..runs.reader import read_run
+from ..runs.state import METRICS, Json, as_list, as_number, as_table, read_json
 
 # What a run folder gives: surrogates and sums that sites sent stay where they are.
 FILES = ("metrics.json", "manifest.json", "report.html", "model.safetensors", "model.fedsurrogate")

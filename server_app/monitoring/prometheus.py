@@ -16,10 +16,11 @@ from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.metrics_page import PREFIX, Collector, series, serve_page
 from fedsurrogate.common.security.registrations import read_table
-from fedsurrogate.server_app.control_api import KnownSite, list_runs, list_sites
-from fedsurrogate.server_app.monitoring.watch import elapsed, look, silent_for
-from fedsurrogate.server_app.runs.reader import LiveRun, find_run, run_folders
-from fedsurrogate.server_app.runs.state import RunState, SiteState, natural_order
+
+from ..control_api import KnownSite, list_runs, list_sites
+from ..runs.reader import LiveRun, find_run, run_folders
+from ..runs.state import RunState, SiteState, natural_order
+from .watch import elapsed, look, silent_for
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -14,10 +14,11 @@ from rich.text import Text
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import human_bytes, human_seconds, percent
-from fedsurrogate.server_app.lifecycle.ends import complete_killed
-from fedsurrogate.server_app.lifecycle.resume import can_continue, continuation
-from fedsurrogate.server_app.runs.reader import POLL_SECONDS, LiveRun, find_run
-from fedsurrogate.server_app.runs.state import Json, RunState, SiteState, event_line, natural_order
+
+from ..lifecycle.ends import complete_killed
+from ..lifecycle.resume import can_continue, continuation
+from ..runs.reader import POLL_SECONDS, LiveRun, find_run
+from ..runs.state import Json, RunState, SiteState, event_line, natural_order
 
 
 def look(run: LiveRun) -> list[Json]:

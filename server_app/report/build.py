@@ -22,13 +22,17 @@ from fedsurrogate.common.pages.svg import (
 )
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import flatten
-from fedsurrogate.server_app.report.counts_view import CountsView, counts_views
-from fedsurrogate.server_app.report.plots import accuracy as plots
-from fedsurrogate.server_app.report.plots.accuracy import accuracy_over, steps
-from fedsurrogate.server_app.report.plots.rows import Series, draw_rows, radii, sheets
-from fedsurrogate.server_app.report.quality_view import measures_view, privacy_view, quality_view
-from fedsurrogate.server_app.report.site_distances import drawn_map, site_map_of, words_of
-from fedsurrogate.server_app.report.tables import (
+
+from ..runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
+from ..runs.scores import AUROC, leading, scores_of
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table, natural_order
+from .counts_view import CountsView, counts_views
+from .plots import accuracy as plots
+from .plots.accuracy import accuracy_over, steps
+from .plots.rows import Series, draw_rows, radii, sheets
+from .quality_view import measures_view, privacy_view, quality_view
+from .site_distances import drawn_map, site_map_of, words_of
+from .tables import (
     compared,
     comparison_table,
     csv_link,
@@ -38,16 +42,6 @@ from fedsurrogate.server_app.report.tables import (
     tables_of,
     warnings_of,
     write_tables,
-)
-from fedsurrogate.server_app.runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
-from fedsurrogate.server_app.runs.scores import AUROC, leading, scores_of
-from fedsurrogate.server_app.runs.state import (
-    Json,
-    as_list,
-    as_number,
-    as_numbers,
-    as_table,
-    natural_order,
 )
 
 # Flower packs no file of an app whose name ends in .html or .j2, so the names of the templates end

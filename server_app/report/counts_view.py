@@ -13,16 +13,9 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
 from fedsurrogate.common.targets.measures import IN_WORDS as OF_MEASURES
-from fedsurrogate.server_app.report.plots.rows import Series, WithInterval, draw_rows, draw_survival
-from fedsurrogate.server_app.runs.state import (
-    Json,
-    as_list,
-    as_number,
-    as_table,
-    at,
-    clean,
-    read_json,
-)
+
+from ..runs.state import Json, as_list, as_number, as_table, at, clean, read_json
+from .plots.rows import Series, WithInterval, draw_rows, draw_survival
 
 HIDDEN, ALL = "hidden by the noise", "all sites"
 # Measures of a class in evaluation.json, in the order of the page: name, colour and mark.

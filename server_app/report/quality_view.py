@@ -8,12 +8,8 @@ from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.escapes import percent
-from fedsurrogate.common.models.class_measures import (
-    Measure,
-    ModelQuality,
-    leads_with_auroc,
-    unpacked_quality,
-)
+from fedsurrogate.common.models.class_measures import Measure, leads_with_auroc
+from fedsurrogate.common.models.model_quality import ModelQuality, unpacked_quality
 from fedsurrogate.common.pages.of_classes import (
     captions,
     classes_card,
@@ -24,16 +20,9 @@ from fedsurrogate.common.pages.of_classes import (
 from fedsurrogate.common.pages.svg import trusted
 from fedsurrogate.common.targets.measures import IN_WORDS
 from fedsurrogate.common.targets.registry import TARGETS
-from fedsurrogate.server_app.runs.reader import RunFolder
-from fedsurrogate.server_app.runs.state import (
-    Json,
-    as_list,
-    as_number,
-    as_numbers,
-    as_table,
-    at,
-    natural_order,
-)
+
+from ..runs.reader import RunFolder
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, natural_order
 
 QUALITY = "quality"
 AVERAGES = {

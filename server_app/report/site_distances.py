@@ -19,9 +19,10 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.signed_models.making import settings_of_run
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Surrogate, class_order
-from fedsurrogate.server_app.report.plots.rows import draw_site_map
-from fedsurrogate.server_app.runs.reader import RunFolder, read_payloads
 from fedsurrogate.strategies import stored_strategy
+
+from ..runs.reader import RunFolder, read_payloads
+from .plots.rows import draw_site_map
 
 # Directions in which distances are measured: those in which class means differ most.
 DIRECTIONS = 8

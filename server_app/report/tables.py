@@ -15,13 +15,14 @@ from fedsurrogate.common.escapes import csv_text, percent
 from fedsurrogate.common.identity import likely_one_remarks
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.settings.base import flatten
-from fedsurrogate.server_app.lifecycle.resume import OF_RECORDS
-from fedsurrogate.server_app.report.plots.accuracy import ROUND, AccuracyStep, steps
-from fedsurrogate.server_app.report.quality_view import recorded_quality
-from fedsurrogate.server_app.runs.card import missing_classes
-from fedsurrogate.server_app.runs.reader import DOWNSTREAM, RunFolder
-from fedsurrogate.server_app.runs.scores import at_chance, largest_share, may_be_chance
-from fedsurrogate.server_app.runs.state import Json, as_list, as_number, as_numbers, as_table
+
+from ..lifecycle.resume import OF_RECORDS
+from ..runs.card import missing_classes
+from ..runs.reader import DOWNSTREAM, RunFolder
+from ..runs.scores import at_chance, largest_share, may_be_chance
+from ..runs.state import Json, as_list, as_number, as_numbers, as_table
+from .plots.accuracy import ROUND, AccuracyStep, steps
+from .quality_view import recorded_quality
 
 Table = list[Sequence[object]]
 ROUND_KEYS = ("round", "accuracy", "bytes_up", "used", "seconds", "epsilon", "radius", "moved")

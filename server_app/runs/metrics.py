@@ -10,16 +10,11 @@ from fedsurrogate.common.methods.method import Plan
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.measures import added, metrics_of
-from fedsurrogate.server_app.runs.card import (
-    UNKNOWN,
-    MissingClasses,
-    missing_classes,
-    privacy_card,
-    run_card,
-)
-from fedsurrogate.server_app.runs.scores import may_be_chance
-from fedsurrogate.server_app.runs.state import as_numbers, as_table
 from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
+
+from .card import UNKNOWN, MissingClasses, missing_classes, privacy_card, run_card
+from .scores import may_be_chance
+from .state import as_numbers, as_table
 
 Json = dict[str, Any]
 FATES: tuple[Fate, ...] = ("used", "rejected", "dropped")

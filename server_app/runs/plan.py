@@ -17,7 +17,8 @@ from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.protocol import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
-from fedsurrogate.server_app.runs.card import mean_noise
+
+from .card import mean_noise
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings.base import Scalar

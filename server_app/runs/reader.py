@@ -14,8 +14,9 @@ from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.fedpft import SOLVERS_IN_WORDS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.server_app.runs.scores import accuracy_of
-from fedsurrogate.server_app.runs.state import (
+
+from .scores import accuracy_of
+from .state import (
     EVENTS,
     MANIFEST,
     METRICS,
@@ -34,7 +35,7 @@ from fedsurrogate.server_app.runs.state import (
     read_object,
     state_of,
 )
-from fedsurrogate.server_app.runs.writer import last_sign, writer_is_gone
+from .writer_lock import last_sign, writer_is_gone
 
 VANISHED = (
     "the process that wrote this run has ended without recording why: killed, out of "
@@ -103,7 +104,7 @@ def _from_events(folder: Path, why: str) -> Json:
         config = parse_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
     except (OSError, ValueError, TypeError, LookupError, FedSurrogateError):
         return {}
-    from fedsurrogate.server_app.runs.metrics import End, make_metrics
+    from .metrics import End, make_metrics
 
     known = make_metrics(config, _outcome(folder, state, events), End("interrupted", why, seconds))
     known["accuracy"]["per_site"] = {

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedsurrogate.common.models.class_measures import leads_with_auroc
-from fedsurrogate.server_app.runs.state import Json, as_number, as_numbers, as_table
+
+from .state import Json, as_number, as_numbers, as_table
 
 # Columns of a table, by their names.
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
@@ -79,7 +80,8 @@ def in_words(scores: Mapping[str, float | None]) -> str:
 
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.models.class_measures import Measure, ModelQuality
+    from fedsurrogate.common.models.class_measures import Measure
+    from fedsurrogate.common.models.model_quality import ModelQuality
 
 # An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.

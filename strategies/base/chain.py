@@ -20,16 +20,12 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.surrogates.surrogates import Reply
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
-from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
-from fedsurrogate.strategies.base.federation import Federation, Group
-from fedsurrogate.strategies.base.outcome import NO_REPLY, seconds_in, share_in
-from fedsurrogate.strategies.base.training import read_kept
-from fedsurrogate.strategies.flower import (
-    Settings,
-    check_no_settings,
-    classifier_arrays,
-    metrics_of,
-)
+
+from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
+from .collection import Collection, Recorder, check_quorum
+from .federation import Federation, Group
+from .outcome import NO_REPLY, seconds_in, share_in
+from .training import read_kept
 
 STATE, RELAY = "chain.json", "relay.bin"
 

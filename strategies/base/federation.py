@@ -29,7 +29,7 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.identity import distinct_names, write_other_truths
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.making import signed_values
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
 from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
@@ -38,14 +38,10 @@ from fedsurrogate.common.targets.measures import metrics_of
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from fedsurrogate.common.wire.tensors import VERSION, check_class_number, is_fingerprint, is_name
-from fedsurrogate.strategies.base.collection import (
-    Collection,
-    Recorder,
-    Unrecorded,
-    check_quorum,
-    connected_nodes,
-)
-from fedsurrogate.strategies.base.outcome import (
+
+from ..flower import FlowerStrategy, Settings, no_reply, settings_of
+from .collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
+from .outcome import (
     NO_REPLY,
     Defended,
     Outcome,
@@ -65,7 +61,6 @@ from fedsurrogate.strategies.base.outcome import (
     share_in,
     whole_number,
 )
-from fedsurrogate.strategies.flower import FlowerStrategy, Settings, no_reply, settings_of
 
 
 @dataclass

@@ -23,15 +23,11 @@ from fedsurrogate.common.surrogates.surrogates import Reply
 from fedsurrogate.common.wire.records import Info, pack_question, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
-from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum
-from fedsurrogate.strategies.base.federation import Federation, misfits, other_truths
-from fedsurrogate.strategies.base.outcome import Defended, PointSource, Site, due_centre, seconds_in
-from fedsurrogate.strategies.flower import (
-    Settings,
-    check_no_settings,
-    classifier_arrays,
-    metrics_of,
-)
+
+from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
+from .collection import Collection, Recorder, check_quorum
+from .federation import Federation, misfits, other_truths
+from .outcome import Defended, PointSource, Site, due_centre, seconds_in
 
 CENTRE_FILE = "centre.pb"
 NAME = f"{MessageType.QUERY}.name"

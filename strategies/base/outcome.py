@@ -15,12 +15,12 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsurrogate.common.errors import SITE_NAME, SurrogateError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.common.models.class_measures import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.classifiers import Classifier
+from fedsurrogate.common.models.model_quality import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.accounting import Unit
-from fedsurrogate.common.privacy.gaussian_mechanism import as_stored
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.own_mean import as_stored
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.registrations import (
     MOST_RECEIPTS,
@@ -33,7 +33,8 @@ from fedsurrogate.common.security.registrations import (
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.targets.measures import LONGEST, MEASURES, is_measure
 from fedsurrogate.common.wire.records import INFO, Info
-from fedsurrogate.strategies.base.collection import Recorder
+
+from .collection import Recorder
 
 DOWNSTREAM = "downstream."
 # A site's scores of a generator and their upper bounds: shares, and distances between embeddings of

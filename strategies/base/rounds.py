@@ -22,17 +22,12 @@ from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
-from fedsurrogate.strategies.base.collection import Collection, Recorder, check_quorum, has_quorum
-from fedsurrogate.strategies.base.federation import Federation, introduction
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Defended, Suspect, seconds_in
-from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.flower import (
-    Settings,
-    arrays_of,
-    check_no_settings,
-    metrics_of,
-    tensors_like,
-)
+
+from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
+from .collection import Collection, Recorder, check_quorum, has_quorum
+from .federation import Federation, introduction
+from .outcome import NO_REPLY, Defended, Suspect, seconds_in
+from .training import Training, read_kept
 
 CHECKPOINT = "checkpoint.safetensors"
 # Timed parts of a FedLAP site's work.

@@ -19,16 +19,12 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.version import stream
-from fedsurrogate.strategies.closed_form.factored import (
-    Factored,
-    Tridiagonal,
-    dense,
-    sum_of_squares,
-)
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+
+from .factored import Factored, Tridiagonal, dense, sum_of_squares
+from .statistics import Statistics
 
 # For a diagonal or a single variance, which few numbers determine.
 RESTRICTED = 0.01

@@ -20,8 +20,9 @@ from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram, LowRank, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, without_classes
-from fedsurrogate.strategies.closed_form.factored import CovarianceSum, Factored, dense
-from fedsurrogate.strategies.pooling.site_weights import Total, check_moments
+
+from ..pooling.site_weights import Total, check_moments
+from .factored import CovarianceSum, Factored, dense
 
 # Half precision moves eigenvalues by about this share of the sum of all of them.
 EIGENVALUE_ROUNDING = 1e-3

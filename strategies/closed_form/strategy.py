@@ -18,18 +18,13 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header, class_order
-from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.closed_form.statistics import (
-    Statistics,
-    of_noisy_sums,
-    of_sums,
-    of_total,
-    sum_of,
-)
-from fedsurrogate.strategies.heads import Heads
-from fedsurrogate.strategies.pooling.site_weights import FEWEST_SITES, Total
-from fedsurrogate.strategies.robustness.defence import cap_sums, caps
+
+from ..base.one_shot import Learned
+from ..base.outcome import Defended
+from ..heads import Heads
+from ..pooling.site_weights import FEWEST_SITES, Total
+from ..robustness.defence import cap_sums, caps
+from .statistics import Statistics, of_noisy_sums, of_sums, of_total, sum_of
 
 # A matrix of this size and its inverse take some gibibytes. A message can claim more than the other
 # sites' dimension.

@@ -31,9 +31,10 @@ from fedsurrogate.common.targets.counted import (
     counted,
 )
 from fedsurrogate.common.targets.target import Target
-from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.pooling.site_weights import Total
-from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
+
+from ..base.collection import Recorder
+from ..pooling.site_weights import Total
+from ..targets.time import Cells, kaplan_meier, log_rank
 
 Json = dict[str, Any]
 

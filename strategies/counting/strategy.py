@@ -31,11 +31,13 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, to_record
-from fedsurrogate.strategies.base.collection import Recorder
-from fedsurrogate.strategies.base.federation import Group
-from fedsurrogate.strategies.base.one_shot import Learned, OneShot
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.counting.results import (
+
+from ..base.collection import Recorder
+from ..base.federation import Group
+from ..base.one_shot import Learned, OneShot
+from ..base.outcome import Defended
+from ..secure_sum.strategy import SecureSum
+from .results import (
     Json,
     PooledCounts,
     keep_result,
@@ -44,7 +46,6 @@ from fedsurrogate.strategies.counting.results import (
     result_of,
     survey_of_sites,
 )
-from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 
 class Counting(OneShot[Counts]):

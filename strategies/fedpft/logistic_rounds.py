@@ -48,24 +48,14 @@ from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.tensors import pack, unpack
-from fedsurrogate.strategies.base.federation import Group
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.class_means import (
-    RoundsOfSums,
-    map_with_words,
-    read_map,
-    read_public,
-)
-from fedsurrogate.strategies.pooling.site_weights import (
-    FEWEST_SITES,
-    Total,
-    beyond,
-    check_gradients,
-    coordinate_median,
-)
-from fedsurrogate.strategies.robustness.defence import TAIL
-from fedsurrogate.strategies.secure_sum.strategy import SecureRounds
-from fedsurrogate.strategies.targets.sums import added
+
+from ..base.federation import Group
+from ..base.training import Training
+from ..pooling.class_means import RoundsOfSums, map_with_words, read_map, read_public
+from ..pooling.site_weights import FEWEST_SITES, Total, beyond, check_gradients, coordinate_median
+from ..robustness.defence import TAIL
+from ..secure_sum.strategy import SecureRounds
+from ..targets.sums import added
 
 # Largest curvature of the softmax loss, as a part of the second moment (Böhning 1992).
 CURVATURE = 0.5

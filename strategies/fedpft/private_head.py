@@ -21,13 +21,14 @@ from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import ALL, REMOVED, weight_of
+from fedsurrogate.common.privacy.own_mean import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.strategies.closed_form.solvers import ENOUGH_COLUMNS, Scores, cleaned, slope_of
-from fedsurrogate.strategies.pooling.class_means import (
+
+from ..closed_form.solvers import ENOUGH_COLUMNS, Scores, cleaned, slope_of
+from ..pooling.class_means import (
     Components,
     by_site,
     differ_across,
@@ -37,7 +38,7 @@ from fedsurrogate.strategies.pooling.class_means import (
     shrink,
     shrink_directions,
 )
-from fedsurrogate.strategies.robustness.harm import MOST, OUT, largest
+from ..robustness.harm import MOST, OUT, largest
 
 # If chance leaves more than this share of the differences between sites' class means unexplained,
 # one mean per class is not enough.

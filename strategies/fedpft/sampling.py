@@ -16,11 +16,11 @@ from torch import Tensor
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.training_parts import Batch, shuffled_batches, train_head
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.settings.heads import MANY_COLUMNS
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Surrogate, class_order
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.tensors import check_class_number
 
 # Memory for samples at a time. It does not depend on the number of samples in a run.

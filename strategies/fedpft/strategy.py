@@ -24,8 +24,8 @@ from fedsurrogate.common.methods.fedpft import (
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.parameters import check_numbers
 from fedsurrogate.common.models.training_parts import Batch
-from fedsurrogate.common.privacy.gaussian_mechanism import weight_of
 from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.privacy.own_mean import weight_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.class_sums import Sums
@@ -46,12 +46,13 @@ from fedsurrogate.common.wire.tensors import (
     check_header,
     check_surrogate,
 )
-from fedsurrogate.strategies.base.chain import Chain, Walk
-from fedsurrogate.strategies.base.collection import Collection, Recorder
-from fedsurrogate.strategies.base.federation import Group
-from fedsurrogate.strategies.base.one_shot import Learned, OneShot
-from fedsurrogate.strategies.base.outcome import Defended, due_centre
-from fedsurrogate.strategies.closed_form.solvers import (
+
+from ..base.chain import Chain, Walk
+from ..base.collection import Collection, Recorder
+from ..base.federation import Group
+from ..base.one_shot import Learned, OneShot
+from ..base.outcome import Defended, due_centre
+from ..closed_form.solvers import (
     ENOUGH_COLUMNS,
     SiteDifferences,
     Solution,
@@ -64,19 +65,13 @@ from fedsurrogate.strategies.closed_form.solvers import (
     repair_facts,
     ridge,
 )
-from fedsurrogate.strategies.closed_form.statistics import (
-    Statistics,
-    of_mixtures,
-    of_total,
-    pooled_by_class,
-    sum_of,
-)
-from fedsurrogate.strategies.fedpft import private_head, sampling
-from fedsurrogate.strategies.fedpft.private_head import learn_from_sums
-from fedsurrogate.strategies.flower import Settings
-from fedsurrogate.strategies.pooling.class_means import moved_surrogate, read_centre
-from fedsurrogate.strategies.pooling.site_weights import Total, check_moments
-from fedsurrogate.strategies.robustness.defence import defend_surrogates
+from ..closed_form.statistics import Statistics, of_mixtures, of_total, pooled_by_class, sum_of
+from ..flower import Settings
+from ..pooling.class_means import moved_surrogate, read_centre
+from ..pooling.site_weights import Total, check_moments
+from ..robustness.defence import defend_surrogates
+from . import private_head, sampling
+from .private_head import learn_from_sums
 
 
 class FedPFT(OneShot[AnySurrogate]):

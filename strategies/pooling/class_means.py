@@ -28,14 +28,16 @@ from flwr.serverapp import Grid
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsurrogate.common.backbones.backbones import named_dimension
+from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import KEPT, OwnParts, public_signs
+from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
+from fedsurrogate.common.privacy.own_mean import KEPT, OwnParts
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.protocol import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
@@ -52,7 +54,6 @@ from fedsurrogate.common.surrogates.covariances import (
 )
 from fedsurrogate.common.surrogates.mixtures import Frame, PublicMap
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.surrogate_proto import (
     pack_centre,
@@ -61,10 +62,11 @@ from fedsurrogate.common.wire.surrogate_proto import (
     unpack_projection,
 )
 from fedsurrogate.common.wire.tensors import pack
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.base.rounds import Rounds
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.pooling.site_weights import moment_shares, shares_kept
+
+from ..base.outcome import Defended
+from ..base.rounds import Rounds
+from ..base.training import Training
+from .site_weights import moment_shares, shares_kept
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ from fedsurrogate.common.surrogates.surrogates import (
     Surrogate,
     Synthetic,
 )
-from fedsurrogate.strategies.base.outcome import Defended, Effect, Suspect
-from fedsurrogate.strategies.pooling.site_weights import (
+
+from ..base.outcome import Defended, Effect, Suspect
+from ..pooling.site_weights import (
     FEWEST_SITES,
     coordinate_median,
     median_weights,
     scaled,
     shares_kept,
 )
-from fedsurrogate.strategies.robustness.harm import Decided, judged, of_surrogates
+from .harm import Decided, judged, of_surrogates
 
 # Minimum number of records for a meaningful class mean.
 FEWEST_RECORDS = 5

@@ -25,9 +25,10 @@ from fedsurrogate.common.secure_sum.protocol import SumRules, context_of
 from fedsurrogate.common.secure_sum.secrets import Member, check_distinct, check_member, quoted
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED, Info, to_record
-from fedsurrogate.strategies.base.collection import Collection
-from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.outcome import RefusedError
+
+from ..base.collection import Collection
+from ..base.federation import Federation
+from ..base.outcome import RefusedError
 
 What = Literal["keys", "shares"]
 # For each kind, what is said of the site that complains, and of the one that it is about.

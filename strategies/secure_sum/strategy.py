@@ -49,21 +49,16 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
-from fedsurrogate.strategies.base.collection import Collection, check_quorum
-from fedsurrogate.strategies.base.federation import HELLO, Group
-from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.rounds import CHECKPOINT
-from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.flower import (
-    arrays_of,
-    check_no_settings,
-    classifier_arrays,
-    metrics_of,
-    tensors_like,
-)
-from fedsurrogate.strategies.pooling.class_means import map_with_words
-from fedsurrogate.strategies.pooling.site_weights import Total
-from fedsurrogate.strategies.secure_sum.steps import Steps, left_out
+
+from ..base.collection import Collection, check_quorum
+from ..base.federation import HELLO, Group
+from ..base.one_shot import Learned
+from ..base.rounds import CHECKPOINT
+from ..base.training import Training, read_kept
+from ..flower import arrays_of, check_no_settings, classifier_arrays, metrics_of, tensors_like
+from ..pooling.class_means import map_with_words
+from ..pooling.site_weights import Total
+from .steps import Steps, left_out
 
 TOTAL_FILE = "sum.pb"
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.closed_form.solvers import cleaned
-from fedsurrogate.strategies.closed_form.statistics import Statistics
-from fedsurrogate.strategies.targets.sums import CodedSums
+
+from ..closed_form.solvers import cleaned
+from ..closed_form.statistics import Statistics
+from .sums import CodedSums
 
 # Share of the noise's largest eigenvalue that is added to every variance of the features. Of five
 # values the best for logarithms of sizes and for seven columns of features of images, by records

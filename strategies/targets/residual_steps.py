@@ -18,15 +18,10 @@ from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERAN
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
 from fedsurrogate.common.targets.time import VALUES, scored
 from fedsurrogate.common.wire.tensors import pack, unpack
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.targets.strategy import (
-    Round,
-    TimeSteps,
-    column_factors,
-    head_of,
-    risks,
-)
-from fedsurrogate.strategies.targets.sums import (
+
+from ..base.training import Training
+from .strategy import Round, TimeSteps, column_factors, head_of, risks
+from .sums import (
     CodedSums,
     Noise,
     added,
@@ -35,13 +30,7 @@ from fedsurrogate.strategies.targets.sums import (
     check_finite_tensors,
     message_rounding,
 )
-from fedsurrogate.strategies.targets.time import (
-    Cells,
-    RiskHead,
-    marginal_head,
-    risk_of_rounds,
-    second_code,
-)
+from .time import Cells, RiskHead, marginal_head, risk_of_rounds, second_code
 
 # In the memory of the training: numbers by cell with the standard deviation of their noise; and the
 # model, once it is learned.

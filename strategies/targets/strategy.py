@@ -27,33 +27,18 @@ from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, Target
 from fedsurrogate.common.targets.time import Time
-from fedsurrogate.strategies.base.one_shot import Learned
-from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.closed_form.strategy import FromStatistics
-from fedsurrogate.strategies.pooling.class_means import (
-    RoundsOfSums,
-    check_charged,
-    moved_parameters,
-)
-from fedsurrogate.strategies.pooling.site_weights import (
-    Total,
-    false_numbers,
-    moment_shares,
-    shares_kept,
-)
-from fedsurrogate.strategies.robustness.defence import by_harm, without
-from fedsurrogate.strategies.robustness.harm import (
-    AREA,
-    CONCORDANCE,
-    Coded,
-    Outputs,
-    judged,
-    outputs_of,
-)
-from fedsurrogate.strategies.secure_sum.strategy import SecureRounds
-from fedsurrogate.strategies.targets.number import Annotated, label_heads, number_head
-from fedsurrogate.strategies.targets.sums import (
+
+from ..base.one_shot import Learned
+from ..base.outcome import Defended
+from ..base.training import Training
+from ..closed_form.strategy import FromStatistics
+from ..pooling.class_means import RoundsOfSums, check_charged, moved_parameters
+from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
+from ..robustness.defence import by_harm, without
+from ..robustness.harm import AREA, CONCORDANCE, Coded, Outputs, judged, outputs_of
+from ..secure_sum.strategy import SecureRounds
+from .number import Annotated, label_heads, number_head
+from .sums import (
     CodedSums,
     added,
     around_zero,
@@ -67,7 +52,7 @@ from fedsurrogate.strategies.targets.sums import (
     of_site,
     sum_rounding,
 )
-from fedsurrogate.strategies.targets.time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
+from .time import Cells, RiskHead, cells_of, kaplan_meier, risk_head
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from fedsurrogate.common.targets.target import (
     TOTALS,
     Target,
 )
-from fedsurrogate.strategies.closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
+
+from ..closed_form.statistics import EIGENVALUE_ROUNDING, Statistics, sum_of
 
 
 @dataclass(frozen=True)

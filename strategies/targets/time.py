@@ -15,13 +15,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.targets.time import at_risk_in
-from fedsurrogate.strategies.targets.number import (
-    CAUTION,
-    Directions,
-    Outcomes,
-    cross_validated,
-)
-from fedsurrogate.strategies.targets.sums import CodedSums
+
+from .number import CAUTION, Directions, Outcomes, cross_validated
+from .sums import CodedSums
 
 # Variances of the log hazard between records, among which the prior is chosen.
 SPREADS = torch.linspace(-14, 6, 241, dtype=torch.float64).exp()

@@ -47,7 +47,7 @@ READERS = {
     *("jit.load", "export.load", "onnx.load", "InferenceSession"),
     *("bytes_to_public_key", "tarfile.open", "unpack_archive", "pickle.loads", "yaml.safe_load"),
 }
-READING_MODULES = ("safetensors.torch", "fedsurrogate.common.wire.surrogate_proto")
+READING_MODULES = ("safetensors.torch", "surrogate_proto")
 WRITERS = ("save", "save_file", "pack_", "centre_digest")
 FEW = 8
 DEEP = 100_000
@@ -64,7 +64,7 @@ def readers(source: str) -> set[str]:
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in READING_MODULES
+        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith(READING_MODULES)
         for alias in node.names
         if not alias.name.startswith(WRITERS)
     }

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
-from fedsurrogate.common.models.networks import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.base import GONE, GONE_VALUES, Scalar, known_keys, parse_overrides

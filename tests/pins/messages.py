@@ -51,9 +51,9 @@ from fedsurrogate.common.secure_sum.secrets import (
     pair_masks,
     share_digest,
 )
-from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.registrations import join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import open_sealed, public_key, sign
+from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.signed_models.gaussians import Gaussians, LowRankCovariance
 from fedsurrogate.common.signed_models.signed_model import (
     Manifest,

@@ -25,8 +25,8 @@ from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, Ru
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import public_key, read_keys
+from fedsurrogate.common.security.signed_requests import read_request
 from fedsurrogate.common.signed_models.making import settings_of_run
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.wire.generator_files import read_generator

@@ -24,7 +24,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
-from fedsurrogate.client_app.methods.local_training import PLAIN, Losses, Variant, class_losses
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.parameters import Tensors
@@ -32,6 +31,8 @@ from fedsurrogate.common.models.training_parts import Change
 from fedsurrogate.common.privacy.exact_sums import CACHED, ExactSum, IntegerSum, clip_factors
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_uniforms, unit_weights
 from fedsurrogate.common.privacy.mechanism import Mechanism
+
+from ..local_training import PLAIN, Losses, Variant, class_losses
 
 # Number of records in a chunk. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64

@@ -12,11 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.site_features import SiteFeatures
-from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.governance.work_limits import has_room
-from fedsurrogate.client_app.methods.task import Task
-from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
@@ -24,11 +19,17 @@ from fedsurrogate.common.models.classifiers import Classifier, Head, class_indic
 from fedsurrogate.common.models.generators import Generator, labels_evenly
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.generator_files import pack_generator
 from fedsurrogate.common.wire.records import Info
+
+from ...features.site_features import SiteFeatures
+from ...governance.gate import Gate
+from ...governance.work_limits import has_room
+from ...node_config import NodeConfig
+from ..task import Task
 
 # Candidate weights of a site's own head in the mixture, as in the paper.
 SHARES = torch.linspace(0, 1, 11)

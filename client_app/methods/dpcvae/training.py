@@ -12,15 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.features.site_features import site_device
-from fedsurrogate.client_app.methods.dp.record_gradients import Units
-from fedsurrogate.client_app.methods.dpcvae.training_steps import (
-    Trainer,
-    exact_gradient,
-    private_gradient,
-    trainer_of,
-)
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.models.generators import (
     COUNTS,
@@ -34,9 +25,14 @@ from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import class_sums
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
+
+from ...features.site_features import site_device
+from ..dp.record_gradients import Units
+from ..task import MethodOutput, SiteStatistic, Task
+from .training_steps import Trainer, exact_gradient, private_gradient, trainer_of
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sums
 from fedsurrogate.common.models.generators import (
     AnyGenerator,
     Decoder,
@@ -22,6 +21,8 @@ from fedsurrogate.common.models.generators import (
 from fedsurrogate.common.models.training_parts import UncompiledAdam, UncompiledSGD
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, system_normals
+
+from ..dp.record_gradients import clipped_sums
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings

@@ -13,25 +13,6 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.governance.gate import Gate
-from fedsurrogate.client_app.methods.dp.record_gradients import (
-    UnitRecords,
-    Units,
-    clipped_gradients,
-    train_privately,
-)
-from fedsurrogate.client_app.methods.evaluation import checked_classifier, counted
-from fedsurrogate.client_app.methods.local_training import (
-    Losses,
-    Variant,
-    class_losses,
-    mean_square,
-    network,
-    network_of_target,
-    step_length,
-    train,
-)
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Network, class_indices
@@ -47,11 +28,26 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings, Model
 from fedsurrogate.common.targets.target import Objective
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import Info
+
+from ...governance.gate import Gate
+from ..dp.record_gradients import UnitRecords, Units, clipped_gradients, train_privately
+from ..evaluation import checked_classifier, counted
+from ..local_training import (
+    Losses,
+    Variant,
+    class_losses,
+    mean_square,
+    network,
+    network_of_target,
+    step_length,
+    train,
+)
+from ..task import MethodOutput, SiteStatistic, Task
 
 
 def update(task: Task) -> MethodOutput:

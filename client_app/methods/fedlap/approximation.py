@@ -14,9 +14,19 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.features.site_features import site_device
-from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient, Units
-from fedsurrogate.client_app.methods.fedlap.statistics import (
+from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
+from fedsurrogate.common.models.networks import fresh, parameters_of, split_input
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.models.training_parts import Change, UncompiledSGD, draws
+from fedsurrogate.common.randomness import stream
+from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
+from fedsurrogate.common.wire.model_proto import pack_synthetic
+
+from ...features.site_features import site_device
+from ..dp.record_gradients import PrivateGradient, Units
+from ..local_training import network
+from ..task import MethodOutput, Task
+from .statistics import (
     CLASS_GRADIENTS,
     CLASS_MEANS,
     GRADIENT,
@@ -28,15 +38,6 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
     Statistic,
     effective_radius,
 )
-from fedsurrogate.client_app.methods.local_training import network
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
-from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
-from fedsurrogate.common.models.networks import fresh, parameters_of, split_input
-from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.models.training_parts import Change, UncompiledSGD, draws
-from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
-from fedsurrogate.common.version import stream
-from fedsurrogate.common.wire.model_proto import pack_synthetic
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedLAPSettings

@@ -7,20 +7,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.chain_step import pass_on
-from fedsurrogate.client_app.methods.fedpft import surrogate as fedpft
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
+
+from ..chain_step import pass_on
+from ..task import MethodOutput, Task
+from . import surrogate as fedpft
 
 LARGEST_CHAIN = 1000
 # While records are few, each is drawn up to MOST_DRAWS times, and the site's own records are

@@ -16,9 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, one_hot
 
-from fedsurrogate.client_app.features.cache import chunks, clipped_features, forget, written
-from fedsurrogate.client_app.methods.dp.record_gradients import per_record
-from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
@@ -43,6 +40,10 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
+
+from ...features.cache import chunks, clipped_features, forget, written
+from ..dp.record_gradients import per_record
+from ..task import SiteStatistic, Task
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7

@@ -13,16 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.features.cache import clipped_features, forget, progress
-from fedsurrogate.client_app.features.site_features import (
-    SiteFeatures,
-    frame_of,
-    framed,
-    site_device,
-)
-from fedsurrogate.client_app.governance.work_limits import NO_LIMITS, SiteLimits
-from fedsurrogate.client_app.methods.dp.record_gradients import per_record
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.methods.fedpft import (
     AUTO_BITS,
@@ -31,10 +21,8 @@ from fedsurrogate.common.methods.fedpft import (
     form_of,
     in_form,
 )
-from fedsurrogate.common.privacy.accounting import EM_STEPS
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
-    ALL,
     BoundedSum,
     Noisy,
     unit_weights,
@@ -42,6 +30,9 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.own_mean import ALL
+from fedsurrogate.common.privacy.shares import EM_STEPS
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
@@ -54,9 +45,14 @@ from fedsurrogate.common.surrogates.mixtures import (
     fit_streamed,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
+
+from ...features.cache import clipped_features, forget, progress
+from ...features.site_features import SiteFeatures, frame_of, framed, site_device
+from ...governance.work_limits import NO_LIMITS, SiteLimits
+from ..dp.record_gradients import per_record
+from ..task import MethodOutput, Task
 
 
 @dataclass(frozen=True)

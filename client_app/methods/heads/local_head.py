@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app.methods.chain_step import pass_on
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.identity import distinct_names
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+
+from ..chain_step import pass_on
+from ..task import MethodOutput, Task
 
 
 def own_head(task: Task) -> MethodOutput:

@@ -40,8 +40,9 @@ from fedsurrogate.common.pages.svg import (
     rows_height,
     site_rows,
 )
-from fedsurrogate.server_app.runs.reader import RunFolder
-from fedsurrogate.server_app.runs.state import as_list, as_number, as_table
+
+from ...runs.reader import RunFolder
+from ...runs.state import as_list, as_number, as_table
 
 Points = NDArray[np.float64]
 

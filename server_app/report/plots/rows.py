@@ -29,14 +29,9 @@ from fedsurrogate.common.pages.svg import (
     render,
     rows_height,
 )
-from fedsurrogate.server_app.runs.reader import RunFolder
-from fedsurrogate.server_app.runs.state import (
-    as_list,
-    as_number,
-    as_numbers,
-    as_table,
-    natural_order,
-)
+
+from ...runs.reader import RunFolder
+from ...runs.state import as_list, as_number, as_numbers, as_table, natural_order
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.pages.svg import FAINT, INK, accuracy_range
-from fedsurrogate.server_app.runs.scores import SCORES
-from fedsurrogate.server_app.sweep import Summary, leading_score, named
+
+from ...runs.scores import SCORES
+from ...sweep import Summary, leading_score, named
 
 # Colours that people with colour blindness can tell apart (Okabe & Ito).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", INK)

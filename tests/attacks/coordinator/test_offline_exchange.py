@@ -25,13 +25,13 @@ import fedsurrogate.server_app.serverapp
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.documents import (
+from fedsurrogate.common.security.sealing import new_key, sign
+from fedsurrogate.common.security.signed_requests import (
     FIRST_LINE,
     LARGEST_REQUEST,
     Request,
     read_request,
 )
-from fedsurrogate.common.security.sealing import new_key, sign
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.surrogates.covariances import Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures

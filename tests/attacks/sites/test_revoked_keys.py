@@ -18,7 +18,7 @@ from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.flower.interface import FleetRequest, FlowerNode
 from fedsurrogate.common.security.documents import key_fingerprint
-from fedsurrogate.common.security.proposals import new_request, read_node_key, read_request
+from fedsurrogate.common.security.enrolment import new_request, read_node_key, read_request
 from fedsurrogate.common.security.registrations import (
     REVOKED,
     TABLE,

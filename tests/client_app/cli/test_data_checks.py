@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.diagnostics.site_checks import check_files
+from fedsurrogate.client_app.diagnostics.first_look import check_files
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from tests.commands import site

@@ -28,9 +28,9 @@ from fedsurrogate.common.backbones.backbones import (
     frozen_forward,
     kept_weights,
     load_backbone,
-    named_dimension,
     read_weights,
 )
+from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
 from fedsurrogate.common.errors import BackboneError, DataError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.diagnostics.site_checks import check_files
+from fedsurrogate.client_app.diagnostics.first_look import check_files
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsurrogate.common.privacy import gaussian_mechanism
-from fedsurrogate.common.privacy.accounting import JOINT, gaussian_delta, gaussian_epsilon
+from fedsurrogate.common.privacy.accounting import gaussian_delta, gaussian_epsilon
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS, discrete_gaussian, seeded
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import JOINT
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum import protocol
 from fedsurrogate.common.secure_sum.protocol import (

@@ -20,18 +20,14 @@ from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.privacy import accounting, gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
-    Guesses,
     PrivacyFilter,
     _smallest_below,
     best_order,
-    budget_shares,
     calibrate,
     epsilon_spent,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_noise_multiplier,
-    guess,
-    p_value,
     renyi_budget,
 )
 from fedsurrogate.common.privacy.mechanism import (
@@ -43,6 +39,8 @@ from fedsurrogate.common.privacy.mechanism import (
     check_stated,
     relation_of,
 )
+from fedsurrogate.common.privacy.one_run import Guesses, guess, p_value
+from fedsurrogate.common.privacy.shares import budget_shares
 
 few = settings(max_examples=25, deadline=None)
 DELTA = 1e-5

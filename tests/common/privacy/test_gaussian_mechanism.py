@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped
 from fedsurrogate.common.privacy import gaussian_mechanism
-from fedsurrogate.common.privacy.accounting import budget_shares, gaussian_noise_multiplier
+from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
@@ -19,6 +19,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     clip,
     unit_weights,
 )
+from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import fold, statistics, unfold
 
 FAMILIES = ("spherical", "diag", "full", "lowrank")

@@ -9,13 +9,13 @@ import pytest
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.generators import first_round_shares
 from fedsurrogate.common.privacy.accounting import (
-    EM_STEPS,
     GaussianEvent,
     epsilon_spent,
     gaussian_delta,
     pld_epsilon,
 )
 from fedsurrogate.common.privacy.mechanism import check_stated
+from fedsurrogate.common.privacy.shares import EM_STEPS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.surrogate_proto import pack_claim, unpack_claim
 

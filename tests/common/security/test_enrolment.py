@@ -23,7 +23,7 @@ from fedsurrogate.common.security.documents import (
     is_fingerprint,
     key_fingerprint,
 )
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.enrolment import (
     Enrolment,
     new_node_key,
     new_request,

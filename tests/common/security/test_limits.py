@@ -21,17 +21,19 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.security import documents, proposals
 from fedsurrogate.common.security.documents import in_groups, is_fingerprint
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.enrolment import (
     Enrolment,
+    new_node_key,
+    new_request,
+    read_node_key,
+    read_request,
+)
+from fedsurrogate.common.security.proposals import (
     Proposal,
     SignedProposal,
     check_signed,
-    new_node_key,
-    new_request,
     read_approver_key,
-    read_node_key,
     read_proposal,
-    read_request,
     read_setting,
     read_signed,
 )

@@ -13,7 +13,8 @@ from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SealError
 from fedsurrogate.common.methods.method import Method
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security import documents
-from fedsurrogate.common.security.documents import (
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
+from fedsurrogate.common.security.signed_requests import (
     FIRST_LINE,
     LARGEST_REQUEST,
     MOST_SETTINGS,
@@ -21,7 +22,6 @@ from fedsurrogate.common.security.documents import (
     Request,
     read_request,
 )
-from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.registry import CLASSES, SPECS, settings_of
 
 KEY, OTHER = new_key(), new_key()

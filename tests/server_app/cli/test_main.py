@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.server_app.cli import main as cli
-from fedsurrogate.server_app.cli.settings import GONE
+from fedsurrogate.server_app.cli.options import GONE
 from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites

@@ -23,10 +23,10 @@ from fedsurrogate.server_app.lifecycle.resume import continuation
 from fedsurrogate.server_app.monitoring.watch import look
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import LiveRun, read_run
-from fedsurrogate.server_app.runs.writer import (
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.server_app.runs.writer_lock import (
     FILE,
     SILENT_SECONDS,
-    RunWriter,
     WriterLock,
     writer_is_gone,
 )

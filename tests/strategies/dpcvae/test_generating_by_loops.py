@@ -19,9 +19,9 @@ from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.version import stream
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import (
     SIZES,

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.records import from_record
 from fedsurrogate.strategies.base.outcome import Site

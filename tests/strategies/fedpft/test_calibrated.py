@@ -13,9 +13,9 @@ from scipy.stats import multivariate_normal, norm
 from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.accounting import budget_shares
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, with_noise
 from fedsurrogate.common.privacy.mechanism import NoisySums
+from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate

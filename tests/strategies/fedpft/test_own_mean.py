@@ -17,17 +17,15 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import (
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, public_signs, weigh_own_mean
+from fedsurrogate.common.privacy.own_mean import (
     ALL,
     KEPT,
     MEAN_ALONE,
     MOST,
     REMOVED,
     OwnParts,
-    clip,
-    public_signs,
     stated,
-    weigh_own_mean,
 )
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED

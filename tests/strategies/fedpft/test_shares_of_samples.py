@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.common.version import stream
 from fedsurrogate.strategies.fedpft.sampling import _moments, _shares, sample
 
 CLASSES, D = ("a", "b", "c"), 3

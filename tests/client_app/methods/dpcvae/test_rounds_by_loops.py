@@ -39,10 +39,10 @@ from fedsurrogate.common.models.generators import (
 )
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.models.training_parts import UncompiledAdam
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters
 
 NAMES, D, COUNT = ("a", "b"), 5, 11

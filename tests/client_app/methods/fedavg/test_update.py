@@ -28,8 +28,8 @@ from fedsurrogate.common.models.parameters import CONTROL, Parameters, split_con
 from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.privacy.exact_sums import ExactSum
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import absorb, aggregate, with_memory

@@ -23,9 +23,9 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
 from fedsurrogate.common.models.training_parts import draws
+from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
-from fedsurrogate.common.version import stream
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 

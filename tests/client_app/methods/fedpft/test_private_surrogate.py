@@ -21,14 +21,10 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import (
     theorem_4_1,
 )
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.privacy.accounting import (
-    EM_STEPS,
-    GaussianEvent,
-    budget_shares,
-    epsilon_spent,
-)
+from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy, clip
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import EM_STEPS, budget_shares
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
