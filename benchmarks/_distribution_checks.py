@@ -37,14 +37,8 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum import secrets as masks
 from fedsurrogate.common.secure_sum import secrets as shamir
-from fedsurrogate.common.secure_sum.protocol import (
-    noise_of_site,
-    noise_of_sum,
-    numbers_of,
-    rules_of,
-    shapes_of,
-    spare_of,
-)
+from fedsurrogate.common.secure_sum.protocol import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures

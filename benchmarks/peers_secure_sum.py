@@ -23,7 +23,8 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.timing import Work, in_turn, ratio
-from fedsurrogate.common.secure_sum.protocol import FixedPoint, SumRules, begin, mask, share
+from fedsurrogate.common.secure_sum.protocol import begin, mask, share
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules
 from fedsurrogate.common.security.sealing import public_key
 
 THRESHOLD = 2 / 3

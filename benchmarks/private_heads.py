@@ -42,7 +42,7 @@ from fedsurrogate.common.methods.logistic_rounds import (
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import rules_of
+from fedsurrogate.common.secure_sum.rules import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate

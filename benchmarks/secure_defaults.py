@@ -26,7 +26,7 @@ from benchmarks.harness.samples import shared
 from benchmarks.private_heads import CLOSED, DELTA, Maker, accuracy, closed_form, logistic
 from benchmarks.secure_sums_head import Data
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import projected_dimensions
+from fedsurrogate.common.secure_sum.rules import projected_dimensions
 
 SETS = ("PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1", "X-rays", "digits")
 EPSILONS = (1.0, 2.0, 8.0)

@@ -25,18 +25,8 @@ from benchmarks.harness.results import machine, report, stored
 from benchmarks.harness.samples import feature_settings, sample_folder, shared
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    agree,
-    begin,
-    dimensions_of,
-    mask,
-    numbers_of,
-    reveal,
-    rules_of,
-    shapes_of,
-    share,
-    unmask,
-)
+from fedsurrogate.common.secure_sum.protocol import agree, begin, mask, reveal, share, unmask
+from fedsurrogate.common.secure_sum.rules import dimensions_of, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import pack_words
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.surrogate_proto import (

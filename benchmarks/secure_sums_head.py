@@ -23,7 +23,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import dimensions_of, rules_of
+from fedsurrogate.common.secure_sum.rules import dimensions_of, rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.surrogates.class_sums import statistics as sums_of
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate

@@ -32,7 +32,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of
+from fedsurrogate.common.secure_sum.rules import numbers_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.mixtures import PublicMap

@@ -35,20 +35,22 @@ from fedsurrogate.common.methods.method import BITS, WITHHELD, load
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.protocol import (
-    FixedPoint,
-    SumRules,
     SumState,
     agree,
     begin,
-    context_of,
-    local_epsilon,
     mask,
     noise_of_site,
-    numbers_of,
     reveal,
-    rules_of,
     share,
     spare_seed,
+)
+from fedsurrogate.common.secure_sum.rules import (
+    FixedPoint,
+    SumRules,
+    context_of,
+    local_epsilon,
+    numbers_of,
+    rules_of,
 )
 from fedsurrogate.common.security.sealing import SEED_BYTES, public_key, read_keys
 from fedsurrogate.common.settings import CountingSettings

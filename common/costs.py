@@ -16,7 +16,7 @@ from .backbones.dimensions import named_dimension
 from .errors import ConfigError
 from .methods.method import byte_count
 from .run import Run
-from .secure_sum.protocol import projected_dimensions
+from .secure_sum.rules import projected_dimensions
 from .settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up

@@ -15,7 +15,7 @@ from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with
 from fedsurrogate.common.methods.method import Messages, count
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.protocol import projected_dimensions
+from fedsurrogate.common.secure_sum.rules import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 
 from .card import mean_noise

@@ -39,7 +39,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
 from fedsurrogate.common.privacy.own_mean import KEPT, OwnParts
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import dimensions_of, projected_dimensions
+from fedsurrogate.common.secure_sum.rules import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import AUTO
 from fedsurrogate.common.surrogates.class_sums import PRESENT, fold, unfold

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from fedsurrogate.common.errors import RunError, SealError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
-from fedsurrogate.common.secure_sum.protocol import SumRules, context_of
+from fedsurrogate.common.secure_sum.rules import SumRules, context_of
 from fedsurrogate.common.secure_sum.secrets import Member, check_distinct, check_member, quoted
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED, Info, to_record

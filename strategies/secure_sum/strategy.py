@@ -25,16 +25,13 @@ from fedsurrogate.common.secure_sum.protocol import (
     PURPOSE,
     Shares,
     check_revealed,
-    local_epsilon,
     noise_of_sum,
-    numbers_of,
-    rules_of,
-    shapes_of,
     signed_list,
     site_variances,
     spare_of,
     unmask,
 )
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import (
     Dealt,
     Member,

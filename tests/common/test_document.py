@@ -29,7 +29,7 @@ from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.privacy.mechanism import STATED
 from fedsurrogate.common.run import REASONS, UNSIGNED, Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import (
+from fedsurrogate.common.secure_sum.rules import (
     numbers_of,
     projected_dimensions,
     rules_of,

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fedsurrogate.common.methods.method import WITHHELD
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of
+from fedsurrogate.common.secure_sum.rules import numbers_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.wire.surrogate_proto import unpack_state

@@ -20,7 +20,7 @@ from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes
 from fedsurrogate.common.privacy.mechanism import STATED, Mechanism, relation_of
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import (
+from fedsurrogate.common.secure_sum.rules import (
     context_of,
     dimensions_of,
     local_epsilon,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.secure_sum.protocol import SumRules
+from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.wire import surrogate_proto
 from tests.attacks.coordinator.test_secure_sums import POLICY, open_hospitals
 

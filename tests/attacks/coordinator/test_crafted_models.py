@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.models.parameters import by_name
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of, rules_of, unmask
+from fedsurrogate.common.secure_sum.protocol import unmask
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of
 from fedsurrogate.common.secure_sum.secrets import unpack_words
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import context_of, local_epsilon, rules_of
+from fedsurrogate.common.secure_sum.rules import context_of, local_epsilon, rules_of
 from fedsurrogate.common.secure_sum.secrets import Dealt, Member
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.security.signed_requests import Request

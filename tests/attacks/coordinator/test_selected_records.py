@@ -12,7 +12,7 @@ from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.secure_sum import _check_colluding
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import context_of, rules_of
+from fedsurrogate.common.secure_sum.rules import context_of, rules_of
 
 RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-sum": True}
 

@@ -24,7 +24,8 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import check_revealed, rules_of, unmask
+from fedsurrogate.common.secure_sum.protocol import check_revealed, unmask
+from fedsurrogate.common.secure_sum.rules import rules_of
 from fedsurrogate.common.secure_sum.secrets import Words, unpack_words
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap

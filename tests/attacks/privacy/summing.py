@@ -16,7 +16,8 @@ import torch
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import context_of, rules_of, shapes_of, unmask
+from fedsurrogate.common.secure_sum.protocol import unmask
+from fedsurrogate.common.secure_sum.rules import context_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.security.sealing import new_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap

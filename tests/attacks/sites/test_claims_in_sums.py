@@ -16,13 +16,8 @@ import pytest
 import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    numbers_of,
-    rules_of,
-    shapes_of,
-    spare_of,
-    spare_variances,
-)
+from fedsurrogate.common.secure_sum.protocol import spare_of, spare_variances
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites

@@ -22,7 +22,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import context_of
+from fedsurrogate.common.secure_sum.rules import context_of
 from fedsurrogate.common.secure_sum.secrets import PURPOSE, words
 from fedsurrogate.common.security.sealing import sign
 from fedsurrogate.common.wire import surrogate_proto

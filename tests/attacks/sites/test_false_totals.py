@@ -19,7 +19,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.secure_sum import forget
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of
+from fedsurrogate.common.secure_sum.rules import numbers_of
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import absorb_total as absorb_generator
 from fedsurrogate.strategies.dpcvae import expected_shapes

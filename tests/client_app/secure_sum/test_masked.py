@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.secure_sum import _beyond, _random
-from fedsurrogate.common.secure_sum.protocol import BITS, FixedPoint
+from fedsurrogate.common.secure_sum.protocol import BITS
+from fedsurrogate.common.secure_sum.rules import FixedPoint
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -31,7 +31,7 @@ from fedsurrogate.client_app.secure_sum import (
 from fedsurrogate.common.errors import PolicyError, SurrogateError
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import SumRules, local_epsilon
+from fedsurrogate.common.secure_sum.rules import SumRules, local_epsilon
 
 few = settings(max_examples=60, deadline=None)
 SUM: dict[str, Any] = {"secure-sum": True, "classes": "a,b"}

@@ -29,7 +29,7 @@ from fedsurrogate.client_app.secure_sum import (
 )
 from fedsurrogate.common.errors import SealError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import local_epsilon, numbers_of, rules_of
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of
 from tests.client_app.requested import Calls, Note, calls
 
 NAME, SITE, FLOWER = "0" * 32, "north", "7"

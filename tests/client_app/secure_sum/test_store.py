@@ -16,7 +16,8 @@ from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import PHASES, begin, context_of
+from fedsurrogate.common.secure_sum.protocol import PHASES, begin
+from fedsurrogate.common.secure_sum.rules import context_of
 from fedsurrogate.common.security.sealing import new_key
 
 RUN = parse_run({"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.secure_sum import _check_together
 from fedsurrogate.common.errors import PolicyError
-from fedsurrogate.common.secure_sum.protocol import SumRules
+from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.targets.labels import Labels
 
 SITES = ("s0", "s1", "s2", "s3", "s4", "s5")

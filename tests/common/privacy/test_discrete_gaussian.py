@@ -27,14 +27,8 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import JOINT
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum import protocol
-from fedsurrogate.common.secure_sum.protocol import (
-    FixedPoint,
-    SumRules,
-    noise_of_sum,
-    numbers_of,
-    site_variances,
-    spare_variances,
-)
+from fedsurrogate.common.secure_sum.protocol import noise_of_sum, site_variances, spare_variances
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules, numbers_of
 from fedsurrogate.common.secure_sum.secrets import words
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsurrogate.common.secure_sum.protocol import (
-    SumRules,
     SumState,
     agree,
     begin,
@@ -21,6 +20,7 @@ from fedsurrogate.common.secure_sum.protocol import (
     share,
     unmask,
 )
+from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.secure_sum.secrets import Dealt, Member, Words
 from fedsurrogate.common.security.sealing import new_key, public_key
 

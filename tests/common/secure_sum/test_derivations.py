@@ -34,12 +34,8 @@ from fedsurrogate.common.secure_sum import (
 from fedsurrogate.common.secure_sum import (
     secrets as shares,
 )
-from fedsurrogate.common.secure_sum.protocol import (
-    FixedPoint,
-    SumRules,
-    check_revealed,
-    signed_list,
-)
+from fedsurrogate.common.secure_sum.protocol import check_revealed, signed_list
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules
 from fedsurrogate.common.secure_sum.secrets import (
     Member,
     Secrets,

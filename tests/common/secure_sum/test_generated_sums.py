@@ -22,12 +22,12 @@ from fedsurrogate.common.errors import DisputeError, FedSurrogateError
 from fedsurrogate.common.secure_sum import secrets as shamir
 from fedsurrogate.common.secure_sum.protocol import (
     PURPOSE,
-    SumRules,
     check_revealed,
     signed_list,
     spare_seed,
     unmask,
 )
+from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.secure_sum.secrets import KINDS, Dealt, Member, Words, words
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.common.secure_sum.parties import Party, values_of

@@ -12,19 +12,15 @@ from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism, NoisySums
 from fedsurrogate.common.secure_sum.protocol import (
-    FILLED,
-    HALF,
-    MOST_SPARED,
     ROOM,
-    FixedPoint,
     Shapes,
-    SumRules,
     noise_of_site,
     noise_of_sum,
     site_variances,
     spare_of,
     spare_variances,
 )
+from fedsurrogate.common.secure_sum.rules import FILLED, HALF, MOST_SPARED, FixedPoint, SumRules
 
 
 @dataclass(frozen=True)

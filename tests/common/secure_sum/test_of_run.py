@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import (
+from fedsurrogate.common.secure_sum.rules import (
     FixedPoint,
     context_of,
     dimensions_of,

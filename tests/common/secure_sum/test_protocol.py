@@ -13,13 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PolicyError, SealError, StateError, SurrogateError
-from fedsurrogate.common.secure_sum.protocol import (
-    FixedPoint,
-    SumRules,
-    begin,
-    check_revealed,
-    unmask,
-)
+from fedsurrogate.common.secure_sum.protocol import begin, check_revealed, unmask
+from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules
 from fedsurrogate.common.secure_sum.secrets import announce, check_members, combine, split, words
 from fedsurrogate.common.security.sealing import new_key, public_key
 from fedsurrogate.common.wire.surrogate_proto import (

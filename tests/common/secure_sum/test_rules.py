@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PolicyError
-from fedsurrogate.common.secure_sum.protocol import MOST_MEMBERS, MOST_SPARED, SumRules
+from fedsurrogate.common.secure_sum.rules import MOST_MEMBERS, MOST_SPARED, SumRules
 
 NUMBERS = st.integers(0, 8)
 SIZES = st.integers(0, 9) | st.sampled_from(

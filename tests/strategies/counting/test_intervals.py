@@ -20,14 +20,8 @@ from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism, NoisySums
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    noise_of_site,
-    noise_of_sum,
-    numbers_of,
-    rules_of,
-    shapes_of,
-    spare_of,
-)
+from fedsurrogate.common.secure_sum.protocol import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,

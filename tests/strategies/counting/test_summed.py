@@ -18,7 +18,8 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of, rules_of, shapes_of, site_variances
+from fedsurrogate.common.secure_sum.protocol import site_variances
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.server_app.counting import (
     CountingBudget,

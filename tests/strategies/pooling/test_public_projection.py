@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import dimensions_of
+from fedsurrogate.common.secure_sum.rules import dimensions_of
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire.surrogate_proto import map_digest, pack_map, unpack_map

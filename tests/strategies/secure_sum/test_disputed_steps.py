@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, SealError, SurrogateError
-from fedsurrogate.common.secure_sum.protocol import SumRules, begin
+from fedsurrogate.common.secure_sum.protocol import begin
+from fedsurrogate.common.secure_sum.rules import SumRules
 from fedsurrogate.common.security.sealing import new_key
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED

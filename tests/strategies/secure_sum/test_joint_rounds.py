@@ -15,13 +15,8 @@ from scipy import stats
 import fedsurrogate.client_app.secure_sum as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    noise_of_sum,
-    numbers_of,
-    rules_of,
-    shapes_of,
-    site_variances,
-)
+from fedsurrogate.common.secure_sum.protocol import noise_of_sum, site_variances
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training

@@ -25,13 +25,8 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    noise_of_sum,
-    numbers_of,
-    rules_of,
-    shapes_of,
-    spare_of,
-)
+from fedsurrogate.common.secure_sum.protocol import noise_of_sum, spare_of
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import INFO

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.secure_sum.secrets import words
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import DISPUTED

@@ -23,13 +23,8 @@ from fedsurrogate.common.errors import BudgetError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import (
-    local_epsilon,
-    numbers_of,
-    rules_of,
-    shapes_of,
-    site_variances,
-)
+from fedsurrogate.common.secure_sum.protocol import site_variances
+from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.strategies.targets.strategy import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head
