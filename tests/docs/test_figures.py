@@ -98,6 +98,7 @@ TABLES = [
     ("docs/privacy/audit.md", "| images in the class", "attacks"),
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
     ("docs/privacy/audit.md", "| mechanism | epsilon 1", "audit"),
+    ("docs/privacy/index.md", "| method, images of a patient", "patients-cost"),
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
