@@ -10,6 +10,7 @@ from fedsurrogate.common.privacy import mechanism
 from tests.documents import DOCS, ROOT
 
 PROOFS, EDGES = DOCS / "privacy" / "proofs.md", DOCS / "privacy" / "sharp-edges.md"
+THREATS = DOCS / "threat-model.md"
 MECHANISMS = (
     mechanism.SUMS,
     mechanism.EM,
@@ -33,7 +34,9 @@ def places(text: str) -> Iterator[tuple[str, str]]:
         yield path, name.lstrip(":")
 
 
-@pytest.mark.parametrize("page", [PROOFS, EDGES], ids=["proofs", "sharp-edges"])
+@pytest.mark.parametrize(
+    "page", [PROOFS, EDGES, THREATS], ids=["proofs", "sharp-edges", "threat-model"]
+)
 def test_code_and_tests_that_a_page_names_exist(page: object) -> None:
     found = list(places(page.read_text()))  # type: ignore[attr-defined]
     assert len(found) > 15
@@ -49,6 +52,15 @@ def test_each_mechanism_has_a_proof_with_its_code_and_its_tests() -> None:
     for name, section in sections.items():
         roots = {path.partition("/")[0] for path, _ in places(section)}
         assert {"client_app", "tests"} <= roots, name
+
+
+def test_each_attack_that_is_stopped_has_a_test_or_a_benchmark_that_shows_it() -> None:
+    tables = re.findall(r"(?m)^\| attack .*\n\|[-|]+\n((?:\|.*\n)+)", THREATS.read_text())
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 50
+    for row in rows:
+        shown = row.strip("|").split("|")[2]
+        assert any(place.startswith(("tests/", "benchmarks/")) for place, _ in places(shown)), row
 
 
 def test_each_pitfall_has_a_severity_and_a_test_that_holds_it() -> None:
