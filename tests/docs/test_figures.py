@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.results import stored
+from benchmarks.pages import pages
 from benchmarks.searched_attacks_rounds import COLUMNS, METHODS, NAME
 from tests.documents import ROOT
 
@@ -119,6 +120,16 @@ TABLES = [
     ("docs/scale.md", "| hospitals | processor s", "many_sites"),
     ("docs/scale.md", "| engine | processor seconds", "simulation-start"),
 ]
+
+
+def test_pages_are_those_that_the_results_give() -> None:
+    """Measured tables, and tables between marks in the documentation."""
+    made = dict(pages())
+    old = [
+        file.name for file, text in made.items() if not file.exists() or file.read_text() != text
+    ]
+    assert not old, "run: PYTHONPATH=. python benchmarks/pages.py"
+    assert {*RESULTS.glob("*.md")} <= made.keys(), "a page without a result"
 
 
 def numbers(value: Any) -> Iterator[float]:
