@@ -53,7 +53,6 @@ TABLES = [
     ("docs/results.md", "| row | CIFAR-10, IID", "reproduce-dpcvae-table1"),
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
     ("docs/methods/fedpft.md", "| nothing set |", "defaults-families"),
-    ("docs/privacy/secure-sums.md", "| one sum or rounds |", "secure-rounds"),
     (
         "docs/methods/fedlap.md",
         "| accuracy, % after round | 1",
@@ -83,13 +82,7 @@ TABLES = [
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
     ("docs/privacy/hostile-hospitals.md", "| method | data | hostile | attack", "backdoors"),
     ("docs/privacy/hostile-hospitals.md", "| honest | epsilon", "honest-hospitals"),
-    ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
-    ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
-    ("docs/privacy/secure-sums.md", "| head, 10 sites, other images | ε", "private-heads"),
-    ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
-    ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
-    ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),
     (
         "docs/deployment/connections.md",
         "| run | sites | seconds",
