@@ -74,14 +74,14 @@ def shown(cell: Any) -> str:
     """A cell as Markdown: decimal numbers with four digits or more, nothing for None."""
     text = "" if cell is None else str(cell)
     if isinstance(cell, float):
-        text = f"{cell:.4g}" if abs(cell) < 1e4 else f"{cell:,.0f}"
+        text = f"{cell or 0:.4g}" if abs(cell) < 1e4 else f"{cell:,.0f}"
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(map(shown, line))} |\n" for line in lines)
+    first, *lines = [f"| {' | '.join(map(shown, line))} |\n" for line in (header, *rows)]
+    return "".join((first, f"|{'---|' * len(header)}\n", *lines))
 
 
 def page(name: str) -> str:

@@ -29,7 +29,7 @@ def test_a_table_of_a_page_has_the_largest_values_and_is_written_again_as_it_was
     once = pages.filled(text)
     assert once.splitlines()[4:8] == [
         "| hostile of sites | epsilon 8 | epsilon none |",
-        "| --- | --- | --- |",
+        "|---|---|---|",
         "| 1 of 4 | -1 | 7.25 |",
         "| 1 of 10 |  | 2.5 |",
     ]
