@@ -1,18 +1,15 @@
 """The figures in the tables of the documents are those that the benchmarks wrote last."""
 
-import itertools
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.results import stored
 from benchmarks.pages import pages
-from benchmarks.searched_attacks_rounds import COLUMNS, METHODS, NAME
 from tests.documents import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -80,8 +77,6 @@ TABLES = [
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
-    ("docs/privacy/hostile-hospitals.md", "| method | data | hostile | attack", "backdoors"),
-    ("docs/privacy/hostile-hospitals.md", "| honest | epsilon", "honest-hospitals"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
     (
         "docs/deployment/connections.md",
@@ -171,65 +166,6 @@ def test_figures_in_tables_are_those_of_the_results(page: str, begins: str, name
                         if not is_written(each, names)
                     ]
     assert not wrong, f"{page}: not in {names}"
-
-
-def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of the page's table for rows of the file, which have a cell for each of `COLUMNS`."""
-    order, found = list(METHODS), list[str]()
-    for row in sorted(rows, key=lambda row: order.index(row[0])):
-        cells = dict(zip(COLUMNS, row, strict=True))
-        data = cells["data, alpha"]
-        if cells["epsilon"] != "none":
-            data += f", epsilon {float(cells['epsilon']):g}"
-        shown = (
-            *(cells["method"], data, cells["hostile"]),
-            f"{cells['without defence %']:g} / {cells['honest %']:g}",
-            cells["worst attack"],
-            f"{cells['loss']:g} ({cells['worst seed']:g})",
-            f"{cells['found in']}, {cells['accused in']} of {cells['seeds']}",
-        )
-        found.append(f"| {' | '.join(shown)} |")
-    return found
-
-
-def lines_below(begins: str) -> list[str]:
-    """Lines of the page's table whose header begins so, without the header."""
-    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
-    at = next(number for number, line in enumerate(page) if line.startswith(begins))
-    return list(itertools.takewhile(lambda line: line.startswith("|"), page[at + 2 :]))
-
-
-def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
-    """Row by row: whoever reads that nobody was named must be able to rely on it."""
-    assert lines_below("| method | data, Dirichlet") == page_rows(stored(NAME)["rows"])
-
-
-@pytest.mark.parametrize(
-    ("hostile", "begins"), [(True, "| data | hostile"), (False, "| data | sites")]
-)
-def test_the_tables_of_the_search_on_mixtures_are_those_of_the_file(
-    hostile: bool, begins: str
-) -> None:
-    result = stored("searched-attacks")
-    expected = []
-    for row in result["rows"]:
-        cells = dict(zip(result["columns"], row, strict=True))
-        if bool(cells["hostile"]) != hostile:
-            continue
-        worst, usual = f"{cells['worst loss']:g}", f"{cells['mean loss']:g}"
-        shown: tuple[object, ...]
-        if hostile:
-            shown = (
-                *(cells["data"], f"{cells['hostile']} of {cells['sites']}", cells["epsilon"]),
-                *(cells["components"], f"{cells['same lie, none']:g}", f"{worst} ({usual})"),
-                *(cells["lie"], f"{cells['named']}, {cells['accused']} of {cells['seeds']}"),
-            )
-        else:
-            several = ", ten components" if cells["components"] == "10" else ""
-            sites = f"{cells['sites']}{several}"
-            shown = (cells["data"], sites, cells["seeds"], worst, usual, cells["accused"])
-        expected.append(f"| {' | '.join(map(str, shown))} |")
-    assert lines_below(begins) == expected
 
 
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(
