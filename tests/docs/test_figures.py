@@ -57,13 +57,7 @@ TABLES = [
     ),
     (
         "docs/methods/fedlap.md",
-        "| accuracy, % after round, 3 seeds",
-        "fedlap-lead-cifar10 fedlap-cifar10",
-    ),
-    ("docs/methods/fedlap.md", "| change | % after round 1", "fedlap-lead-cifar10"),
-    (
-        "docs/methods/fedlap.md",
-        "| method | epsilon | digits, % after round 1",
+        "| method | epsilon | digits, % at the end",
         "fedlap-comparators-digits fedlap-comparators-cifar10",
     ),
     ("docs/methods/fedlap.md", "| | FedLAP, s", "fedlap-cost-digits fedlap-cost-paper"),
