@@ -1,5 +1,5 @@
 """Pages of the results: for each file of benchmarks/results a page of Markdown beside it, with the
-title, the script's own description, the table and the machine.
+title, the script's own description, the table and the machine; and a list of all.
 
 A page of the documentation may hold a short table of a result: the largest value for each row and
 column, between two marks, which this script writes anew.
@@ -84,6 +84,23 @@ def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     return "".join((first, f"|{'---|' * len(header)}\n", *lines))
 
 
+def description(script: Path) -> str:
+    """What a script says of itself."""
+    return ast.get_docstring(ast.parse(script.read_text())) or ""
+
+
+def index(names: Sequence[str]) -> str:
+    """The page that lists all results, by script with the first sentence about it."""
+    rows = dict[Path, list[str]]()
+    for name in names:
+        rows.setdefault(script_of(name), []).append(f"[{name}]({name}.md)")
+    lines = [
+        (" ".join(description(script).split("\n\n")[0].split()), ", ".join(links))
+        for script, links in sorted(rows.items())
+    ]
+    return f"# Measured tables\n\n{table(('what is measured', 'tables'), lines)}"
+
+
 def page(name: str) -> str:
     """The page of a result.
 
@@ -101,7 +118,7 @@ def page(name: str) -> str:
     return "\n".join(
         (
             f"# {shown(content.get('title', name))}\n",
-            f"{ast.get_docstring(ast.parse(script.read_text()))}\n".replace("<", "&lt;"),
+            f"{description(script)}\n",
             table(columns, [[row.get(key) for key in columns] for row in rows]),
             f"[The numbers]({name}.json) are by `{script.relative_to(ROOT).as_posix()}`. This page is"
             " written by `benchmarks/pages.py`.\n",
@@ -153,8 +170,10 @@ def filled(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page that this script writes, with its text."""
-    for result in sorted(RESULTS.glob("*.json")):
-        yield result.with_suffix(".md"), page(result.stem)
+    names = [result.stem for result in sorted(RESULTS.glob("*.json"))]
+    yield RESULTS / "README.md", index(names)
+    for name in names:
+        yield RESULTS / f"{name}.md", page(name)
     for document in sorted((ROOT / "docs").rglob("*.md")):
         if MARKED.search(text := document.read_text()):
             yield document, filled(text)
