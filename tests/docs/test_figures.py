@@ -42,7 +42,6 @@ TABLES = [
     ("docs/methods/fedlap.md", "| | FedLAP, s", "fedlap-cost-digits fedlap-cost-paper"),
     ("docs/methods/dpcvae.md", "| epsilon | own head", "dpcvae-pneumonia"),
     ("docs/methods/dpcvae.md", "| shared head learned from", "dpcvae-downstream"),
-    ("docs/methods/dpcvae.md", "| beta 4", "dpcvae-without-privacy"),
     ("docs/privacy/audit.md", "| release | epsilon | attack", "membership"),
     ("docs/privacy/audit.md", "| images in the class", "attacks"),
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
