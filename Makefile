@@ -150,7 +150,8 @@ docs: setup
 	@echo "open site/index.html"
 
 bench: setup
-	@for script in $$(ls benchmarks/[a-z]*.py | grep -v -e mutants -e fuzz) benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+	@for script in $$(ls benchmarks/[a-z]*.py | grep -v -e mutants -e fuzz -e pages) benchmarks/reproduce/[a-z]*.py; do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+	@$(RUN) benchmarks/pages.py
 	@$(MAKE) --no-print-directory faults
 
 proto: setup

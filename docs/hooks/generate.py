@@ -1,5 +1,5 @@
-"""Pages that are written when the site is built: references from the code, and guides that live
-elsewhere in the repository.
+"""Pages that are written when the site is built: references from the code, and guides and measured
+tables that live elsewhere in the repository.
 
 MkDocs calls `on_files` and `on_page_markdown`.
 """
@@ -32,7 +32,13 @@ GUIDES = {
     "CHANGELOG.md": "development/changelog.md",
     "SECURITY.md": "development/security.md",
 }
-PAGES = GUIDES | {"README.md": "index.md"}
+# Measured tables: pages without a place in the navigation and in the search.
+MEASURED = {
+    f"benchmarks/results/{file.name}": f"measured/{file.name}"
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+}
+ELSEWHERE = GUIDES | MEASURED
+PAGES = ELSEWHERE | {"README.md": "index.md"}
 FIGURES = "figures"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(```.*?```)", re.DOTALL)
@@ -40,12 +46,12 @@ MERMAID = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add generated pages, guides and figures to the files of the site."""
+    """Add generated pages, guides, measured tables and figures to the files of the site."""
     from mkdocs.structure.files import File
 
     for uri, text in reference.pages().items():
         files.append(File.generated(config, uri, content=text))
-    for source, uri in GUIDES.items():
+    for source, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, content=(ROOT / source).read_text()))
     for figure in sorted((ROOT / "benchmarks" / "results").glob("*.png")):
         files.append(File.generated(config, f"{FIGURES}/{figure.name}", abs_src_path=str(figure)))
@@ -59,7 +65,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Mermaid would be loaded from a server on the internet.
     """
     uri = page.file.src_uri
-    source = next((name for name, target in GUIDES.items() if target == uri), f"docs/{uri}")
+    source = next((name for name, target in ELSEWHERE.items() if target == uri), f"docs/{uri}")
+    if source in MEASURED:
+        page.meta["search"] = {"exclude": True}
     return relinked(markdown, source, uri)
 
 

@@ -1,17 +1,15 @@
 """The figures in the tables of the documents are those that the benchmarks wrote last."""
 
-import itertools
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.results import stored
-from benchmarks.searched_attacks_rounds import COLUMNS, METHODS, NAME
+from benchmarks.pages import pages
 from tests.documents import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -27,53 +25,10 @@ TABLES = [
         "statistics-frontier private-cifar10 cifar10 statistics-runs",
     ),
     ("docs/results.md", "| epsilon of every site", "private-cifar10"),
-    ("docs/results.md", "| epsilon | largest class", "xrays-four-hospitals"),
-    ("docs/results.md", "| speed |", "peers-statistics peers-secure-sum"),
-    ("docs/results.md", "| private step", "peers-clipping"),
-    ("docs/results.md", "| 224 px, batches", "gpu-limits"),
-    ("docs/results.md", "| least seconds", "gpu-limits"),
+    ("docs/results.md", "| epsilon | majority baseline", "xrays-four-hospitals"),
     ("docs/results.md", "| on an H100", "gpu"),
-    (
-        "docs/results.md",
-        "| table 1 | DSC",
-        "reproduce-fedlap-table1-digits reproduce-fedlap-table1-cifar10",
-    ),
-    (
-        "docs/results.md",
-        "| table 2 | PSG",
-        "reproduce-fedlap-table2-digits reproduce-fedlap-table2-cifar10",
-    ),
-    (
-        "docs/results.md",
-        "| table 3 | min",
-        "reproduce-fedlap-table3-digits reproduce-fedlap-table3-cifar10",
-    ),
-    ("docs/results.md", "| data | all real features", "reproduce-fedpft-table1"),
-    ("docs/results.md", "| row | CIFAR-10, IID", "reproduce-dpcvae-table1"),
     ("docs/methods/fedpft.md", "| released | accuracy | uplink, all sites", "statistics-runs"),
-    ("docs/methods/fedpft.md", "| data | F |", "defaults"),
     ("docs/methods/fedpft.md", "| nothing set |", "defaults-families"),
-    ("docs/methods/fedpft.md", "| mean of columns |", "defaults-own-mean"),
-    ("docs/methods/fedpft.md", "| budget and classes alone |", "defaults-private"),
-    ("docs/methods/fedpft.md", "| secure sum alone |", "defaults-secure"),
-    ("docs/methods/fedpft.md", "| with more set |", "secure-defaults"),
-    ("docs/privacy/secure-sums.md", "| one sum or rounds |", "secure-rounds"),
-    ("docs/methods/fedpft.md", "| X-rays | accuracy %", "defaults-ranking"),
-    ("docs/methods/fedpft.md", "| calibration |", "calibration"),
-    ("docs/methods/fedpft.md", "| calibration of rounds |", "calibration-rounds"),
-    ("docs/methods/fedpft.md", "| noise at sites |", "defaults-private-rounds"),
-    (
-        "docs/methods/fedpft.md",
-        "| released | accuracy | difference | uplink",
-        "statistics-frontier-pacs",
-    ),
-    (
-        "docs/methods/fedpft.md",
-        "| released | accuracy | difference to the pooled head",
-        "cifar10 pacs",
-    ),
-    ("docs/methods/fedpft.md", "| one shot | accuracy", "reproduce-fedpft-table5"),
-    ("docs/methods/fedpft.md", "| closed form", "reproduce-fedpft-table5"),
     (
         "docs/methods/fedlap.md",
         "| accuracy, % after round | 1",
@@ -81,19 +36,12 @@ TABLES = [
     ),
     (
         "docs/methods/fedlap.md",
-        "| accuracy, % after round, 3 seeds",
-        "fedlap-lead-cifar10 fedlap-cifar10",
-    ),
-    ("docs/methods/fedlap.md", "| change | % after round 1", "fedlap-lead-cifar10"),
-    (
-        "docs/methods/fedlap.md",
-        "| method | epsilon | digits, % after round 1",
+        "| method | epsilon | digits, % at the end",
         "fedlap-comparators-digits fedlap-comparators-cifar10",
     ),
     ("docs/methods/fedlap.md", "| | FedLAP, s", "fedlap-cost-digits fedlap-cost-paper"),
     ("docs/methods/dpcvae.md", "| epsilon | own head", "dpcvae-pneumonia"),
     ("docs/methods/dpcvae.md", "| shared head learned from", "dpcvae-downstream"),
-    ("docs/methods/dpcvae.md", "| beta 4", "dpcvae-without-privacy"),
     ("docs/privacy/audit.md", "| release | epsilon | attack", "membership"),
     ("docs/privacy/audit.md", "| images in the class", "attacks"),
     ("docs/privacy/audit.md", "| reconstructed from", "reproduce-fedpft-table3"),
@@ -106,15 +54,7 @@ TABLES = [
     ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
     ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
-    ("docs/privacy/hostile-hospitals.md", "| method | data | hostile | attack", "backdoors"),
-    ("docs/privacy/hostile-hospitals.md", "| honest | epsilon", "honest-hospitals"),
-    ("docs/privacy/secure-sums.md", "| | sites | ε = 1", "secure-sums"),
-    ("docs/privacy/secure-sums.md", "| | records | ε", "secure-sums-head"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
-    ("docs/privacy/secure-sums.md", "| head, 10 sites, other images | ε", "private-heads"),
-    ("docs/privacy/secure-sums.md", "| sites | noise | hold", "counting-intervals"),
-    ("docs/privacy/secure-sums.md", "| what the liars add", "secure-sums-hostile"),
-    ("docs/privacy/secure-sums.md", "| sites | seconds of a site", "secure-sums-cost"),
     (
         "docs/deployment/connections.md",
         "| run | sites | seconds",
@@ -124,6 +64,16 @@ TABLES = [
     ("docs/scale.md", "| hospitals | processor s", "many_sites"),
     ("docs/scale.md", "| engine | processor seconds", "simulation-start"),
 ]
+
+
+def test_pages_are_those_that_the_results_give() -> None:
+    """Measured tables, and tables between marks in the documentation."""
+    made = dict(pages())
+    old = [
+        file.name for file, text in made.items() if not file.exists() or file.read_text() != text
+    ]
+    assert not old, "run: PYTHONPATH=. python benchmarks/pages.py"
+    assert {*RESULTS.glob("*.md")} <= made.keys(), "a page without a result"
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -193,65 +143,6 @@ def test_figures_in_tables_are_those_of_the_results(page: str, begins: str, name
                         if not is_written(each, names)
                     ]
     assert not wrong, f"{page}: not in {names}"
-
-
-def page_rows(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Lines of the page's table for rows of the file, which have a cell for each of `COLUMNS`."""
-    order, found = list(METHODS), list[str]()
-    for row in sorted(rows, key=lambda row: order.index(row[0])):
-        cells = dict(zip(COLUMNS, row, strict=True))
-        data = cells["data, alpha"]
-        if cells["epsilon"] != "none":
-            data += f", epsilon {float(cells['epsilon']):g}"
-        shown = (
-            *(cells["method"], data, cells["hostile"]),
-            f"{cells['without defence %']:g} / {cells['honest %']:g}",
-            cells["worst attack"],
-            f"{cells['loss']:g} ({cells['worst seed']:g})",
-            f"{cells['found in']}, {cells['accused in']} of {cells['seeds']}",
-        )
-        found.append(f"| {' | '.join(shown)} |")
-    return found
-
-
-def lines_below(begins: str) -> list[str]:
-    """Lines of the page's table whose header begins so, without the header."""
-    page = (ROOT / "docs/privacy/hostile-hospitals.md").read_text().splitlines()
-    at = next(number for number, line in enumerate(page) if line.startswith(begins))
-    return list(itertools.takewhile(lambda line: line.startswith("|"), page[at + 2 :]))
-
-
-def test_the_table_of_searched_attacks_is_that_of_the_file() -> None:
-    """Row by row: whoever reads that nobody was named must be able to rely on it."""
-    assert lines_below("| method | data, Dirichlet") == page_rows(stored(NAME)["rows"])
-
-
-@pytest.mark.parametrize(
-    ("hostile", "begins"), [(True, "| data | hostile"), (False, "| data | sites")]
-)
-def test_the_tables_of_the_search_on_mixtures_are_those_of_the_file(
-    hostile: bool, begins: str
-) -> None:
-    result = stored("searched-attacks")
-    expected = []
-    for row in result["rows"]:
-        cells = dict(zip(result["columns"], row, strict=True))
-        if bool(cells["hostile"]) != hostile:
-            continue
-        worst, usual = f"{cells['worst loss']:g}", f"{cells['mean loss']:g}"
-        shown: tuple[object, ...]
-        if hostile:
-            shown = (
-                *(cells["data"], f"{cells['hostile']} of {cells['sites']}", cells["epsilon"]),
-                *(cells["components"], f"{cells['same lie, none']:g}", f"{worst} ({usual})"),
-                *(cells["lie"], f"{cells['named']}, {cells['accused']} of {cells['seeds']}"),
-            )
-        else:
-            several = ", ten components" if cells["components"] == "10" else ""
-            sites = f"{cells['sites']}{several}"
-            shown = (cells["data"], sites, cells["seeds"], worst, usual, cells["accused"])
-        expected.append(f"| {' | '.join(map(str, shown))} |")
-    assert lines_below(begins) == expected
 
 
 def test_a_figure_is_found_when_it_is_the_rounded_result_and_only_then(

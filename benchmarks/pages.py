@@ -1,0 +1,185 @@
+"""Pages of the results: for each file of benchmarks/results a page of Markdown beside it, with the
+title, the script's own description, the table and the machine; and a list of all.
+
+A page of the documentation may hold a short table of a result: the largest value for each row and
+column, between two marks, which this script writes anew.
+
+    <!-- largest {worst loss} of searched-attacks by {hostile} of {sites} and epsilon {epsilon} -->
+
+    <!-- end -->
+
+    PYTHONPATH=. python benchmarks/pages.py
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.options import described
+from benchmarks.harness.results import RESULTS, stored
+from benchmarks.harness.samples import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+# Results whose names do not begin with the name of their script.
+SCRIPTS = {
+    "cifar10": "accuracy_against_bytes.py",
+    "closed_form_": "closed_form_scale.py",
+    "defaults-": "defaults_beside.py",
+    "fedlap-cifar10": "fedlap_against_fedavg.py",
+    "fedlap-digits": "fedlap_against_fedavg.py",
+    "mixtures": "mixtures_against_sklearn.py",
+    "pacs": "accuracy_against_bytes.py",
+    "private-cifar10": "private_surrogates.py",
+    "private-pacs": "private_surrogates.py",
+    "reproduce-dpcvae": "reproduce/dpcvae_tables.py",
+    "reproduce-fedlap": "reproduce/fedlap_tables.py",
+    "secure-rounds": "secure_defaults.py",
+    "statistics-relearn": "statistics_runs.py",
+}
+MARKED = re.compile(
+    r"(?P<mark><!-- largest \{(?P<value>.+?)\} of (?P<name>\S+) by (?P<row>.+?) and (?P<column>.+?) -->"
+    r"\n\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+LONGEST = 200  # Characters of a fact beside the table; longer ones are data.
+
+
+def script_of(name: str) -> Path:
+    """The script that writes the result: the one whose name the result's begins with."""
+    plain = name.replace("_", "-")
+    found = dict(SCRIPTS)
+    for script in BENCHMARKS.rglob("[a-z]*.py"):
+        path = script.relative_to(BENCHMARKS)
+        found.setdefault(path.with_suffix("").as_posix().replace("/", "-"), path.as_posix())
+    fitting = [start for start in found if plain.startswith(start.replace("_", "-"))]
+    if not fitting:
+        raise ValueError(
+            f"no script begins like {name!r}; add it to SCRIPTS of benchmarks/pages.py"
+        )
+    return BENCHMARKS / found[max(fitting, key=len)]
+
+
+def records(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a result, each with its cells by column."""
+    rows = content["rows"]
+    return [
+        row if isinstance(row, dict) else dict(zip(content["columns"], row, strict=True))
+        for row in rows
+    ]
+
+
+def shown(cell: Any) -> str:
+    """A cell as Markdown: decimal numbers with four digits or more, nothing for None."""
+    text = "" if cell is None else str(cell)
+    if isinstance(cell, float):
+        text = f"{cell or 0:.4g}" if abs(cell) < 1e4 else f"{cell:,.0f}"
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of Markdown."""
+    first, *lines = [f"| {' | '.join(map(shown, line))} |\n" for line in (header, *rows)]
+    return "".join((first, f"|{'---|' * len(header)}\n", *lines))
+
+
+def description(script: Path) -> str:
+    """What a script says of itself."""
+    return ast.get_docstring(ast.parse(script.read_text())) or ""
+
+
+def index(names: Sequence[str]) -> str:
+    """The page that lists all results, by script with the first sentence about it."""
+    rows = dict[Path, list[str]]()
+    for name in names:
+        rows.setdefault(script_of(name), []).append(f"[{name}]({name}.md)")
+    lines = [
+        (" ".join(description(script).split("\n\n")[0].split()), ", ".join(links))
+        for script, links in sorted(rows.items())
+    ]
+    return f"# Measured tables\n\n{table(('what is measured', 'tables'), lines)}"
+
+
+def page(name: str) -> str:
+    """The page of a result.
+
+    Args:
+        name: of the file, without its ending.
+    """
+    content, script = stored(name), script_of(name)
+    rows = records(content)
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "facts"]
+    facts = {
+        key: value
+        for key, value in (content | content.get("machine", {})).items()
+        if key not in ("title", "machine", "columns", "rows") and len(str(value)) <= LONGEST
+    }
+    return "\n".join(
+        (
+            f"# {shown(content.get('title', name))}\n",
+            f"{description(script)}\n",
+            table(columns, [[row.get(key) for key in columns] for row in rows]),
+            f"[The numbers]({name}.json) are by `{script.relative_to(ROOT).as_posix()}`. This page is"
+            " written by `benchmarks/pages.py`.\n",
+            *(f"![{name}]({each.name})\n" for each in RESULTS.glob(f"{name}.png")),
+            *(f"- {key}: {shown(value)}" for key, value in facts.items() if value is not None),
+            "",
+        )
+    )
+
+
+def largest(name: str, value: str, row: str, column: str) -> str:
+    """A table with the largest value of a result for each row and column.
+
+    Args:
+        name: of the result.
+        value: the column whose largest value is shown.
+        row: text of a row's first cell; names of columns stand in braces.
+        column: text of the header of a column; names of columns stand in braces.
+    """
+    cells = dict[tuple[str, str], list[float]]()
+    for record in records(stored(name)):
+        place = row.format_map(record), column.format_map(record)
+        cells.setdefault(place, []).append(record[value])
+    below, beside = (sorted({place[at] for place in cells}, key=_order) for at in (0, 1))
+    return table(
+        (re.sub("[{}]", "", row), *beside),
+        [
+            (one, *(max(cells.get((one, other), []), default=None) for other in beside))
+            for one in below
+        ],
+    )
+
+
+def _order(text: str) -> list[str | int]:
+    """Texts by the numbers in them."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def filled(text: str) -> str:
+    """A page of the documentation with the tables between its marks."""
+
+    def written(found: re.Match[str]) -> str:
+        words = found.groupdict()
+        made = largest(words["name"], words["value"], words["row"], words["column"])
+        return f"{words['mark']}{made}\n{words['end']}"
+
+    return MARKED.sub(written, text)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page that this script writes, with its text."""
+    names = [result.stem for result in sorted(RESULTS.glob("*.json"))]
+    yield RESULTS / "README.md", index(names)
+    for name in names:
+        yield RESULTS / f"{name}.md", page(name)
+    for document in sorted((ROOT / "docs").rglob("*.md")):
+        if MARKED.search(text := document.read_text()):
+            yield document, filled(text)
+
+
+if __name__ == "__main__":
+    described(__doc__).parse_args()
+    for file, text in pages():
+        file.write_text(text)
