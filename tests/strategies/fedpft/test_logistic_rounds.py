@@ -34,7 +34,7 @@ from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedpft.logistic_rounds import absorb_total, usual_length
-from fedsurrogate.strategies.pooling.plausibility import Total
+from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
