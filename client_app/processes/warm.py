@@ -49,10 +49,11 @@ MODULES = (
     "sklearn.mixture",
     "sklearn.linear_model",
     "flwr.supernode.cli.flwr_clientapp",
+    "fedsurrogate.client_app.secure_sum",
     "fedsurrogate.client_app.clientapp",
     "fedsurrogate.client_app.requests",
 )
-PACKAGES = ("methods", "governance", "features", "secure_sum")
+PACKAGES = ("methods", "governance", "features")
 """Of a site; all their modules are imported."""
 
 

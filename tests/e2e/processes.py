@@ -237,11 +237,13 @@ class Federation:
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
         link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
         link += ["--superlink", self._lines[index]]
-        command = ["python", "-P", "-m", NODE_MODULE, self._apps[index]]
+        command, own = ["python", "-P", "-m", NODE_MODULE, self._apps[index]], dict(self._at_nodes)
         if not self._isolation:
+            # Each site is a machine: of two with one folder, one may load what Flower has half copied.
+            own = {"FLWR_HOME": f"{self.home}/machines/{index}"} | own
             command = ["flower-supernode", "--clientappio-api-address", self._apps[index]]
             link += ["--node-config", self._configs[index]]
-        return self._start(f"supernode-{index}", *command, *link, more=self._at_nodes)
+        return self._start(f"supernode-{index}", *command, *link, more=own)
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start or restart the SuperLink, with the same addresses and the same database."""
@@ -307,7 +309,7 @@ class Federation:
         # An app whose parents were killed keeps running for a while.
         for orphan in psutil.process_iter():
             with suppress(psutil.Error):
-                if orphan.environ().get("FLWR_HOME") == str(self.home):
+                if orphan.environ().get("FLWR_HOME", "").startswith(str(self.home)):
                     stop_process(orphan.pid)
         self._kept.close()
 
