@@ -155,6 +155,7 @@ def ledger(
         "delta": policy.delta,
         "delta_total": policy.delta_total or 2 * policy.delta,
         "runs_left": more,
+        "closed": gate.closed(),
         "without_privacy": gate.ledger.non_private_releases(),
         "entries": entries,
     }
@@ -172,10 +173,10 @@ def ledger(
     fits = f"{more} more runs of noisy sums at epsilon-per-run = {policy.epsilon_per_run:g} fit"
     holds = f"the total holds at delta {shown['delta_total']:g}, for any later requests"
     left = f"{of_total}, {shown['epsilon_left']:.4g} left; {gate.ledger.path}"
+    if shown["closed"]:
+        console.print(f"{left}\nno private run is possible: {shown['closed']}", soft_wrap=True)
+        return
     console.print(f"{left}\n{fits}; {holds}", soft_wrap=True)
-    if bare := shown["without_privacy"]:
-        text = f"{bare} releases left without privacy: no epsilon covers them"
-        console.print(text, style="yellow")
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:

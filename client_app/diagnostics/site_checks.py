@@ -433,6 +433,8 @@ def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Outcome:
         facts += f", {sent} in {cost.rounds} rounds"
     if run.mechanism is None:
         return "PASS", f"{facts}, no differential privacy, which the policy allows", ""
+    if why := gate.closed():
+        return "FAIL", f"{facts}: {why}", "only runs without privacy can use this data folder"
     fits = gate.runs_left(run.mechanism.events)
     left = max(0.0, gate.policy.epsilon_total - gate.spent())
     facts += f", epsilon {own.epsilon:g} where {left:.4g} is left: {fits} such runs fit"

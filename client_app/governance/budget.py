@@ -91,6 +91,22 @@ def spent(entries: Sequence[Entry], budget: Budget) -> float:
     return budget.filter.spent(_counted(entries, budget), _exact(entries))
 
 
+def closed(entries: Sequence[Entry], budget: Budget) -> str:
+    """Why no release with noise is allowed any more, of any run; empty if there may be one.
+
+    Args:
+        entries: of the ledger, without its header.
+        budget: the limits.
+    """
+    count = non_private_releases(entries)
+    if not count or budget.after_open:
+        return ""
+    return (
+        f"{count} releases left without privacy before, so no total can be guaranteed any more; "
+        "neither the policy nor a larger epsilon-total takes them back"
+    )
+
+
 def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: Budget) -> int:
     """Number of further runs that the total allows.
 
@@ -99,9 +115,9 @@ def runs_left(entries: Sequence[Entry], plan: Sequence[GaussianEvent], budget: B
         plan: each of these runs has exactly these releases.
         budget: the limits.
     """
-    rule, earlier = budget.filter, _counted(entries, budget)
-    if not plan:
+    if not plan or closed(entries, budget):
         return 0
+    rule, earlier = budget.filter, _counted(entries, budget)
     shares = [(rule.renyi_share(earlier), rule.renyi_share(plan))]
     private = [entry for entry in entries if entry["events"]]
     if not any(event.sample_rate < 1 for event in [*earlier, *plan]) and (
@@ -142,10 +158,8 @@ def check_budget(entries: list[Entry], release: Release, budget: Budget) -> floa
         if not budget.exact_may_differ:
             _check_selection(entries, release)
         return spent(entries, budget)
-    if (count := non_private_releases(entries)) and not budget.after_open:
-        raise BudgetError(
-            f"{count} releases left without privacy before, so no total can be guaranteed any more"
-        )
+    if why := closed(entries, budget):
+        raise BudgetError(why)
     _check_unit(entries, release)
     this: Entry = {"kind": "release", **asdict(release)}
     _check_plan(entries, this)

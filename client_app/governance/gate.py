@@ -28,7 +28,7 @@ from fedsurrogate.common.wire.records import Info
 
 from ..datasets.partition import selection
 from ..node_config import NodeConfig
-from .budget import check_budget, runs_left, spent
+from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
 from .ledger import Ledger, budget_of, own_ledger
 from .policy import Policy, policy_of
@@ -515,6 +515,12 @@ class Gate:
     def spent(self) -> float:
         """The part of epsilon-total that is spent. Raises LedgerError."""
         return spent(self.ledger.entries(), self._budget)
+
+    def closed(self) -> str:
+        """Why no release with noise is allowed any more; empty if there may be one. Raises
+        LedgerError.
+        """
+        return closed(self.ledger.entries(), self._budget)
 
     def runs_left(self, plan: Sequence[GaussianEvent]) -> int:
         """Number of further runs with these releases that the total allows. Raises LedgerError."""

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
+from fedsurrogate.client_app.governance.budget import (
+    Budget,
+    check_budget,
+    closed,
+    runs_left,
+    spent,
+)
 from fedsurrogate.client_app.governance.entries import Release, events_of
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.privacy.accounting import (
@@ -48,6 +54,31 @@ def test_exactly_the_reported_number_of_further_runs_passes(name: str) -> None:
         check_budget(ledger, replace(release(run="last"), events=events), TOTAL)
     assert runs_left(ledger, events, TOTAL) == 0
     assert runs_left(ledger, (), TOTAL) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    exact=st.lists(st.booleans(), max_size=5),
+    noise=st.sampled_from([2.0, 20.0, 200.0]),
+    raised=st.sampled_from([1.0, 100.0]),
+)
+def test_a_ledger_that_reports_a_further_run_accepts_it_and_another_refuses_it(
+    exact: list[bool], noise: float, raised: float
+) -> None:
+    """Releases with and without noise in any order; a larger total takes none of them back."""
+    limits = replace(TOTAL, epsilon_total=raised * TOTAL.epsilon_total)
+    past = [
+        replace(release(run=f"run-{number}"), events=() if bare else (GaussianEvent(20.0),))
+        for number, bare in enumerate(exact)
+    ]
+    ledger, events = entries(past), (GaussianEvent(noise),)
+    asked = replace(release(run="next"), events=events)
+    assert bool(closed(ledger, limits)) == any(exact)
+    if runs_left(ledger, events, limits):
+        assert check_budget(ledger, asked, limits) > 0
+    else:
+        with pytest.raises(BudgetError, match="without privacy" if any(exact) else "epsilon"):
+            check_budget(ledger, asked, limits)
 
 
 def test_the_first_run_of_all_may_spend_the_whole_total() -> None:
