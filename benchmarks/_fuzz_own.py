@@ -17,7 +17,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/methods/evaluation.py:_as_json",
         "strategies/base/training.py:Training.begin",
         "strategies/base/training.py:_fresh",
-        "common/targets/answers.py:facts_of",
+        "common/targets/measures.py:facts_of",
         "client_app/audit/disclosure.py:_changed",
         "client_app/cli/doctor.py:audit",
         "client_app/features/cache.py:read_entry",

@@ -54,8 +54,7 @@ from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.signed_models.making import settings_of_run
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.common.targets.answers import checked_target
-from fedsurrogate.common.targets.measures import MEASURES
+from fedsurrogate.common.targets.measures import MEASURES, checked_target
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,

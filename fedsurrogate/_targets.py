@@ -23,8 +23,7 @@ from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alon
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import parse_settings
 from fedsurrogate.common.settings.heads import TargetSettings
-from fedsurrogate.common.targets.answers import answers_of, facts_of
-from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.targets.measures import answers_of, facts_of, measured, metrics_of
 from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time

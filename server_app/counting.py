@@ -27,7 +27,7 @@ from fedsurrogate.common.signed_models.making import feature_settings, settings_
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.measures import facts_of
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded

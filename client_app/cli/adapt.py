@@ -38,7 +38,7 @@ def adapt(
     on own records.
     """
     from fedsurrogate.common.models.classifiers import target_of_model
-    from fedsurrogate.common.targets.answers import facts_of
+    from fedsurrogate.common.targets.measures import facts_of
 
     from ..model_use.adaptation import adapt as compare
     from ..model_use.adaptation import adapted_file, store_adapted

@@ -22,8 +22,8 @@ from fedsurrogate.common.models.classifiers import Classifier, Head, class_indic
 from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.settings import CountingSettings
-from fedsurrogate.common.targets.answers import UNFIT, facts_of
 from fedsurrogate.common.targets.counted import CountedTarget, counted
+from fedsurrogate.common.targets.measures import UNFIT, facts_of
 from fedsurrogate.common.targets.target import Target
 
 from ..features.site_features import LabelledFeatures

@@ -7,8 +7,7 @@ import json
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
-from fedsurrogate.common.targets.answers import facts_of
-from fedsurrogate.common.targets.measures import MEASURES, measured, packed
+from fedsurrogate.common.targets.measures import MEASURES, facts_of, measured, packed
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_classifier
 from fedsurrogate.common.wire.records import Info

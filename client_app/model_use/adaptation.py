@@ -22,8 +22,8 @@ from fedsurrogate.common.models.class_measures import bootstrap_weights, means_o
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.answers import checked_target, facts_of
 from fedsurrogate.common.targets.labels import LABELS, Labels
+from fedsurrogate.common.targets.measures import checked_target, facts_of
 from fedsurrogate.common.targets.number import NUMBER
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.common.targets.time import TIME, Time

@@ -22,8 +22,8 @@ from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, alone, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
-from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.labels import LABELS
+from fedsurrogate.common.targets.measures import answers_of, facts_of
 from fedsurrogate.common.targets.target import Facts
 
 from ..node_config import NodeConfig

@@ -18,8 +18,7 @@ from fedsurrogate.common.models.class_measures import Array, Measure, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.pages.of_classes import MOST_DRAWN, curve_pictures
 from fedsurrogate.common.pages.svg import page_head, render_page
-from fedsurrogate.common.targets.answers import answers_of, facts_of
-from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.targets.measures import answers_of, facts_of, measured, metrics_of
 
 from . import plots
 from .calibration import PRESENT, Calibration, decided_answers

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.class_measures import DRAWS, FEWEST
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.measures import facts_of
 
 from ..datasets.dataset import stratified_split
 from .calibration import (

@@ -30,8 +30,7 @@ from fedsurrogate.common.version import own_version
 
 from ..node_config import parse_node_config
 from .app_report import reporting
-from .kernel import end_with_parent, name_process
-from .own_account import SETTINGS, own_socket, take_arguments
+from .own_account import SETTINGS, end_with_parent, name_process, own_socket, take_arguments
 from .supervisor import found_data
 from .warm import ENDS, FLAG, TASK_NAME, WarmStarter, serve_children
 

@@ -1,20 +1,19 @@
-"""What a site's own account alone gives its programs, and the socket between them.
-
-Every user of a machine may read the arguments of all processes in `/proc`, open a port, and bind one
-that is free. So a site's arguments are in the environment of its programs, which only its account may
-read, and its SuperNode and app talk through a socket in a folder in which only that account may make
-files.
+"""What a site's process is to its machine: the account that alone may talk to it, its name and end in
+the kernel, and the software that is installed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import stat
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
@@ -97,3 +96,56 @@ def own_socket(runtime: str) -> str:
                 "folder of this user's with mode 0700"
             )
     return f"{UNIX}{folder / path.name}"
+
+
+_DEATH_SIGNAL, _NAME = 1, 15
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+FIRST = 1000
+"""Of the processes of a machine, the kernel ends those with the highest number first."""
+
+
+def end_with_parent(number: int, parent: int = 0) -> None:
+    """Let the kernel send this process a signal when its parent ends.
+
+    Args:
+        number: The signal; 0: none.
+        parent: Process id of the parent; if another process is the parent by now, this one ends.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_DEATH_SIGNAL, number)
+    if number and parent and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show; its first 15 characters."""
+    if _libc is not None:
+        _libc.prctl(_NAME, name.encode())
+
+
+def end_first_without_memory() -> None:
+    """When memory runs out, let the kernel end this process before others of its account."""
+    with suppress(OSError):
+        OOM_SCORE.write_text(str(FIRST))
+
+
+PACKAGE = Path(__file__).parents[2]
+
+
+def installed() -> tuple[int, ...]:
+    """Numbers that change when packages are installed, and when a file of this one changes.
+
+    Installing or removing a package changes the folder of all packages.
+    """
+    folders = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    own = [
+        each.stat() for room in ("common", "client_app") for each in (PACKAGE / room).rglob("*.py")
+    ]
+    return (
+        *(folder.stat().st_mtime_ns for folder in folders if folder.is_dir()),
+        len(own),
+        max(each.st_mtime_ns for each in own),
+        sum(each.st_size for each in own),
+    )

@@ -41,8 +41,7 @@ from fedsurrogate.common.logs import configure_log
 
 from ..diagnostics.connection_checks import Finding
 from .app_report import ask
-from .kernel import end_with_parent
-from .own_account import SETTINGS, own_socket, take_arguments, unseen
+from .own_account import SETTINGS, end_with_parent, own_socket, take_arguments, unseen
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""

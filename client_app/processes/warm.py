@@ -28,9 +28,7 @@ from types import TracebackType
 
 from fedsurrogate.common.flower import flower
 
-from .installed import installed
-from .kernel import end_first_without_memory, end_with_parent, name_process
-from .own_account import unseen
+from .own_account import end_first_without_memory, end_with_parent, installed, name_process, unseen
 
 FLAG = "--warm"
 SWITCH = "FEDSURROGATE_WARM"

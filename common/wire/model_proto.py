@@ -24,7 +24,7 @@ from ..safe_parsing import canonical, read_message
 from ..settings import Model
 from ..surrogates.mixtures import Frame
 from ..surrogates.surrogates import Header, Synthetic
-from ..targets.answers import checked_target
+from ..targets.measures import checked_target
 from .surrogate_proto import (
     pack_centre,
     pack_claim,

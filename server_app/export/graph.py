@@ -31,7 +31,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import weigh_rows
 from fedsurrogate.common.privacy.own_mean import ALL
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.mixtures import Frame
-from fedsurrogate.common.targets.answers import answer_columns, answers_together
+from fedsurrogate.common.targets.measures import answer_columns, answers_together
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as
 # a share of the largest number in its column, if that is above one.

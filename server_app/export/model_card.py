@@ -17,8 +17,7 @@ from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.answers import answer_columns, facts_of
-from fedsurrogate.common.targets.measures import IN_WORDS
+from fedsurrogate.common.targets.measures import IN_WORDS, answer_columns, facts_of
 from fedsurrogate.strategies.counting.strategy import payload_of
 
 from ..report.counts_view import view_of

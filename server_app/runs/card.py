@@ -16,7 +16,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import Noisy
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relation_of
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.targets.answers import facts_of
+from fedsurrogate.common.targets.measures import facts_of
 
 # Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
 MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0

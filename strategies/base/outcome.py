@@ -31,7 +31,7 @@ from fedsurrogate.common.security.registrations import (
     read_table,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.common.targets.measures import LONGEST, MEASURES, is_measure
+from fedsurrogate.common.targets.measures import LONGEST_MEASURES, MEASURES, is_measure
 from fedsurrogate.common.wire.records import INFO, Info
 
 from .collection import Recorder
@@ -119,7 +119,7 @@ def measures_in(info: Info) -> dict[str, float]:
     are none.
     """
     try:
-        found = json.loads(str(info.get(MEASURES, "{}"))[:LONGEST])
+        found = json.loads(str(info.get(MEASURES, "{}"))[:LONGEST_MEASURES])
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict) or not all(

@@ -27,7 +27,7 @@ from fedsurrogate.client_app.governance.release import check_room, hold, why_hel
 from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.heads.local_head import _classes
-from fedsurrogate.client_app.model_use import store as models
+from fedsurrogate.client_app.model_use import store
 from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as replies
@@ -237,19 +237,19 @@ def test_a_model_that_cannot_be_read_is_named_and_a_received_one_only_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = NodeConfig(site="north", state_dir=str(tmp_path))
-    name = models.keep_model(node, model(), "run")
-    file = models.models_folder(node) / f"{name}{models.SUFFIX}"
+    name = store.keep_model(node, model(), "run")
+    file = store.models_folder(node) / f"{name}{store.SUFFIX}"
     content = file.read_bytes()
     file.unlink()
     file.mkdir()
     with pytest.raises(StateError, match=r"cannot be read .*add it again"):
-        models.read_kept(node, name)
-    assert models._manifest_of(node, name) == b""
+        store.read_kept(node, name)
+    assert store._manifest_of(node, name) == b""
     file.rmdir()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(SealError, match="was changed after it was kept"):
-        models.read_kept(node, name)
-    assert models._manifest_of(node, name) == b""
+        store.read_kept(node, name)
+    assert store._manifest_of(node, name) == b""
     error: Exception
     for error in (
         OSError(errno.ENOSPC, "full"),
@@ -262,14 +262,14 @@ def test_a_model_that_cannot_be_read_is_named_and_a_received_one_only_logged(
         def fails(*_: Any, error: Exception = error) -> str:
             raise error
 
-        monkeypatch.setattr(models, "keep_model", fails)
+        monkeypatch.setattr(store, "keep_model", fails)
         caplog.clear()
-        models.keep_received(node, model(), True, 1000.0)
+        store.keep_received(node, model(), True, 1000.0)
         assert "is not kept" in caplog.text
         assert str(error) in caplog.text
-        monkeypatch.setattr(models, "read_kept", fails)
+        monkeypatch.setattr(store, "read_kept", fails)
         if not isinstance(error, OSError | ConfigError):
-            assert models._manifest_of(node, name) == b""
+            assert store._manifest_of(node, name) == b""
 
 
 def test_a_calibration_that_is_a_folder_is_damaged_and_none_is_the_default(tmp_path: Path) -> None:

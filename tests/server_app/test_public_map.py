@@ -76,7 +76,7 @@ def test_a_map_for_another_power_is_refused(tmp_path: Path) -> None:
 def test_budget_and_classes_are_all_that_a_secure_sum_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsurrogate.common.secure_sum.protocol.FEWEST_MAPPED", 64)
+    monkeypatch.setattr("fedsurrogate.common.secure_sum.rules.FEWEST_MAPPED", 64)
     classes = ",".join(map(str, range(10)))
     chosen = {"secure-sum": True, "epsilon": 8.0, "delta": 1e-5, "classes": classes}
     metrics = metrics_of(run_federation(tmp_path, sites(4), **chosen))

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.release import Failure
 from fedsurrogate.client_app.secure_sum import _random
-from fedsurrogate.common.secure_sum.protocol import BITS
+from fedsurrogate.common.methods.method import BITS
 from tests.attacks.privacy.neighbours import FAULTS, LABELS, Data, Record
 from tests.attacks.privacy.summing import SMALLEST, SUMS, Summing
 from tests.attacks.privacy.visits import close_logs

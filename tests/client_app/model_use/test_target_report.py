@@ -30,7 +30,7 @@ from fedsurrogate.common.models.classifiers import Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.answers import answers_of
+from fedsurrogate.common.targets.measures import answers_of
 from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
 from tests.client_app.model_use.test_decisions import KEY
 from tests.client_app.model_use.test_decisions import head as of_classes

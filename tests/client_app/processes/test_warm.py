@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes import installed, warm
+from fedsurrogate.client_app.processes import own_account, warm
 from fedsurrogate.client_app.processes.warm import READY_NAME, TASK_NAME, WarmStarter
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, until
@@ -254,7 +254,7 @@ def test_a_task_goes_on_when_the_warm_process_is_killed_and_the_next_is_a_new_pr
 ) -> None:
     _, _, parent = tasks.result()
     go = tasks.folder / "go"
-    code = "import pathlib, time\nfrom fedsurrogate.client_app.processes.kernel import end_with_parent\n"
+    code = "import pathlib, time\nfrom fedsurrogate.client_app.processes.own_account import end_with_parent\n"
     code += f"end_with_parent(0)\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)"
     working = tasks.start(code)
     until(lambda: len(psutil.Process(parent).children()) == 1)
@@ -304,16 +304,16 @@ def test_an_upgrade_changes_what_is_installed(
         (tmp_path / room / "part" / "a.py").write_text("1")
     packages = tmp_path / "packages"
     packages.mkdir()
-    monkeypatch.setattr(installed, "PACKAGE", tmp_path)
-    monkeypatch.setattr(installed.sysconfig, "get_path", lambda name: str(packages))
-    seen = [installed.installed()]
-    assert installed.installed() == seen[0]
+    monkeypatch.setattr(own_account, "PACKAGE", tmp_path)
+    monkeypatch.setattr(own_account.sysconfig, "get_path", lambda name: str(packages))
+    seen = [own_account.installed()]
+    assert own_account.installed() == seen[0]
     (tmp_path / "common" / "part" / "a.py").write_text("22")
-    seen.append(installed.installed())
+    seen.append(own_account.installed())
     (tmp_path / "client_app" / "b.py").touch()
-    seen.append(installed.installed())
+    seen.append(own_account.installed())
     (packages / "torch-9.dist-info").mkdir()
-    seen.append(installed.installed())
+    seen.append(own_account.installed())
     assert len(set(seen)) == 4
 
 
@@ -337,9 +337,7 @@ def test_nothing_is_left_when_its_parent_ends(
     """A child that has no message yet ends at once; one that works ends when its work is done."""
     Tasks(tmp_path)
     begun = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
-    works = (
-        "from fedsurrogate.client_app.processes.kernel import end_with_parent\nend_with_parent(0)\n"
-    )
+    works = "from fedsurrogate.client_app.processes.own_account import end_with_parent\nend_with_parent(0)\n"
     code = begun + (works + "time.sleep(2)" if phase == "works" else "time.sleep(600)")
     environment = os.environ | {"PYTHONPATH": str(APP_FOLDER), "LIGHT": "1"}
     host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), code], env=environment)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.secure_sum import _beyond, _random
-from fedsurrogate.common.secure_sum.protocol import BITS
+from fedsurrogate.common.methods.method import BITS
 from fedsurrogate.common.secure_sum.rules import FixedPoint
 
 

@@ -18,10 +18,16 @@ from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets import counted, labels, number, target, time
-from fedsurrogate.common.targets.answers import answer_columns, answers_of, checked_target, facts_of
 from fedsurrogate.common.targets.counted import CountedNumbers, CountedTimes
 from fedsurrogate.common.targets.labels import Labels
-from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.targets.measures import (
+    answer_columns,
+    answers_of,
+    checked_target,
+    facts_of,
+    measured,
+    metrics_of,
+)
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.target import Objective, sums_of_counts
 from fedsurrogate.common.targets.time import (

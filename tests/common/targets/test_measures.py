@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from fedsurrogate.common.targets.answers import answers_of
 from fedsurrogate.common.targets.measures import (
     LONGEST,
     added,
+    answers_of,
     is_measure,
     measured,
     metrics_of,

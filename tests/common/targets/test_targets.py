@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.common.targets.answers import answers_of, checked_target
+from fedsurrogate.common.targets.measures import answers_of, checked_target
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, Target
 
 Flat = dict[str, Scalar]

@@ -17,8 +17,8 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
-from fedsurrogate.common.targets.answers import answers_of, facts_of
 from fedsurrogate.common.targets.counted import COUNTED, THIRD
+from fedsurrogate.common.targets.measures import answers_of, facts_of
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.strategies.counting.strategy import payload_of

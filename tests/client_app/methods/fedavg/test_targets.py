@@ -33,8 +33,8 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.networks import of_target
 from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.targets.answers import answers_of
 from fedsurrogate.common.targets.labels import Labels
+from fedsurrogate.common.targets.measures import answers_of
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import unpack_parameters
