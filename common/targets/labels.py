@@ -38,8 +38,9 @@ CODES = {
     "less noise",
 }
 MOMENTS = {
-    "own": "own: of the sites that annotate the label, which messages have anyway",
-    "own in a sum": "own: of the sites that annotate the label; the sum has one for each label set",
+    "own": "own: each label has the second moment of the sites that annotate it, as their messages hold it",
+    "own in a sum": "own: each label has the second moment of the sites that annotate it; the sum has "
+    "one for each label set",
     "one set": "shared: all sites annotate the same labels",
     "many sets": f"shared: the sum would have more than {MOST_MOMENTS} moments, one for each label "
     "set",

@@ -214,7 +214,9 @@ def _text(value: float | None) -> str:
     """A measure; a hyphen where the test records do not determine it."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value.is_integer() else f"{value:.3g}"
+    if value.is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.4g}"
 
 
 def _score(name: str, values: list[float]) -> str:
