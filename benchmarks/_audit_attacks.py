@@ -25,7 +25,7 @@ from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import split_input
 from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import weight_of
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.secure_sum.rules import numbers_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate

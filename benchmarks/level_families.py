@@ -24,7 +24,7 @@ from benchmarks.harness.federation import Federation, LabelledFeatures, measure,
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import ALL, REMOVED
+from fedsurrogate.common.privacy.shares import ALL, REMOVED
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.mixtures import in_frame, public_frame
 

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedsurrogate.common.errors import ConfigError, StorageError
 from fedsurrogate.common.extras import packages_for
-from fedsurrogate.common.identity import Name
 from fedsurrogate.common.machine import (
     CACHE,
     STATE,
@@ -23,7 +22,7 @@ from fedsurrogate.common.machine import (
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, DataKind, Device, Names, Section
-from fedsurrogate.common.settings.base import MiB, Range, Scalar, parse_settings
+from fedsurrogate.common.settings.base import MiB, Name, Range, Scalar, parse_settings
 from fedsurrogate.common.settings.base import Unit as Quantity
 
 # Treatment of a DICOM file that holds several images.

@@ -13,9 +13,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from decimal import Decimal
 from numbers import Real
-from typing import Annotated
-
-from pydantic import BeforeValidator
 
 from .errors import DataError, SurrogateError
 from .escapes import BLANK_LETTERS
@@ -318,40 +315,3 @@ def rounded(name: str) -> bool:
         (True, True, False, False)
     """
     return ROUNDED.fullmatch(name) is not None
-
-
-# A name in settings: of a column or a site.
-Name = Annotated[
-    str, BeforeValidator(lambda value: normal(value) if isinstance(value, str) else value)
-]
-
-
-def ranges(text: str) -> tuple[tuple[float, float], ...]:
-    """The ranges in a text of pairs "low,high", one for each column or one for all.
-
-    Args:
-        text: of the setting, with ";" between pairs; empty for none.
-
-    Raises:
-        ValueError: for another text, or a range without width.
-
-    Example:
-        >>> ranges("0,100"), ranges("0,1; -2,2")
-        (((0.0, 100.0),), ((0.0, 1.0), (-2.0, 2.0)))
-    """
-    found = []
-    for part in filter(None, map(str.strip, text.split(";"))):
-        try:
-            low, high = map(float, part.split(","))
-        except ValueError:
-            raise ValueError(f"{part[:40]!r} is no pair of numbers 'low,high'") from None
-        if not abs(low) + abs(high) <= 1e300 or not low < high:
-            raise ValueError(f"{part[:40]!r}: the first number must be below the second")
-        found.append((low, high))
-    return tuple(found)
-
-
-def check_ranges(text: str) -> str:
-    """The text, if `ranges` reads it. Raises ValueError otherwise."""
-    ranges(text)
-    return text

@@ -19,7 +19,7 @@ from .methods.fedpft import largest_gram
 from .methods.method import Method, Plan
 from .privacy.accounting import Unit
 from .privacy.mechanism import JOINT_SUMS, Mechanism
-from .privacy.own_mean import KEPT, stated
+from .privacy.shares import KEPT, stated
 from .settings import (
     SECURE_SUM_KEYS,
     CountingSettings,

@@ -19,8 +19,7 @@ from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, OwnParts, stated
-from fedsurrogate.common.privacy.shares import budget_shares
+from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.signed_models.making import feature_settings, settings_of_run

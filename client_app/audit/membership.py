@@ -19,7 +19,7 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.one_run import Guesses, epsilon_bound, guess
-from fedsurrogate.common.privacy.own_mean import weight_of
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.surrogates.surrogates import (
     Header,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SurrogateError
 from ..privacy.mechanism import JOINT_SUMS, MechanismRecipe
-from ..privacy.own_mean import ALL, KEPT, OwnParts, stated
+from ..privacy.shares import ALL, KEPT, OwnParts, stated
 from ..settings import FedAvgSettings, Settings
 from ..settings.heads import FEWEST_MAPPED
 from ..targets.target import Target

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, SurrogateError
 from ..privacy.gaussian_mechanism import clip_rows, weigh_own_mean
-from ..privacy.own_mean import ALL, OwnParts
+from ..privacy.shares import ALL, OwnParts
 from ..surrogates.mixtures import in_frame
 from .networks import build, check_parameters, run_network
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .exact_sums import FINE, ROUNDED, IntegerSum, toward_zero
 from .mechanism import Mechanism
-from .own_mean import ALL, MOST, REMOVED, OwnParts
+from .shares import ALL, MOST, REMOVED, OwnParts
 
 # Draws a key of 32 bytes; None draws from the operating system.
 _keys: ContextVar[Callable[[], bytes] | None] = ContextVar("keys", default=None)

@@ -17,6 +17,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ..errors import ConfigError
 from ..identity import name_of, normal
 
+# A name in settings: of a column or a site.
+Name = Annotated[
+    str, BeforeValidator(lambda value: normal(value) if isinstance(value, str) else value)
+]
+
 
 def kebab(name: str) -> str:
     """The key in the settings for a field's name."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.feature_power import LARGEST_POWER
-from ..identity import Name, check_ranges
-from .base import Epochs, Names, Only, Range, Records, Section, Steps, Unit
+from ..ranges import check_ranges
+from .base import Epochs, Name, Names, Only, Range, Records, Section, Steps, Unit
 
 
 def _check_power(value: object) -> object:

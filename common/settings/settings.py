@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from ..backbones.backbone_names import OWN_BACKBONE
-from ..identity import Name
 from .base import (
     ClassNames,
     DataKind,
     Defence,
     Device,
     MiB,
+    Name,
     Names,
     Pixels,
     Records,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, SealError, SurrogateError
 from ..models.classifiers import Classifier, Ensemble, Head
-from ..privacy.own_mean import ALL
+from ..privacy.shares import ALL
 from ..run import Run, parse_run
 from ..security.documents import canonical_json
 from ..security.sealing import PUBLIC_BYTES, public_key, sign, verify

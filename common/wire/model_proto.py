@@ -19,7 +19,7 @@ from ..errors import SurrogateError
 from ..identity import distinct_names
 from ..models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from ..models.parameters import Parameters, Tensors
-from ..privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
+from ..privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED, OwnParts
 from ..safe_parsing import canonical, read_message
 from ..settings import Model
 from ..surrogates.mixtures import Frame

@@ -28,7 +28,7 @@ from fedsurrogate.common.models.classifiers import (
 )
 from fedsurrogate.common.models.networks import build
 from fedsurrogate.common.privacy.gaussian_mechanism import weigh_rows
-from fedsurrogate.common.privacy.own_mean import ALL
+from fedsurrogate.common.privacy.shares import ALL
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.targets.measures import answer_columns, answers_together

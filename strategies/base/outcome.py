@@ -20,7 +20,7 @@ from fedsurrogate.common.models.model_quality import QUALITY, ModelQuality, unpa
 from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.own_mean import as_stored
+from fedsurrogate.common.privacy.shares import as_stored
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.registrations import (
     MOST_RECEIPTS,

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.own_mean import ALL, REMOVED, weight_of
+from fedsurrogate.common.privacy.shares import ALL, REMOVED, weight_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.mixtures import Mixtures

@@ -25,7 +25,7 @@ from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.models.parameters import check_numbers
 from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.mechanism import check_stated
-from fedsurrogate.common.privacy.own_mean import weight_of
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.class_sums import Sums

@@ -36,7 +36,7 @@ from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
-from fedsurrogate.common.privacy.own_mean import KEPT, OwnParts
+from fedsurrogate.common.privacy.shares import KEPT, OwnParts
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.rules import dimensions_of, projected_dimensions

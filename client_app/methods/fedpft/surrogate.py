@@ -30,8 +30,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.own_mean import ALL
-from fedsurrogate.common.privacy.shares import EM_STEPS
+from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
 from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings

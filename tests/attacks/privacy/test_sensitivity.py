@@ -33,7 +33,7 @@ from fedsurrogate.common.models.networks import fresh, split_input
 from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import KEPT, REMOVED
+from fedsurrogate.common.privacy.shares import KEPT, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 

@@ -57,7 +57,7 @@ class After:
 
 def instead(calls: Calls, module: Any, **results: Any) -> None:
     for name, result in results.items():
-        calls.instead(name, result, module if hasattr(module, name) else module.sum_proto)
+        calls.instead(name, result, module if hasattr(module, name) else module.surrogate_proto)
 
 
 def step(
@@ -215,7 +215,7 @@ def masked_by(
     instead(calls, secure_sum, unpack_delivery=("delivered", b"map"), map_digest=digest, load=site_sums,
                   mask=(after, b"masked"), pack_masked=b"out", pack_state=b"state")  # fmt: skip
     instead(calls, secure_sum, read_state=state)
-    instead(calls, secure_sum.same_sites, settings_in={"numbers": "s"}, records_in={"training": "r"}, why_changed=why,
+    instead(calls, secure_sum, settings_in={"numbers": "s"}, records_in={"training": "r"}, why_changed=why,
                   fixing=nullcontext())  # fmt: skip
     noise = {
         name: np.full(int(np.prod(shape)), 7, dtype=np.int64) for name, shape in SHAPES.items()

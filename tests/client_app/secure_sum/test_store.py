@@ -83,7 +83,7 @@ def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
 
     monkeypatch.setattr(secure_sum, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
     secure_sum.create_state(node, Policy(), NAMES[0], state)
-    assert kept == [secure_sum.sum_proto.pack_state(state)]
+    assert kept == [secure_sum.surrogate_proto.pack_state(state)]
 
 
 @settings(max_examples=20)

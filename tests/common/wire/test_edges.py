@@ -24,7 +24,7 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from fedsurrogate.common.security.signed_requests import Request

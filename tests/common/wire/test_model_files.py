@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import classifier_of, file_content, load_model, save_model
 

@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Ensemble, Head, Network
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters, check_update, largest
-from fedsurrogate.common.privacy.own_mean import KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,

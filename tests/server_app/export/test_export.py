@@ -27,7 +27,7 @@ from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
 from fedsurrogate.common.models.networks import fresh, parameters_of
-from fedsurrogate.common.privacy.own_mean import KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.privacy.shares import KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model

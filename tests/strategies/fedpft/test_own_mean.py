@@ -18,7 +18,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, public_signs, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import (
+from fedsurrogate.common.privacy.shares import (
     ALL,
     KEPT,
     MEAN_ALONE,

@@ -20,7 +20,7 @@ from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
-from fedsurrogate.common.privacy.own_mean import ALL, KEPT
+from fedsurrogate.common.privacy.shares import ALL, KEPT
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
