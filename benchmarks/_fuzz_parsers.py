@@ -35,8 +35,8 @@ from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
 from fedsurrogate.client_app.methods.heads import local_head as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.costs import DataReport, Loss, reports_from
 from fedsurrogate.common.counts import unpack_counts
+from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 

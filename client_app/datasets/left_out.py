@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, DataError, PackageError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.costs import Loss
+from fedsurrogate.common.data_report import Loss
 
 from .left_out import LeftOut
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.feature_power import raised
-from fedsurrogate.common.costs import DataReport, check_payload, merged
+from fedsurrogate.common.costs import check_payload
+from fedsurrogate.common.data_report import DataReport, merged
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run

@@ -20,7 +20,7 @@ from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.own_backbones import own_backbone
-from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.accounting import budget_remarks

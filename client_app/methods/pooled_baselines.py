@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.costs import DATA
+from fedsurrogate.common.data_report import DATA
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
 from fedsurrogate.common.models.model_quality import QUALITY, packed_quality, quality_of

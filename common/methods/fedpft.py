@@ -325,8 +325,8 @@ def plan(settings: Settings) -> Plan:
         combination=Combination(
             site="fedsurrogate.client_app.methods.fedpft."
             + ("chain:extend_chain" if chain else "surrogate:fedpft_surrogate"),
-            strategy="fedsurrogate.strategies.fedpft."
-            + ("chain:FedPFTChain" if chain else "strategy:FedPFT"),
+            strategy="fedsurrogate.strategies.fedpft.strategy:"
+            + ("FedPFTChain" if chain else "FedPFT"),
             stored=True,
             samples=True,
             makes_surrogates=True,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.costs import DataReport, reports_from
+from fedsurrogate.common.data_report import DataReport, reports_from
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import csv_text, percent
 from fedsurrogate.common.identity import likely_one_remarks

@@ -18,7 +18,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedsurrogate.common.backbones.backbone_names import listed, shown
-from fedsurrogate.common.costs import DATA, reports_from
+from fedsurrogate.common.data_report import DATA, reports_from
 from fedsurrogate.common.errors import (
     LARGEST_DIMENSION,
     MOST_CLASSES,

@@ -32,7 +32,7 @@ from fedsurrogate.client_app.model_use.calibration import calibration_file, read
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as replies
 from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
-from fedsurrogate.common.costs import DataReport
+from fedsurrogate.common.data_report import DataReport
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,

@@ -29,7 +29,7 @@ from fedsurrogate.client_app.datasets.left_out import SourceError
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.costs import Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 

@@ -20,7 +20,7 @@ from fedsurrogate.client_app.datasets.table_records import (
     pooled,
     same_bags,
 )
-from fedsurrogate.common.costs import Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
 # Of an image: its bag, patient, target, part of the split, site and content.

@@ -28,7 +28,7 @@ from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of, log_onc
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.

@@ -20,7 +20,7 @@ from fedsurrogate.client_app.datasets.image_folders import (
 from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.source import DataSource
-from fedsurrogate.common.costs import Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
 

@@ -26,7 +26,7 @@ from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
 from fedsurrogate.client_app.datasets.readers import content_key, split_files
 from fedsurrogate.client_app.datasets.source import require_columns, some
 from fedsurrogate.client_app.datasets.target_values import number_in
-from fedsurrogate.common.costs import Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
 SHAPES = ((3, 4), (3, 4), (3, 4), (3, 5), (2, 4), (0, 4), (3,), (3, 2, 2))

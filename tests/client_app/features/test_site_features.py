@@ -35,7 +35,7 @@ from fedsurrogate.client_app.features.site_features import (
     with_lost_images,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.costs import DataReport, Loss
+from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import to_record

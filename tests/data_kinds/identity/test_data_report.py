@@ -21,7 +21,7 @@ import fedsurrogate as fs
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.common.costs import (
+from fedsurrogate.common.data_report import (
     MOST,
     DataReport,
     Loss,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsurrogate.client_app.methods.fedlap.approximation import Matching, synthesise
+from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
     CLASS_GRADIENTS,
     Batches,
