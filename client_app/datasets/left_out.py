@@ -5,9 +5,6 @@ one. Either way they are counted.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
-import logging
 import os
 import re
 import stat
@@ -21,43 +18,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import BackboneError, DataError, PackageError
-from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded
-
-from ..node_config import NodeConfig
-
-log = logging.getLogger("fedsurrogate.site")
-
-
-def log_once(report: DataReport, node: NodeConfig) -> None:
-    """Write a report to the log, unless it is the one that was written last for this source.
-
-    Every request reads the records, mostly in a process of its own: a file in the site's state
-    remembers what was written. It never leaves the site, and no error of it decides anything.
-
-    Args:
-        report: of the records.
-        node: the site's settings.
-    """
-    source = hashlib.sha256(repr((node.data_dir, report.source)).encode()).hexdigest()[:16]
-    file = node.state / f"data-report-{source}.json"
-    text = json.dumps(report.facts(), indent=1)
-    try:
-        if file.is_file() and file.read_text(encoding="utf-8") == text:
-            return
-        node.state.mkdir(parents=True, exist_ok=True)
-        replace_file(file, text.encode(), durable=False)
-    except (OSError, ValueError):
-        log.debug("'%s' cannot be written", file)
-    lost = logging.WARNING if report.left_out or report.odd else logging.INFO
-    log.log(lost, "%s", report.lines()[0])
-    for each in report.left_out:
-        log.log(lost, "left out: %s", each.why)
-    for remark in report.odd:
-        log.log(lost, "odd: %s", remark)
-
 
 T = TypeVar("T")
 # Longest description of an error in a log.

@@ -29,8 +29,9 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in_frame
 from fedsurrogate.common.wire.records import INFO
 
+from ..datasets.data_log import log_once
 from ..datasets.dataset import Dataset
-from ..datasets.left_out import NoRecordsError, SourceError, attempt, described, log_once
+from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..node_config import NodeConfig, is_protected
 from .cache import MIB, chunks, written

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app import requests, secure_sum
 from fedsurrogate.client_app.audit import output
-from fedsurrogate.client_app.datasets.left_out import log_once
+from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.features.cache import read_entry
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Decision, decide, decisions

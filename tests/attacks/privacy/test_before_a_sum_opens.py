@@ -178,11 +178,11 @@ def _an_empty_site_that_refuses(patch: pytest.MonkeyPatch) -> None:
 
 
 def _changed_data_that_refuse(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(secure_sum.same_sites, "why_changed", lambda node, settings, records: "")
+    patch.setattr(secure_sum, "why_changed", lambda node, settings, records: "")
 
 
 def _settings_compared_by_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(secure_sum.same_sites, "settings_in", lambda run, limits, public: {})
+    patch.setattr(secure_sum, "settings_in", lambda run, limits, public: {})
     _changed_data_that_refuse(patch)
 
 

@@ -63,12 +63,11 @@ time.sleep(60)
 """
 SITE = """
 import json, pathlib, sys
-from fedsurrogate.client_app.processes import child_process as child
 from fedsurrogate.client_app.processes import supervisor as join
 from fedsurrogate.client_app.diagnostics.connection_checks import Finding
 from fedsurrogate.common.errors import RunError
 home, words, findings = pathlib.Path(sys.argv[1]), *json.loads(sys.argv[2])
-child.FIRST_PAUSE = 0.1
+join.FIRST_PAUSE = 0.1
 node, task_app = json.loads(sys.argv[3])
 def look():
     rows = findings.pop(0) if len(findings) > 1 else findings[0]

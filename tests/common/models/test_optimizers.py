@@ -68,7 +68,7 @@ def test_a_closure_is_called_with_gradients() -> None:
 def test_the_compiler_is_not_imported() -> None:
     code = (
         "import sys, torch\n"
-        "from fedsurrogate.common.models import optimizers as own\n"
+        "from fedsurrogate.common.models import training_parts as own\n"
         "for kind in (own.UncompiledSGD, own.UncompiledAdam):\n"
         "    layer = torch.nn.Linear(2, 2)\n"
         "    optimiser = kind(layer.parameters(), lr=0.1)\n"

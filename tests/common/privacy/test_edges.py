@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy import accounting, gaussian_mechanism
+from fedsurrogate.common.privacy import accounting, gaussian_mechanism, one_run, shares
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     PrivacyFilter,
@@ -252,8 +252,8 @@ def test_shares_follow_from_the_noise(noise: float, family: str) -> None:
         wanted = {"counts": 0.07, "sums": 0.93}
     assert budget_shares(family, noise) == pytest.approx(wanted)
     assert budget_shares("joint", noise) == {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-    assert accounting.JOINT_STEP == {"records": 0.03, "gradients": 0.97}
-    assert accounting.EM_STEPS == 4
+    assert shares.JOINT_STEP == {"records": 0.03, "gradients": 0.97}
+    assert shares.EM_STEPS == 4
 
 
 # Secret numbers.
@@ -543,4 +543,4 @@ def test_the_number_of_answers_is_the_one_with_the_highest_bound() -> None:
     }
     assert best_count(scores, included, DELTA, parts) == max(bounds, key=bounds.__getitem__)
     assert best_count(scores, included, DELTA, (0.001,)) == 2
-    assert accounting.LARGEST == 50.0
+    assert one_run.LARGEST == 50.0

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError, DisputeError, SealError, SurrogateError
-from fedsurrogate.common.secure_sum import protocol
+from fedsurrogate.common.methods.method import BITS
+from fedsurrogate.common.secure_sum import protocol, rules
 from fedsurrogate.common.secure_sum import (
     secrets as keys,
 )
@@ -445,9 +446,9 @@ def test_the_largest_secret_has_sixteen_bytes(value: int) -> None:
 
 
 def test_numbers_of_the_protocol_are_those_of_other_versions() -> None:
-    assert (protocol.MOST_MEMBERS, protocol.MOST_SPARED) == (1000, 500)
-    assert (protocol.BITS, protocol.HALF, protocol.FILLED) == (32, 2**31, 0.9)
-    assert (protocol.DIMENSIONS, protocol.MOST_DIMENSIONS) == (7.5, 512)
+    assert (rules.MOST_MEMBERS, rules.MOST_SPARED) == (1000, 500)
+    assert (BITS, rules.HALF, rules.FILLED) == (32, 2**31, 0.9)
+    assert (rules.DIMENSIONS, rules.MOST_DIMENSIONS) == (7.5, 512)
     assert (protocol.ROOM, protocol.SLACK) == (8, 1e-3)
     assert (bytes(12), 16, 32) == (shares.NONCE, shares.TAG_BYTES, shares.DIGEST_BYTES)
     assert (shamir.PRIME, shamir.SECRET_BYTES, shamir.SHARE_BYTES) == (2**130 - 5, 16, 17)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.security import documents, proposals
+from fedsurrogate.common.security import enrolment, signed_requests
 from fedsurrogate.common.security.documents import in_groups, is_fingerprint
 from fedsurrogate.common.security.enrolment import (
     Enrolment,
@@ -99,7 +99,7 @@ def test_a_key_that_was_deleted_is_replaced_with_its_public_half(tmp_path: Path)
         os.umask(before)
     second = (folder / "site.pub").read_text()
     assert second != first
-    assert second == proposals.public_line(read_node_key(folder / "site.key").public_key(), "north")
+    assert second == enrolment.public_line(read_node_key(folder / "site.key").public_key(), "north")
 
 
 def test_what_is_no_private_key_on_a_nist_curve_is_refused(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_a_fresh_proposal_lasts_so_many_days(days: int) -> None:
 
 
 def test_limits_of_requests_and_receipts_are_those_of_other_versions() -> None:
-    assert documents.VERSION == 2
-    assert (documents.LARGEST_REQUEST, documents.MOST_SETTINGS) == (8 * 1024**2, 1000)
+    assert signed_requests.VERSION == 2
+    assert (signed_requests.LARGEST_REQUEST, signed_requests.MOST_SETTINGS) == (8 * 1024**2, 1000)
     receipts = [Receipt("a" * 32, at, at, "b" * 64) for at in range(33)]
     assert parse_receipts(join_receipts(receipts[:32])) == receipts[:32]
     with pytest.raises(Exception, match="more than 32 receipts"):
