@@ -8,11 +8,18 @@ column, between two marks, which this script writes anew.
 
     <!-- end -->
 
+The page about the papers has what benchmarks/reproduce/papers.toml lists of a paper, with our figures.
+
+    <!-- paper FedPFT -->
+
+    <!-- end -->
+
     PYTHONPATH=. python benchmarks/pages.py
 """
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +50,8 @@ MARKED = re.compile(
     r"\n\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
+PAPERS = BENCHMARKS / "reproduce" / "papers.toml"
+PAPER = re.compile(r"(?P<mark><!-- paper (?P<name>\S+) -->\n\n).*?(?P<end><!-- end -->)", re.DOTALL)
 LONGEST = 200  # Characters of a fact beside the table; longer ones are data.
 
 
@@ -157,6 +166,58 @@ def _order(text: str) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
+def papers() -> dict[str, Any]:
+    """What papers.toml lists, by paper."""
+    return tomllib.loads(PAPERS.read_text())
+
+
+def paper(name: str) -> str:
+    """The table of a paper: what it prints, and what stands here."""
+    header = ("in the paper", "status", "ours (the paper's)", "how it differs, what is missing")
+    rows = []
+    for row in papers()[name]["rows"]:
+        figures = "; ".join(map(measured, row.get("measured", ())))
+        rows.append((f"{row['id']}: {row['what']}", row["status"], figures, row.get("why")))
+    return table(header, rows)
+
+
+def row_named(result: str, name: str) -> dict[str, Any]:
+    """The row of a result that has this cell, or these cells with " | " between them.
+
+    Args:
+        result: its name.
+        name: of the row.
+
+    Raises:
+        ValueError: for a row that is not in the result, or is there twice.
+    """
+    cells = set(name.split(" | "))
+    found = [row for row in records(stored(result)) if cells <= {*map(str, row.values())}]
+    if len(found) != 1:
+        raise ValueError(f"{result}.json has {len(found)} rows with {name!r}; name one")
+    return found[0]
+
+
+def measured(part: dict[str, Any]) -> str:
+    """Figures of a result, each with the paper's in brackets, and a link to its page.
+
+    Args:
+        part: `result`, `column`, and the paper's `figures` by row; perhaps the `name` that is shown
+            for the row.
+
+    Raises:
+        ValueError: as `row_named`.
+        KeyError: for a column that is not in the result.
+    """
+    result, texts = part["result"], []
+    for name, printed in part["figures"].items():
+        own = shown(row_named(result, name)[part["column"]]).partition(" ±")[0]
+        beside = f" ({shown(printed)})" if printed != "" else ""
+        texts.append(f"{part.get('name', name.replace(' | ', ', '))}: {own}{beside}")
+    script = script_of(result).relative_to(BENCHMARKS).as_posix()
+    return f"{'; '.join(texts)} ([{script}](../benchmarks/results/{result}.md))"
+
+
 def filled(text: str) -> str:
     """A page of the documentation with the tables between its marks."""
 
@@ -165,7 +226,10 @@ def filled(text: str) -> str:
         made = largest(words["name"], words["value"], words["row"], words["column"])
         return f"{words['mark']}{made}\n{words['end']}"
 
-    return MARKED.sub(written, text)
+    def listed(found: re.Match[str]) -> str:
+        return f"{found['mark']}{paper(found['name'])}\n{found['end']}"
+
+    return PAPER.sub(listed, MARKED.sub(written, text))
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -175,7 +239,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for name in names:
         yield RESULTS / f"{name}.md", page(name)
     for document in sorted((ROOT / "docs").rglob("*.md")):
-        if MARKED.search(text := document.read_text()):
+        text = document.read_text()
+        if MARKED.search(text) or PAPER.search(text):
             yield document, filled(text)
 
 

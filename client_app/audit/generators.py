@@ -1,9 +1,9 @@
 """Membership inference on generators of embeddings: scores of records, larger for members, from the
 decoder alone.
 
-Source: the attacks that DP-CVAE's paper reports. Black box: how near is the closest synthetic
-embedding (Chen et al. 2020, "GAN-Leaks", section 4.1)? White box: how likely is the record under
-the decoder?
+Source: black box, how near is the closest synthetic embedding: Chen et al. 2020, "GAN-Leaks", section
+4.1. White box, how likely is the record under the decoder: ours. DP-CVAE's paper has no attack;
+FedLAP-DP attacks models by their losses and the norms of their gradients (section 6.6).
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ def check_promise(
     Returns:
         The comparison; None without Gaussians of every class, for other models, or without records.
 
-    Source: FedPFT, theorem 6.1 (Beitollahi et al. 2024), see the text of this module.
+    Source: FedPFT, theorem 6.1 (Beitollahi et al. 2024). Differs: the error on the surrogate plus the
+    distance in total variation (the theorem's form is never smaller); this distance by Bretagnolle &
+    Huber 1979 instead of Pinsker, over the logits instead of the features.
     """
     from scipy.stats import binomtest
 

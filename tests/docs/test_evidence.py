@@ -10,7 +10,7 @@ from fedsurrogate.common.privacy import mechanism
 from tests.documents import DOCS, ROOT
 
 PROOFS, EDGES = DOCS / "privacy" / "proofs.md", DOCS / "privacy" / "sharp-edges.md"
-THREATS = DOCS / "threat-model.md"
+THREATS, PAPERS = DOCS / "threat-model.md", DOCS / "papers.md"
 MECHANISMS = (
     mechanism.SUMS,
     mechanism.EM,
@@ -35,7 +35,9 @@ def places(text: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [PROOFS, EDGES, THREATS], ids=["proofs", "sharp-edges", "threat-model"]
+    "page",
+    [PROOFS, EDGES, THREATS, PAPERS],
+    ids=["proofs", "sharp-edges", "threat-model", "papers"],
 )
 def test_code_and_tests_that_a_page_names_exist(page: object) -> None:
     found = list(places(page.read_text()))  # type: ignore[attr-defined]
