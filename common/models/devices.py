@@ -1,9 +1,10 @@
-"""The device that computes, a processor or a GPU, and work that is shared out to the threads of a
-processor.
+"""The device that computes, a processor or a GPU; work that is shared out to the threads of a processor;
+and random generators that depend on a seed and a purpose alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -90,3 +91,13 @@ def one_thread_each(work: Callable[[T], R], items: Sequence[T], sizes: Sequence[
     finally:
         # A worker also changed the default of threads started later.
         torch.set_num_threads(threads)
+
+
+def stream(*parts: object) -> torch.Generator:
+    """A generator for these parts, which include a seed; independent of those of other parts. Never
+    for privacy noise.
+    """
+    import torch
+
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.feature_power import LARGEST_POWER
-from ..ranges import check_ranges
+from ..escapes import check_ranges
 from .base import Epochs, Name, Names, Only, Range, Records, Section, Steps, Unit
 
 

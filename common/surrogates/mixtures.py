@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, SurrogateError
+from ..escapes import ranges
 from ..models.devices import one_thread_each
-from ..ranges import ranges
 from .covariances import (
     FAMILIES,
     LOG_2PI,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..ranges import ranges
+from ..escapes import ranges
 from ..settings import Settings
 from ..terms import Term
 from .target import (

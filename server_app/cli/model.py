@@ -333,7 +333,7 @@ def export(
     command ends.
     """
     from ..deployment.audit_log import note
-    from ..export.source import signed_model_of
+    from ..export.graph import signed_model_of
 
     model = signed_model_of(run, key)
     note(key, "export", {"run": run.name, "model": model.manifest.name, "format": format_.value})

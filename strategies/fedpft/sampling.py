@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.training_parts import Batch, shuffled_batches, train_head
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.settings.heads import MANY_COLUMNS
 from fedsurrogate.common.surrogates.mixtures import Mixtures

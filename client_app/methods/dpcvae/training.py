@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
     COUNTS,
     SUMS,
@@ -25,7 +26,6 @@ from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, clip, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import class_sums
 from fedsurrogate.common.wire.model_proto import pack_parameters
 

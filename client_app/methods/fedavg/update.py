@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Network, class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.networks import HEAD, OFFSETS, body_of, embed, fresh
 from fedsurrogate.common.models.parameters import (
     CONTROL,
@@ -28,7 +29,6 @@ from fedsurrogate.common.models.parameters import (
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.settings import HeadSettings, Model
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters

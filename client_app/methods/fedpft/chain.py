@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.privacy.mechanism import check_stated
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay

@@ -21,6 +21,7 @@ from fedsurrogate.common.methods.fedpft import (
     form_of,
     in_form,
 )
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
@@ -31,7 +32,6 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
-from fedsurrogate.common.randomness import stream
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics

@@ -13,7 +13,7 @@ from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, save_signed_model
 from fedsurrogate.server_app.deployment.audit_log import APPROVERS, RULES
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
-from fedsurrogate.server_app.export.source import signed_model_of
+from fedsurrogate.server_app.export.graph import signed_model_of
 from tests.commands import coordinator
 
 

@@ -41,10 +41,10 @@ from fedsurrogate.server_app.export.graph import (
     InferenceModel,
     check_onnx,
     graph_of,
+    signed_model_of,
     write_graph,
 )
 from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.server_app.export.source import signed_model_of
 from tests import commands
 from tests.client_app.model_use.hospitals import federation
 

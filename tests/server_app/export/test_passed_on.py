@@ -11,8 +11,8 @@ from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.server_app.counting import CountingBudget
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
+from fedsurrogate.server_app.export.graph import signed_model_of
 from fedsurrogate.server_app.export.model_card import evaluated as measured
-from fedsurrogate.server_app.export.source import signed_model_of
 from tests import commands
 from tests.client_app.model_use.hospitals import PRIVATE, hospital, rows_of_classes, site, text
 from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation

@@ -13,8 +13,8 @@ import pytest
 from torch import Tensor
 
 import fedsurrogate as fs
+from fedsurrogate.common.escapes import ranges
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.ranges import ranges
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.registry import TARGETS
