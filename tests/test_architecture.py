@@ -138,6 +138,14 @@ BARE = "|".join(sorted(set(ROOMS) - {OWN}))
 NAMED_BARE = re.compile(rf"^\s*(from\s+|import\s[^\n]*\b)({BARE})\b", re.MULTILINE)
 
 
+@holds_for([path for path in sources(*ROOMS) if not path.startswith(f"{OWN}/")])
+def test_a_module_names_its_own_room_by_dots_alone(path: str) -> None:
+    room = f"{OWN}.{path.partition('/')[0]}."
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith(room), f"{path} line {node.lineno}"
+
+
 @holds_for(sources(*ROOMS, "benchmarks", "examples", "tests", "docs"))
 def test_rooms_are_imported_by_one_name_only(path: str) -> None:
     """`common` and `fedsurrogate.common` would be two modules, and the first another package's."""
