@@ -1,7 +1,8 @@
 """What a site sends in each method of sums, with a stream of noise that is always the same: its message,
 or the whole numbers of its part of a secure sum before the masks.
 
-Features are ones of both signs, so that norms, sums and products of them are exact on any processor.
+Features are ones of both signs, and the number of records is a power of two, so that norms, means, sums
+and products of what is around a mean are exact on any processor.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedsurrogate.common.wire.surrogate_proto import map_digest, pack_delivery, 
 from fedsurrogate.strategies.base.training import Training
 from tests.examples import class_sums_run
 
-COUNT, D, CLASSES = 24, 16, ("a", "b", "c", "e")
+COUNT, D, CLASSES = 2**5, 16, ("a", "b", "c", "e")
 LABELS = torch.arange(COUNT) * 7 % 4
 PATIENTS = tuple(f"patient {row // 2}" for row in range(COUNT))
 NAMED = {"classes": ",".join(CLASSES)}
