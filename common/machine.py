@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from .errors import RunError
 
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -65,6 +63,9 @@ def available_memory(swap: bool = False, root: Path = Path("/")) -> int:
         swap: Whether the machine's free swap counts. A container's limits count without it.
         root: The root of the file system, for tests.
     """
+    # Feature extraction counts cores on machines without this package.
+    import psutil
+
     free = psutil.virtual_memory().available + (psutil.swap_memory().free if swap else 0)
     return max(0, min([free, *_left_in_cgroups(root)]))
 
