@@ -317,11 +317,9 @@ def project(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "fedsurrogate" / "__init__.py", root / "fedsurrogate")
     (root / "flwr.py").touch()
     (root / "torch.py").touch()
-    shutil.copytree(
-        ROOT / "common" / "machine",
-        root / "common" / "machine",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    (root / "common").mkdir()
+    for name in ("__init__.py", "machine.py", "errors.py"):
+        shutil.copy(ROOT / "common" / name, root / "common")
     (root / "deploy").mkdir()
     for name in ("lock.py", "environment.py"):
         shutil.copy(DEPLOY / name, root / "deploy")
