@@ -38,12 +38,13 @@ HERE = Path(__file__).resolve().parent
 RESULTS, EQUIVALENT = HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml"
 PACKAGES = (
     *(f"common/{name}" for name in ("privacy", "secure_sum", "wire", "security", "signed_models", "targets")),
-    *(f"client_app/{name}" for name in ("governance", "secure_sum", "methods", "model_use", "datasets", "audit")),
+    *(f"client_app/{name}" for name in ("governance", "secure_sum.py", "methods", "model_use", "datasets", "audit")),
     "strategies",
     # What else reads foreign bytes, keeps files, or decides what leaves.
-    *(f"common/{name}" for name in ("backbones", "exchange", "escapes.py", "files.py", "identity.py", "safe_parsing.py")),
+    *(f"common/{name}" for name in ("backbones", "message_files.py", "escapes.py", "files.py")),
+    *(f"common/{name}" for name in ("identity.py", "safe_parsing.py")),
     *(f"client_app/{name}" for name in ("features", "offline", "own_files.py", "requests.py")),
-    "server_app/exchange",
+    "server_app/exchange.py",
 )  # fmt: skip
 ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 # Tests of other things, and those that start processes, which run without the fault.
