@@ -1,9 +1,4 @@
-"""A public power of every feature, before anything else: sign(x) |x|^p.
-
-A power below one brings features that are never negative, as after a ReLU, closer to a normal
-distribution. The power follows from the settings, never from data. It is part of the backbone's
-fingerprint, so features of different powers never meet.
-"""
+"""A public power of every feature, before anything else: sign(x) |x|^p."""
 
 from __future__ import annotations
 

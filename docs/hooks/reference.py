@@ -270,7 +270,7 @@ def _command(path: str, command: click.Command) -> str:
 
 def presets_page() -> str:
     """Presets and their settings."""
-    from fedsurrogate.server_app.runs.plan import preset_notes, preset_settings, presets
+    from fedsurrogate.server_app.runs.presets import preset_notes, preset_settings, presets
 
     text = """# Presets
 

@@ -195,7 +195,7 @@ def run(
     from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.plan import preset_settings
+    from ..runs.presets import preset_settings
 
     given, proposed = parse_overrides(run_config or []), settings_of(proposal)
     overrides = {**proposed, **preset_settings(preset), **given}

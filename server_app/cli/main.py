@@ -117,7 +117,7 @@ def simulate(
     from ..lifecycle.before_start import check_simulation, flower_engine
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.plan import preset_settings
+    from ..runs.presets import preset_settings
 
     # Before the imports of an engine, which take seconds.
     _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
@@ -206,8 +206,9 @@ def plan(
     from fedsurrogate.common.settings.base import parse_overrides
 
     from ..lifecycle.before_start import check_data_named
-    from ..runs.plan import in_words, preset_settings
+    from ..runs.plan import in_words
     from ..runs.plan import plan as costs
+    from ..runs.presets import preset_settings
 
     config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
     check_data_named(config.settings)

@@ -214,7 +214,7 @@ def sweep(
 
     from ..deployment.local_engine import simulate_here
     from ..report.plots.sweep import draw_sweep
-    from ..runs.plan import preset_settings
+    from ..runs.presets import preset_settings
     from ..sweep import Start, Varied, combinations, merged, run_sweep, summarise, sweep_file
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])

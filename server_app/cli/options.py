@@ -26,7 +26,7 @@ def complete_methods(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_presets(incomplete: str) -> list[tuple[str, str]]:
     """Names of presets, and their notes."""
-    from ..runs.plan import preset_notes, presets
+    from ..runs.presets import preset_notes, presets
 
     return [(name, preset_notes(name)[0]) for name in presets() if name.startswith(incomplete)]
 

@@ -72,7 +72,7 @@ def propose(
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.settings.base import parse_overrides
 
-    from ..runs.plan import preset_settings
+    from ..runs.presets import preset_settings
 
     if what == What.run:
         given = preset_settings(preset) | parse_overrides(run_config or [])

@@ -59,7 +59,7 @@ def preset(
     ] = "",
 ) -> None:
     """List the presets, or print the settings of one and how it differs from its paper."""
-    from ..runs.plan import preset_notes, preset_settings, presets
+    from ..runs.presets import preset_notes, preset_settings, presets
 
     if name:
         settings = preset_settings(name)

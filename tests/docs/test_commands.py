@@ -17,7 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.runs.plan import preset_settings
+from fedsurrogate.server_app.runs.presets import preset_settings
 from tests.commands import coordinator
 from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 

@@ -19,7 +19,7 @@ import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.policy import DEFAULT, Policy, load_policy
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError
-from fedsurrogate.server_app.runs.plan import presets
+from fedsurrogate.server_app.runs.presets import presets
 from tests.documents import DOCS, PAGES, ROOT, blocks, name_of
 
 # What a browser loads by itself; other links are for people.

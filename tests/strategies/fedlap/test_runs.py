@@ -20,7 +20,7 @@ from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.plan import preset_settings, presets
+from fedsurrogate.server_app.runs.presets import preset_settings, presets
 from tests.grid import (
     FIRST_NODE,
     Fault,
