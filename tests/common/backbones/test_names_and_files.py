@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from fedsurrogate.common.backbones import backbone_names, backbones, feature_power, own_backbones
+from fedsurrogate.common.backbones import backbone_names, backbones, dimensions, own_backbones
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name, check_weights_file
 from fedsurrogate.common.backbones.backbones import (
     fingerprint_of,
@@ -148,7 +148,7 @@ def test_settings_alone_tell_the_dimension_of_pixels_and_of_three_models(
     ):
         assert named_dimension(data, f"torchvision:{name}", size) == wanted
     assert named_dimension(data, "own", size) == 0
-    assert feature_power.DIGITS == 8
+    assert dimensions.DIGITS == 8
 
 
 # Images.

@@ -179,8 +179,8 @@ def test_capped_sums_are_read_as_they_were_made() -> None:
 @pytest.mark.parametrize(
     ("more", "code", "moment"),
     [
-        ({}, None, "own: .* messages have anyway"),
-        ({"label-sets": SET_TEXT}, None, "own: .* anyway"),
+        ({}, None, "own: .* their messages hold it"),
+        ({"label-sets": SET_TEXT}, None, "own: .* their messages hold it"),
         (PRIVATE, "exact, because no label-sets", "shared: noise"),
         (PRIVATE | {"label-sets": SET_TEXT}, "capped, with less noise", "shared: noise"),
         ({"secure-sum": True, "label-sets": SET_TEXT, "colluding": 0.0}, None, "one for each"),
