@@ -1,6 +1,6 @@
 """The name under which Flower finds a site's app."""
 
-from . import clientapp
+from fedsurrogate.client_app import clientapp
 
 # An assignment, because Flower reads this file without running it.
 app = clientapp.app
