@@ -1,4 +1,6 @@
-"""Expected errors, and the fixed sentences about them that may leave a site."""
+"""Upper limits of received values; expected errors, and the fixed sentences about them that may
+leave a site.
+"""
 
 from __future__ import annotations
 

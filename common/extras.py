@@ -1,5 +1,5 @@
-"""Which optional packages the settings of a run need at a site, so that a missing one is reported
-before the run starts.
+"""Optional packages: which extra has which, which ones the settings of a run need at a site, and
+one error where one is missing. Every import of an optional package goes through this module.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import PackageError
+
+if TYPE_CHECKING:
+    from .methods.method import Plan
+    from .settings import Settings
+
 
 # By the name that Python imports: the extra in pyproject.toml that installs it.
 EXTRAS = {
@@ -118,10 +123,6 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
         f"{install_command(EXTRAS[package])}{instead}"
     )
 
-
-if TYPE_CHECKING:
-    from .methods.method import Plan
-    from .settings import Settings
 
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.

@@ -1,5 +1,5 @@
-"""Descriptions of all settings of a run or a site, read from the models and the registry: for help
-and documentation.
+"""Descriptions and tables of all settings of a run or a site, read from the models and the
+registry: for help and documentation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether Flower's own commands work where the Python environment lies: `python -m
-fedsurrogate.common.machine`.
+"""The machine on which a process runs: its cores, its memory, its folders, and whether Flower's own
+commands work where the Python environment lies (`python -m fedsurrogate.common.machine`).
 """
 
 from __future__ import annotations

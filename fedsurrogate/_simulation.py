@@ -45,7 +45,7 @@ from fedsurrogate.server_app.runs.scores import (
     in_words,
     scores_of,
 )
-from fedsurrogate.server_app.sweep import Start
+from fedsurrogate.server_app.trial_process import Start
 
 Pair = tuple[Array, Array]
 # Settings with which features are computed here.

@@ -19,7 +19,6 @@ from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
 from fedsurrogate.server_app.runs.scores import SCORES
 from fedsurrogate.server_app.sweep import (
-    Start,
     Summary,
     Trial,
     Varied,
@@ -31,6 +30,7 @@ from fedsurrogate.server_app.sweep import (
     sweep_file,
     text_of,
 )
+from fedsurrogate.server_app.trial_process import Start
 
 # Of a trial, what `simulate` takes as an argument.
 NO_SETTINGS = {"method", "backbone", "sites"}

@@ -1,4 +1,6 @@
-"""Runs in a table: those with a folder, and those that only the SuperLink knows."""
+"""The SuperLink's Control API: its runs, listed, found, stopped and followed to their end; and the
+sites that it knows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings of runs that count: an evaluation of a run's model, and a survey of the sites' records."""
+"""Runs that count (an evaluation of a run's model, a survey of the sites' records): their settings,
+the accuracy that a survey lets expect; and a public map from public images.
+"""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ from fedsurrogate.strategies.pooling.class_means import read_centre
 
 from .deployment.local_engine import FIRST_NODE, LocalGrid, folder_after
 from .deployment.request_key import VARIABLE, read_request_key
+from .federate import federate, finished
 from .lifecycle.before_start import with_map_digest
 from .runs.writer import RunWriter
-from .serverapp import federate, finished
 
 PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.

@@ -1,5 +1,5 @@
-"""Membership inference: the likelihood-ratio attack (LiRA) and RMIA, their success, and the scores that
-they compare.
+"""Membership inference: the likelihood-ratio attack (LiRA) and RMIA, their success, the scores that
+they compare, and whether a claim of epsilon holds against them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What an audit leaves at the site: files, pictures, and a refusal if the policy has limits."""
+"""What an audit leaves at the site: its page, files and pictures, and a refusal if the policy has
+limits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The `site approve` command: an officer of this site decides about a run before it starts."""
+"""The `site approve`, `enrol`, `settings`, `policy check` and `forget-sums` commands: what a person
+at a site decides or looks up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The `site doctor` command."""
+"""The `site doctor`, `audit`, `disclose` and `metrics` commands: checks of a site, of a run and of
+a release.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ from .options import MaybeNode, Node, node_of
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
 
-    from ..diagnostics.connection_checks import Finding
+    from ..diagnostics.findings import Finding
+    from ..diagnostics.site_checks import SiteCollector
     from ..node_config import NodeConfig
+
 
 # Exit code of wrong usage, as for a wrong option.
 USAGE = 2
@@ -87,7 +91,8 @@ def doctor(
 
     from rich.text import Text
 
-    from ..diagnostics.connection_checks import Link, check_link
+    from ..diagnostics.connection_checks import check_link
+    from ..diagnostics.findings import Link
     from ..processes.app_report import check_app
     from ..processes.supervisor import check_data
 
@@ -265,10 +270,6 @@ def disclose(
     else:
         console.print(str(page), soft_wrap=True)
         console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)
-
-
-if TYPE_CHECKING:
-    from ..diagnostics.site_checks import SiteCollector
 
 
 def metrics(

@@ -14,7 +14,7 @@ from fedsurrogate.common.errors import ConfigError
 from .options import Node, node_of
 
 if TYPE_CHECKING:
-    from ..diagnostics.connection_checks import Link
+    from ..diagnostics.findings import Link
     from ..node_config import NodeConfig
 
 FILES = ("policy", "peers", "weights-path")
@@ -47,7 +47,7 @@ def join(
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
-    from ..diagnostics.connection_checks import Link
+    from ..diagnostics.findings import Link
     from ..processes.own_account import own_folder, own_socket
     from ..processes.supervisor import Supervisor, looked_at, site_commands
 

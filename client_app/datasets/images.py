@@ -1,4 +1,5 @@
-"""The reader of one image: any file or PIL image as RGB with 8 bits, the same for every entrance.
+"""The reader of one image: any file or PIL image as RGB with 8 bits, the same for every entrance;
+and images that are there twice.
 
 Eight bits stay as they are. Deeper greys and colours have the range of their numbers, not that of a
 single image, so that two images of one machine keep their difference:

@@ -1,4 +1,6 @@
-"""The records of a site: its own, or in simulation its share of the run's data."""
+"""The records of a site: its own, or in simulation its share of the run's data, by a rule of ours
+or a partitioner of flwr-datasets.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""From the columns of any source to its records: what each row says of class or target, split, site,
-patient and bag.
+"""From the columns of any source to its records: what each row says of class or target, split,
+site, patient and bag; and bags, records of several images.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks that this machine can be a site: folders, policy, ledger, keys, data, backbone, and the cost
-of a run.
+"""Checks that this machine can be a site: folders, policy, ledger, keys, data, backbone, programs
+that would start code of a run, and the cost of a run; and a site's figures for Prometheus.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ from ..node_config import NodeConfig, is_protected, packages_of
 from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
-from .connection_checks import Finding, State
+from .findings import Finding, State
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 
 PROGRAM, STARTER = "flower-supernode", "flower-superexec"
 # Names by which the text after `python -m` or `python -c` starts each program.
@@ -443,9 +447,6 @@ def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Outcome:
         odd = ["some or all of its rounds would be refused: ask for a smaller epsilon"]
     return "WARN" if odd else "PASS", facts, "; ".join(odd)
 
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 USER = "`site metrics`"
 

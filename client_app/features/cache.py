@@ -1,5 +1,5 @@
-"""The cache of computed features: damaged entries are not used, and the least recently used are
-removed first.
+"""Features on disk: the cache of computed ones, shards of those that are being computed, rows in a
+file without a name, and the progress of long work.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Feature extraction by several processes, one a device; each takes the next shard when it has
-begun its last one.
+"""Feature extraction: images to features part by part, copies between memory and a GPU, and several
+processes, one a device.
 
 `subprocess` starts them: `multiprocessing` would run the user's main script again in each. Messages
 are pickled, because both ends of a connection are this program on this machine, and nobody else can

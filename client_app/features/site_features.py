@@ -1,4 +1,6 @@
-"""A site's features, computed from its data and the run's backbone; and the site's name."""
+"""A site's features, computed from its data and the run's backbone; their frame of columns; and the
+site's name.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,10 @@ from ..datasets.partition import share
 from ..node_config import NodeConfig, is_protected
 from .cache import MIB, chunks, written
 from .extraction import Features, extract
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.wire.records import Record
+
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
 FAR = 64.0
@@ -225,9 +231,6 @@ def warning_of(features: Tensor) -> str:
         "or, where the method has no use for these, do so at all sites alike"
     )
 
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.wire.records import Record
 
 # Stands for a backbone's fingerprint where only labels are counted.
 NO_FEATURES = "labels-only"

@@ -1,5 +1,5 @@
 """The gate that every release of a site passes: it checks requests and releases by the policy and
-charges the ledger.
+by people's approvals, and charges the ledger.
 """
 
 from __future__ import annotations

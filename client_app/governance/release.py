@@ -1,4 +1,6 @@
-"""A release before it leaves: a method's packed output, and its entry for the ledger."""
+"""A release before it leaves: a method's packed output, and its entry for the ledger; and replies
+that are not charged, which must not depend on the data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the policy on the work, memory and disk that a coordinator may use at this site;
+"""Limits of policy and site on the work, memory and disk that a coordinator may use at this site;
 checked before any work.
 
 All checks depend on the run's settings, the site's own settings and the clock, never on the data.

@@ -1,5 +1,5 @@
-"""Evaluation of a model on this site's held-out records: measures with intervals, and pictures. Nothing of
-it leaves the site.
+"""Evaluation of a model on this site's held-out records, with intervals and pictures, and whether
+it is as good here as the shared surrogate promises. Nothing of it leaves the site.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Models that this site keeps: signed files in its state folder, which one is in use, and the one
-before.
+"""Models that this site keeps: signed files in its state folder, which one is in use, the one
+before, and the one that a command names.
 """
 
 from __future__ import annotations

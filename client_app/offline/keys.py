@@ -1,5 +1,5 @@
-"""Keys of a site: its own for sealed relays and bundles, and the trusted keys of other sites and
-the coordinator.
+"""Keys of a site, its own and the trusted ones of others; and a dry run, which computes a release
+in full without sending or charging it.
 """
 
 from __future__ import annotations

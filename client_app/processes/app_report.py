@@ -26,7 +26,7 @@ from fedsurrogate.common.flower.environment import UNIX
 from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
 
-from ..diagnostics.connection_checks import Finding
+from ..diagnostics.findings import Finding
 
 if TYPE_CHECKING:
     from ..node_config import NodeConfig

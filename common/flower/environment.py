@@ -1,4 +1,6 @@
-"""The environment of Flower's processes: telemetry, updates, proxies, Ray; addresses of sockets."""
+"""The environment of Flower's processes: telemetry, updates, proxies, Ray; addresses of sockets;
+how long a process waits between two looks for work.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What this software needs of Flower beyond its public modules, as types without anything of one
-version.
+version; and how many connections a key or an address may hold.
 
 Another version of Flower is another class, in a file next to `v134.py`, and a line in `VERSIONS` of
 the package. It provides every method of `Flower`, and it keeps these promises, which the two sides

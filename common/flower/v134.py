@@ -1,4 +1,4 @@
-"""Flower 1.34: its processes, and its messages."""
+"""Flower 1.34: its processes and messages, the coordinator's app, and Ray under its simulation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,13 @@ from .v134_fleet import (
 )
 
 if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+    from flwr.supercore.retry import RetryInvoker
+
     from ..settings.base import Scalar
+
 
 # By their names: the packages have functions of these names, too.
 SUPERLINK = "flwr.superlink.cli.flower_superlink"
@@ -145,9 +151,6 @@ class Apps134:
         sys.argv[0] = str(Path(sys.executable).with_name(name))
         getattr(command, name.replace("-", "_"))()
 
-
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
 
 ENGINE = "Flower's simulation"
 # Names of the programs of Ray's two servers.
@@ -282,12 +285,6 @@ def _runs(program: str) -> bool:
             continue
     return False
 
-
-if TYPE_CHECKING:
-    from flwr.app import Message
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
-    from flwr.supercore.retry import RetryInvoker
 
 WAIT = 600
 """Seconds that a writer of the SuperLink's database waits for other writers."""

@@ -1,4 +1,5 @@
-"""The Fleet API of Flower 1.34: whom its SuperLink hears, and how much it receives of strangers.
+"""Flower 1.34: the Fleet API (whom a SuperLink hears), what a SuperLink knows over gRPC, and tasks
+of ClientApps.
 
 Flower reads a whole message of up to two gibibytes before it looks for a key. Here a call is
 refused by its metadata, which come first: gRPC receives a message only when a handler reads it.
@@ -35,8 +36,17 @@ from .parts import LARGEST_PART, check_tree
 
 if TYPE_CHECKING:
     import grpc
+    from cryptography.hazmat.primitives.asymmetric import ec
     from flwr.app import Message
     from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.retry import RetryInvoker
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    from ..settings.base import Scalar
+    from .interface import TaskGuard, TaskStarter
+
 
 LARGEST_MESSAGE = LARGEST_PART
 """Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
@@ -263,12 +273,6 @@ def _fault(request: Any) -> str:
     return ""
 
 
-if TYPE_CHECKING:
-    import grpc
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    from ..settings.base import Scalar
-
 SECONDS = 30.0
 # The SuperLink packs its own app first, to compare.
 START_SECONDS = 300.0
@@ -451,15 +455,6 @@ def _time(text: str) -> datetime | None:
     except ValueError:
         return None
 
-
-if TYPE_CHECKING:
-    from flwr.app import Message
-    from flwr.supercore.fab import Fab
-    from flwr.supercore.retry import RetryInvoker
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-
-    from .interface import TaskGuard, TaskStarter
 
 PATIENCE = 90.0
 """Seconds for which a task repeats a call. A SuperNode has given a task up that was silent for 60."""

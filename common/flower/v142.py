@@ -1,4 +1,4 @@
-"""Flower 1.42: its processes, and its messages."""
+"""Flower 1.42: its processes, messages and tasks."""
 
 from __future__ import annotations
 
@@ -48,10 +48,15 @@ from .v134_fleet import (
 from .v142_fleet import Link142, own_sockets, reach_unix_sockets, read_addresses, reason, serve
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flwr.app import Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
     from .interface import TaskStarter
+
 
 REFUSED = "this site starts only the ClientApp that is installed there"
 
@@ -157,12 +162,6 @@ def answer_for_ended_tasks() -> None:
 
     v134_fleet.answer_for_ended_tasks(apologise)
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid
 
 GRPC_FLEET = "FLWR_INTERNAL_GRPC_FLEET_API"
 """Variable with which the SuperLink also speaks gRPC with SuperNodes."""

@@ -1,5 +1,5 @@
-"""The Fleet API of Flower 1.42 over HTTP: whom its SuperLink hears, and how much it receives of
-strangers.
+"""Flower 1.42: the HTTP APIs, the Fleet API (whom a SuperLink hears), and what a SuperLink knows
+over HTTP.
 
 Flower reads a whole request before it looks at its signature, which covers the time only, and it
 checks neither the senders of messages inside nor the key to be activated. Here a request is refused
@@ -38,6 +38,11 @@ from .interface import (
     UnreachableError,
 )
 from .v134_fleet import LARGEST_MESSAGE, SECONDS, Control134, Link134, fleet_request
+
+if TYPE_CHECKING:
+    import httpx
+    from cryptography.hazmat.primitives.asymmetric import ec
+
 
 FLEET = "/v1/fleet/"
 Scope = dict[str, Any]
@@ -424,10 +429,6 @@ def in_background(uvicorn: Any, app: Call, place: socket.socket, named: dict[str
     threading.Thread(target=server.run, args=([place],), daemon=True, name="http-api").start()
     return server
 
-
-if TYPE_CHECKING:
-    import httpx
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 AGAIN = 0.3
 """Seconds between two attempts to reach a SuperLink that starts."""

@@ -1,5 +1,5 @@
-"""Measures of a classifier on labelled records, as scikit-learn defines them, with bootstrap
-intervals.
+"""Metrics of a classifier on labelled records, as scikit-learn defines them, with 95 % intervals by
+samples of whole patients or of records: the one bootstrap of the project.
 """
 
 from __future__ import annotations

@@ -16,12 +16,9 @@ from ..errors import LARGEST_DIMENSION, ConfigError, SurrogateError
 from ..privacy.gaussian_mechanism import clip_rows
 
 if TYPE_CHECKING:
-    import torch
-
-
-if TYPE_CHECKING:
     from ..settings import Model
     from ..targets.target import Objective
+
 
 BLOCKS = 3
 WIDEST = 1024

@@ -1,5 +1,5 @@
-"""Differentiable augmentation (Zhao & Bilen 2021): one random change per batch, the same for real
-and synthetic images.
+"""Parts of training: optimisers of torch without its compiler, training of a linear head, and
+differentiable augmentation (Zhao & Bilen 2021).
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..settings import HeadSettings
+
 
 COMPILER = "torch._dynamo"
 
@@ -55,9 +59,6 @@ def _plain(method: Any) -> Callable[..., Any]:
     function: Callable[..., Any] = method.__func__
     return function if COMPILER in sys.modules else inspect.unwrap(function)
 
-
-if TYPE_CHECKING:
-    from ..settings import HeadSettings
 
 Batch = tuple[Tensor, Tensor]
 

@@ -1,4 +1,6 @@
-"""Shared parts of all plots: style, SVG output, axes, and labels that do not overlap."""
+"""What all pages share: escaped templates, the style of the page, and plots as SVG with axes and
+labels that do not overlap.
+"""
 
 from __future__ import annotations
 

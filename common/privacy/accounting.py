@@ -1,4 +1,5 @@
-"""Privacy accounting: the exact cost of one Gaussian release, and of all releases together.
+"""Privacy accounting: the exact cost of one Gaussian release and of all together, which releases
+the filter still allows, and what a person should know of a large budget.
 
 Neighbouring data sets differ by adding or removing one UNIT: a record, or a patient with all
 records of that patient.

@@ -1,5 +1,5 @@
-"""The Gaussian mechanism on sums over units. A unit is a record or a patient; one unit is added or
-removed.
+"""The Gaussian mechanism on sums over units, a unit being a record or a patient that is added or
+removed; and exact samples of the discrete Gaussian distribution, its noise.
 
 A release is a set of sums over units. One unit changes each sum by at most its `bound`. This bound
 is the sensitivity, so no sensitivity is set by hand.

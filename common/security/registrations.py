@@ -1,5 +1,5 @@
 """The table of registered sites: the public key of each site's name, and its node id. The list of
-revoked keys.
+revoked keys. Receipts of a site's ledger.
 
 A SuperLink that authenticates its SuperNodes gives each registered public key one node id. Only the
 holder of the private key can act as that node. `coordinator register` writes the site name of each

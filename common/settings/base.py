@@ -1,5 +1,5 @@
-"""The base class of all settings, and the types that several sections share: lists, clips, units
-and ranges.
+"""The base class of all settings, the types that several sections share, the parser of flat
+settings, and methods and settings that are no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of linear heads, and of the methods that train them at the sites."""
+"""Settings of features, heads, targets, counts and partitions."""
 
 from __future__ import annotations
 

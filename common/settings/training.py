@@ -1,4 +1,4 @@
-"""Settings of FedAvg and related methods."""
+"""Settings of methods: FedAvg and related ones, FedLAP, generators of embeddings, FedPFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a coordinator signs at the end of a run, and how the parts travel to the sites."""
+"""What a coordinator signs at the end of a run, how the parts travel to the sites, and the files of
+a model in a run folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Canonical protobuf bytes of heads, networks, updates, synthetic records and relays."""
+"""Canonical protobuf bytes of heads, networks, updates, synthetic records and relays; and files of
+models.
+"""
 
 from __future__ import annotations
 

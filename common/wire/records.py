@@ -1,5 +1,5 @@
-"""Surrogates as canonical bytes, and these bytes as one array of a Flower record. Nothing is ever
-unpickled.
+"""Surrogates as canonical bytes, alone and in bundles, and these bytes as one array of a Flower
+record. Nothing is ever unpickled.
 """
 
 from __future__ import annotations

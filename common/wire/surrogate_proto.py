@@ -1,4 +1,6 @@
-"""Headers, noisy sums, privacy claims and public centres as protobuf messages."""
+"""Headers, noisy sums, privacy claims, public centres and messages of secure sums as protobuf
+messages.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The `coordinator certs` command: certificates and keys by which coordinator and sites trust each
-other.
+"""The `coordinator certs`, `kit`, `enrol` and `audit-log` commands: certificates and keys by which
+coordinator and sites trust each other, and the record of what was done.
 """
 
 from __future__ import annotations

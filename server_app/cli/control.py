@@ -1,4 +1,6 @@
-"""The `coordinator superlink`, `register`, `unregister` and `run` commands."""
+"""The `coordinator superlink`, `register`, `unregister`, `run`, `runs`, `attach`, `stop` and
+`sites` commands.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,9 @@ from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_
 
 from .options import MetricsAsJson, Preset, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
+
+if TYPE_CHECKING:
+    from ..control_api import KnownSite
 
 
 def _usual_control(address: str) -> str:
@@ -271,9 +276,6 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
     )
     console.print(str(folder), soft_wrap=True)
 
-
-if TYPE_CHECKING:
-    from ..control_api import KnownSite
 
 Handle = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""The `coordinator watch`, `metrics` and `mlflow` commands: they monitor and log runs."""
+"""The `coordinator watch`, `metrics`, `mlflow` and `sweep` commands."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ from fedsurrogate.common.errors import ConfigError
 from .options import Preset, complete_runs
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedsurrogate.common.metrics_page import Collector
+    from fedsurrogate.common.settings.base import Scalar
 
     from ..monitoring.prometheus import LinkCollector
+
 
 RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
@@ -161,12 +165,6 @@ def _of_superlink(address: str) -> list[LinkCollector]:
     return [LinkCollector(address, Path(authority) if authority else None, table_file(Path()))]
 
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from fedsurrogate.common.settings.base import Scalar
-
-
 def sweep(
     grid: Annotated[
         list[str] | None,
@@ -215,7 +213,8 @@ def sweep(
     from ..deployment.local_engine import simulate_here
     from ..report.plots.sweep import draw_sweep
     from ..runs.presets import preset_settings
-    from ..sweep import Start, Varied, combinations, merged, run_sweep, summarise, sweep_file
+    from ..sweep import Varied, combinations, merged, run_sweep, summarise, sweep_file
+    from ..trial_process import Start
 
     fixed = preset_settings(preset) | parse_overrides(run_config or [])
     trials = combinations(parse_grid(grid or []), range(seeds))

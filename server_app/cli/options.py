@@ -1,5 +1,5 @@
-"""Options of `coordinator` commands only, and what a shell completes in them; others are in
-`fedsurrogate.common.command_line`.
+"""Options of `coordinator` commands only, what a shell completes in them, and commands and options
+that are no more; others are in `fedsurrogate.common.command_line`.
 """
 
 from __future__ import annotations

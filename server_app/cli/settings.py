@@ -1,4 +1,6 @@
-"""The `coordinator settings` and `coordinator preset` commands: what a run can be set to."""
+"""The `coordinator settings`, `preset`, `sample-data` and `public-map` commands: what a run can be
+set to, and what it can begin with.
+"""
 
 from __future__ import annotations
 

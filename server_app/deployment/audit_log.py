@@ -1,5 +1,5 @@
 """The audit log of a federation at its coordinator: who started, stopped, accepted, revoked or
-exported what, and when.
+exported what, and when; and how many people must have signed it.
 
 A file of JSON lines to which commands append before they act. Each line holds the SHA-256 of the
 line before, so a line that is changed, removed or inserted shows. That lines were cut off at the end

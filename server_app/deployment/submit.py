@@ -1,4 +1,6 @@
-"""Submit a run to a SuperLink; the app that it brings, and the ends of processes."""
+"""Submit a run to a SuperLink, follow it, and end processes; the installed app that runs, whatever
+a run brings.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks before a run starts any process or writes any file. Each error is one line, in well under
-two seconds.
+"""Checks before a run starts any process or writes any file, each error one line in well under two
+seconds; and what a simulation needs first: memory, folders, Ray.
 """
 
 from __future__ import annotations

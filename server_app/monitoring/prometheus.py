@@ -1,4 +1,6 @@
-"""The state of runs for Prometheus, read from the run folders at each request."""
+"""The state of runs, from the run folders, and what a SuperLink knows, for Prometheus; read at each
+request.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from .watch import elapsed, look, silent_for
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
 
 USER = "`coordinator metrics`"
 RUN = ("run", "method")
@@ -172,9 +175,6 @@ def _counted(runs: Sequence[tuple[str, RunState]]) -> Iterator[Metric]:
                 sent.add_metric((name, state.method, direction), total)
     yield sent
 
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 STATES = ("pending", "starting", "running")
 """Flower's states of a run that has not ended."""

@@ -1,4 +1,6 @@
-"""Watch a run until it ends: as lines, or as JSON."""
+"""Watch a run from its beginning to its end, also if it is killed: its state and progress as lines,
+or as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a model of classes answers on the test records of a simulation, as the report shows it."""
+"""What a report shows of a model's quality, of classes or another target, and of the run's privacy."""
 
 from __future__ import annotations
 

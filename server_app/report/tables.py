@@ -1,4 +1,6 @@
-"""The tables of a report as CSV: as links in the page, which work without a network, and as files."""
+"""The tables of a report as CSV, in the page and as files; the order of its pictures, its warnings,
+and several runs next to each other.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The run card: the sites that are in a run's result, the sites that are not, and the share of
-missing data.
+"""The run card: sites in a run's result and sites that are not, missing classes, and the privacy
+card: the guarantee, what it does not cover, and signal-to-noise ratios.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relati
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
 from fedsurrogate.common.targets.measures import facts_of
+
+if TYPE_CHECKING:
+    from fedsurrogate.strategies.base.outcome import Site
+
 
 # Mean of max(0, z) for a standard normal z; and how far above it a count is more than noise.
 MEAN_OF_HALF, DEVIATIONS = 0.4, 3.0
@@ -77,9 +81,6 @@ def missing_classes(
     )
     return MissingClasses(names, known, bound)  # type: ignore[arg-type]
 
-
-if TYPE_CHECKING:
-    from fedsurrogate.strategies.base.outcome import Site
 
 # The card is red if at least this share of all records is missing.
 MUCH = 0.1

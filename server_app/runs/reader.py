@@ -1,5 +1,5 @@
 """Read a run folder, whole or while it grows. Reading changes nothing, and a killed run is read as
-interrupted.
+interrupted, with the result that its events give.
 """
 
 from __future__ import annotations

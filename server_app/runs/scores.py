@@ -1,5 +1,5 @@
-"""How well a model of classes did on the test records of a run, by the numbers in metrics.json, with
-the one first that does not mislead.
+"""How well a model of classes did on the test records of a run, with the metric first that does not
+mislead, and whether it may be no better than chance.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 from fedsurrogate.common.models.class_measures import leads_with_auroc
 
 from .state import Json, as_number, as_numbers, as_table
+
+if TYPE_CHECKING:
+    from fedsurrogate.common.models.class_measures import Measure
+    from fedsurrogate.common.models.model_quality import ModelQuality
+
 
 # Columns of a table, by their names.
 AUROC, BALANCED, ACCURACY, MAJORITY = "auroc", "balanced accuracy", "accuracy", "majority"
@@ -78,10 +83,6 @@ def in_words(scores: Mapping[str, float | None]) -> str:
     known = [(SCORES[name], value) for name in order if (value := scores.get(name)) is not None]
     return ", ".join(f"{words} {value:.4f}" for words, value in known)
 
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.models.class_measures import Measure
-    from fedsurrogate.common.models.model_quality import ModelQuality
 
 # An accuracy is compared with the largest class plus this: less is within the uncertainty of some
 # hundred test records.

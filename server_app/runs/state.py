@@ -1,4 +1,6 @@
-"""State of a run, computed from its events so far. This module uses no files and no clock."""
+"""Untrusted JSON files of a run folder, read without failing, and the state of a run, computed from
+its events.
+"""
 
 from __future__ import annotations
 

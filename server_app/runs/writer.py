@@ -1,4 +1,6 @@
-"""Write the run folder: all files of a run, complete even when the run fails."""
+"""Write the run folder: all files of a run with the manifest of facts that repeat it, complete even
+when the run fails.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Base class of all runs: sends requests to sites, reads their replies, and sends the learned model
-back.
+"""Base class of all runs: sends requests to sites, reads their replies and introductions, and sends
+the learned model back.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""FedPFT at the coordinator: one round collects mixtures or noisy sums; a head is learned from
-them, in closed form or on samples of mixtures.
+"""FedPFT at the coordinator: one round collects mixtures or noisy sums, or a chain passes them on;
+a head is learned from them, in closed form or on samples of mixtures.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Noisy class means of many sites: pooled, or shrunk towards the pooled mean by the part of
-differences due to chance.
+"""Statistics of many sites brought together: noisy class means pooled or shrunk, messages moved
+into one frame of columns, the public centre, and rounds of sums.
 
 Noisy class means whose differences are mostly chance along the own mean of features, or across it.
 

@@ -1,5 +1,5 @@
-"""Cap on the weight of one site: sites report counts and second moments, and false ones must not
-dominate the model. No Flower types.
+"""Cap on the weight of one site, totals that no records can have, and robust centres. No Flower
+types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Defences against hostile sites, applied before learning. No Flower types.
+"""Defences against hostile sites, applied before learning: a bound on influence, the range of the
+sites' data, a screen of updates. No Flower types.
 
 Weights are always capped, and what one update, head or set of synthetic records changes is always
 bounded. The setting `defence` selects more: "harm" lowers the weight of a site whose statistics make the

@@ -1,7 +1,6 @@
-"""What sites sent, in the few directions in which harm is measured. No Flower types.
-
-The defence by harm: how many records of each site the head of the others loses because of one site,
-from the statistics that sites sent. No Flower types.
+"""The defence by harm: how many records of each site the head of the others loses because of one
+site, from the statistics that sites sent; for numbers, labels and times, how much worse the order of
+its records becomes. No Flower types.
 """
 
 from __future__ import annotations

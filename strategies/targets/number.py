@@ -1,4 +1,5 @@
-"""Heads for numbers: a ridge from the sums of records, with intervals.
+"""Heads for numbers, a ridge with intervals, and for labels, one discriminant a label from the
+records that are annotated for it.
 
 The strength of a ridge from sums alone: generalised cross-validation without noise, means
 over priors with it.

@@ -17,8 +17,8 @@ from sklearn.datasets import load_iris
 import fedsurrogate as fs
 import fedsurrogate.server_app.deployment.local_engine
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.server_app import sweep
-from fedsurrogate.server_app.sweep import Processes
+from fedsurrogate.server_app import sweep, trial_process
+from fedsurrogate.server_app.trial_process import Processes
 from tests.commands import coordinator
 
 X, Y = load_iris(return_X_y=True)
@@ -59,7 +59,7 @@ def test_as_many_processes_run_as_memory_has_room_for(monkeypatch: pytest.Monkey
     assert processes.room() == 1
     processes._peak = 1000
     for free, room in ((0, 1), (1250, 1), (2600, 2), (10**9, 8)):
-        monkeypatch.setattr(sweep, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(trial_process, "available_memory", lambda free=free: free)
         assert processes.room() == room
 
 

@@ -34,6 +34,10 @@ from fedsurrogate.common.privacy.mechanism import Mechanism
 
 from ..local_training import PLAIN, Losses, Variant, class_losses
 
+if TYPE_CHECKING:
+    from fedsurrogate.common.settings import FedAvgSettings
+
+
 # Number of records in a chunk. A power of two: rows of a chunk then begin at even addresses.
 TOGETHER = 64
 ORDERS = 4
@@ -216,10 +220,6 @@ def _places_are_alike(
         with torch.no_grad():
             for parameter, values in zip(parameters, kept, strict=True):
                 parameter.copy_(values)
-
-
-if TYPE_CHECKING:
-    from fedsurrogate.common.settings import FedAvgSettings
 
 
 class UnitSample(NamedTuple):

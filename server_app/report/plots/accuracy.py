@@ -1,5 +1,5 @@
-"""Plots of a report: accuracy against traffic, classes at the sites, and features. The same data
-always gives the same string.
+"""Plots of a report: accuracy against traffic, rounds and bytes; classes at the sites; features.
+The same data always gives the same string.
 """
 
 from __future__ import annotations

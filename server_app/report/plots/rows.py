@@ -1,5 +1,5 @@
-"""The plot of numbers in rows, as bars or as marks with intervals: one row for each site, class or
-cell.
+"""Plots of a report: numbers in rows, survival by third of the risk, trust radii, the map of sites,
+and sheets of synthetic images.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> World:
     # Drawing a report takes longer than all other work.
     monkeypatch.setattr(
-        sys.modules["fedsurrogate.server_app.serverapp"], "write_report", lambda folder: None
+        sys.modules["fedsurrogate.server_app.federate"], "write_report", lambda folder: None
     )
     return World(tmp_path, monkeypatch, capsys)
 
