@@ -38,7 +38,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/model_use/store.py:read_kept",
         "client_app/model_use/store.py:trusted_keys",
         "client_app/governance/witness.py:Witnessed._tag",
-        "client_app/processes/supervisor.py:look_at_link",
+        "client_app/processes/node_process.py:look_at_link",
         "client_app/secure_sum.py:_read",
         "common/flower/v134_fleet.py:Link134.read_key",
         "fedsurrogate/_simulation.py:Result._settings",
@@ -52,7 +52,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/audit_log.py:note",
         "server_app/export/graph.py:_onnx",
         "server_app/report/plots/rows.py:_read",
-        "server_app/runs/writer.py:_boot_in",
+        "server_app/runs/writer_lock.py:_boot_in",
         "server_app/sweep.py:_finished",
         "server_app/sweep.py:_check_same",
         "server_app/trial_process.py:Processes._folder",
@@ -82,12 +82,12 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/cli/monitoring.py:parse_grid",
         "server_app/deployment/certificates.py:_certificate",
         "server_app/deployment/certificates.py:_private",
-        "common/security/proposals.py:read_node_key",
+        "common/security/enrolment.py:read_node_key",
         "common/security/documents.py:key_fingerprint",
         "server_app/deployment/kit.py:pack_kit",
         "server_app/deployment/fleet_guard.py:key_bytes",
         "common/costs.py:find_dimension",
-        "server_app/runs/plan.py:preset_settings",
+        "server_app/runs/presets.py:preset_settings",
         "strategies/pooling/class_means.py:_read",
     ),
     "random bytes of the operating system or of a cipher, of any value": (
@@ -97,7 +97,9 @@ OWN: dict[str, tuple[str, ...]] = {
     "only a simulation has it, whose sites are this program": (
         "strategies/counting/strategy.py:Counting._exact_tables",
     ),
-    "digits whose form was checked; their bytes go to a parser of the registry": (
+    "its bytes go to a parser of the registry, with nothing done to them before": (
+        "client_app/methods/sums.py:class_moments",
+        "client_app/methods/sums.py:coded_moments",
         "strategies/secure_sum/steps.py:Steps._key_list",
     ),
 }

@@ -48,7 +48,7 @@ READERS = {
     *("bytes_to_public_key", "tarfile.open", "unpack_archive", "pickle.loads", "yaml.safe_load"),
 }
 READING_MODULES = ("safetensors.torch", "surrogate_proto")
-WRITERS = ("save", "save_file", "pack_", "centre_digest")
+WRITERS, DIGESTS = ("save", "save_file", "pack_"), "_digest"
 FEW = 8
 DEEP = 100_000
 
@@ -66,7 +66,7 @@ def readers(source: str) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").endswith(READING_MODULES)
         for alias in node.names
-        if not alias.name.startswith(WRITERS)
+        if not alias.name.startswith(WRITERS) and not alias.name.endswith(DIGESTS)
     }
     return {
         name

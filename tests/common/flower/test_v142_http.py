@@ -296,7 +296,7 @@ def _status(connection: socket.socket) -> bytes:
 
 @given(st.lists(st.tuples(st.sampled_from([KNOWN, STRANGE]), st.integers(0, 9)), max_size=30))
 def test_no_order_of_requests_takes_more_room_than_there_is(asked: list[tuple[bytes, int]]) -> None:
-    room = Room(key=9, whole=12, seconds=1)
+    room = Room(key=9, whole=12, seconds=600)
     held, most = Counter[bytes](), Counter[object]()
 
     async def one(key: bytes, size: int) -> None:
