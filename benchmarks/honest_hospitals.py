@@ -3,18 +3,21 @@
     python benchmarks/honest_hospitals.py --parts pacs --splits 1
 
 PACS: a sites with photos and b with sketches, every a and b from one to nine, at most ten together.
-CIFAR-10 and digits: Dirichlet 0.5, 0.1 and 0.01 among 4, 5, 10 and 50 sites. X-rays: four hospitals, of
-which one or three have brighter images, more contrast, or another scanner (half the pixels, resized by
-another filter). Surrogates are made by the sites' own code, once for all partitions with the same
+`pacs64`: 3, 5 and 10 sites, of which one or two have the other style, in 64 columns of a random
+projection. CIFAR-10 and digits: Dirichlet 0.5, 0.1 and 0.01 among 4, 5, 10 and 50 sites. X-rays: four
+hospitals, of which one or three have brighter images, more contrast, or another scanner (half the
+pixels, resized by another filter). `devices`: the digits among 3, 5 and 10 sites, of which one or two
+have another device. Surrogates are made by the sites' own code, once for all partitions with the same
 site, and for both defences. A row has, over partitions and splits, the sites that are lowered or left
 out, and how many points the default is below `defence="none"`, with all that is measured in
 `accuracies`. The file is written after every split, and continued with what it lacks.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from benchmarks.harness.federation import load
 from benchmarks.harness.options import described
@@ -44,7 +48,7 @@ Data = tuple[Tensor, Tensor]
 NAME = "honest-hospitals"
 COLUMNS = ("data", "epsilon", "covariance", "partitions", "splits", "sites", "lowered", "left out")
 COLUMNS += ("loss, worst", "where", "loss, mean", "partitions above 1 point")
-PARTS = ("pacs", "digits", "cifar10", "xrays")
+PARTS = ("pacs", "digits", "cifar10", "xrays", "devices", "pacs64")
 COVARIANCES = ("auto", "spherical", "lowrank", "diag", "full")
 EPSILONS = ("none", "8")
 MOST, BACKBONE = 10, "torchvision:mobilenet_v2"
@@ -55,6 +59,20 @@ KINDS = {"plain": (0, 1, 2, 3), "bright": (1, 3), "contrast": (2, 3), "scanner":
 HOSPITALS = {
     **{f"3 plain + 1 {kind}": ("plain",) * 3 + (kind,) for kind in list(KINDS)[1:]},
     "plain, bright, contrast, scanner": tuple(KINDS),
+}
+
+
+# Sites of which some have another device or style.
+ODD, FEW_COLUMNS = ((3, 1), (5, 1), (10, 2)), 64
+DEVICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "half as bright": lambda images: images / 2,
+    "brighter": lambda images: (1.5 * images).clamp_max(1),
+    "gamma": lambda images: images.sqrt(),
+    "blurred": lambda images: avg_pool2d(images, 3, 1, padding=1),
+    "moved": lambda images: images.roll(1, 3),
+    "inverted": lambda images: 1 - images,
+    "mirrored": lambda images: images.flip(3),
+    "turned": lambda images: images.rot90(1, (2, 3)),
 }
 
 
@@ -73,7 +91,7 @@ class Group:
             "defence": rule,
             "fedpft.covariance": self.covariance,
         }
-        if not self.data.startswith("digits"):
+        if self.data in ("pacs", "cifar10", "xrays"):
             given["backbone"] = BACKBONE
         if self.epsilon != "none":
             given |= {"epsilon": float(self.epsilon), "delta": 1e-5, "classes": ",".join(classes)}
@@ -139,6 +157,10 @@ def federations(group: Group, split: int) -> Iterator[tuple[str, tuple[float, fl
         yield from _pacs(group, split)
     elif group.data == "xrays":
         yield from _xrays(group, split)
+    elif group.data == "devices":
+        yield from _devices(group, split)
+    elif group.data == "pacs64":
+        yield from _pacs64(group, split)
     else:
         yield from _dirichlet(group, split)
 
@@ -159,6 +181,50 @@ def _pacs(group: Group, split: int) -> Iterator[tuple[str, tuple[float, float, i
         for a in range(1, together):
             sent = [*of_style("photo", a), *of_style("sketch", together - a)]
             yield f"{a} photo + {together - a} sketch", learning.measured(sent, test)
+
+
+def _devices(group: Group, split: int) -> Iterator[tuple[str, tuple[float, float, int, int]]]:
+    learning = Learning(group, split, 10)
+    for name, seen in DEVICES.items():
+
+        def through(data: Data, seen: Callable[[Tensor], Tensor] = seen) -> Data:
+            return seen(data[0].reshape(-1, 1, 8, 8)).flatten(1), data[1]
+
+        for count, odd in ODD:
+            parts, (x, y) = uneven_digits(100.0, split, count)
+            parts = [*parts[odd:], *map(through, parts[:odd])]
+            # Each hospital has its part of the test.
+            few = odd * len(y) // count
+            test = (
+                torch.cat([x[few:], through((x[:few], y[:few]))[0]]),
+                torch.cat([y[few:], y[:few]]),
+            )
+            sent = [learning.sent(part, f"site-{index}") for index, part in enumerate(parts)]
+            yield f"{count - odd} sites + {odd} {name}", learning.measured(sent, test)
+
+
+def _pacs64(group: Group, split: int) -> Iterator[tuple[str, tuple[float, float, int, int]]]:
+    learning = Learning(group, split, 7)
+    styles = ("photo", "sketch")
+    stored = [(stored_features(f"pacs-{s}"), stored_features(f"pacs-{s}", "test")) for s in styles]
+    d = stored[0][0][0].shape[1]
+    generator = torch.Generator().manual_seed(17)
+    columns = torch.randn(d, FEW_COLUMNS, generator=generator) / FEW_COLUMNS**0.5
+    test = (
+        torch.cat([t[0].float() @ columns for _, t in stored]),
+        torch.cat([t[1] for _, t in stored]),
+    )
+    for (one, other), (count, odd) in product(((0, 1), (1, 0)), ODD):
+        parts = list[Data]()
+        for style, sites in ((one, count - odd), (other, odd)):
+            (x, y), _ = stored[style]
+            order = torch.randperm(len(y), generator=torch.Generator().manual_seed(split))
+            parts += [
+                (x[r].float() @ columns, y[r]) for r in (order[at::sites] for at in range(sites))
+            ]
+        sent = [learning.sent(part, f"site-{index}") for index, part in enumerate(parts)]
+        name = f"{count - odd} {styles[one]} + {odd} {styles[other]}"
+        yield name, learning.measured(sent, test)
 
 
 def _dirichlet(group: Group, split: int) -> Iterator[tuple[str, tuple[float, float, int, int]]]:
