@@ -234,6 +234,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 
 def _introduction(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
+    request.check_run()
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))

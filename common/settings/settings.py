@@ -172,7 +172,8 @@ class BackboneSettings(Section):
     )
     fingerprint: str = Field(
         "",
-        description="Backbone fingerprint that every site must have; empty for that of most sites.",
+        description="Backbone fingerprint that every site must have; empty for that of most sites, in a "
+        "private run for that of all.",
     )
 
 

@@ -23,7 +23,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
 from .collection import Collection, Recorder, check_quorum
-from .federation import Federation, Group
+from .federation import Federation
+from .introductions import Group
 from .outcome import NO_REPLY, seconds_in, share_in
 from .training import read_kept
 

@@ -25,7 +25,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
 from .collection import Collection, Recorder, check_quorum, has_quorum
-from .federation import Federation, introduction
+from .federation import Federation
+from .introductions import introduction
 from .outcome import NO_REPLY, Defended, Suspect, seconds_in
 from .training import Training, read_kept
 
