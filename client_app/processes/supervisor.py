@@ -239,12 +239,12 @@ def looked_at(node: NodeConfig) -> list[str]:
 
 
 def _look(node: NodeConfig) -> list[str]:
-    from ..diagnostics.first_look import check_enough, check_files
+    from ..diagnostics.first_look import check_classes, check_enough, check_files
     from ..governance.policy import policy_of
 
     warnings = check_files(node)
     check_enough(node, policy_of(node).smallest_site)
-    return warnings
+    return warnings + check_classes(node)
 
 
 def await_data(runtime: str) -> None:
