@@ -139,6 +139,8 @@ def answer(
     gate = open_gate(node, run.settings.data, flower_run)
     policy = gate.policy
     note_policy(node, policy)
+    if run.settings.site_names and site not in run.settings.site_names:
+        raise PolicyError(f"the run asks only {', '.join(run.settings.site_names)}, not this site")
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run.settings.counting, run.settings.secure_sum, work)
     # Check form and size before reading the content, and count the request before work that takes

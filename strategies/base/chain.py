@@ -206,7 +206,7 @@ class Chain(Federation):
         check_quorum(
             len(way.walk.done),
             len(self.outcome.sites),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
         )
         assert way.relay is not None  # the quorum is at least one site

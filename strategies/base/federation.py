@@ -151,7 +151,7 @@ class Federation(FlowerStrategy):
         check_quorum(
             len(group.nodes),
             len(nodes),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
             reasons=reasons,
         )
@@ -171,9 +171,16 @@ class Federation(FlowerStrategy):
         Raises:
             RunError: when too few sites are connected.
         """
-        config, names = self.config, None if self.registered is None else self.registered.names
-        wanted = (config.settings.sites, config.settings.quorum) if number is None else (0, 0.0)
+        config, names = self.config, None if self.registered is None else self._asked_names
+        if number is None:
+            self._check_names()
+        wanted = (
+            (config.settings.site_count, config.settings.quorum) if number is None else (0, 0.0)
+        )
         nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
+        if self.registered is not None and config.settings.site_names:
+            others = self.registered.names().keys() - self._asked_names().keys()
+            nodes = [node for node in nodes if node not in others]
         allowed = admit(
             self.outcome, self.recorder, nodes, None if names is None else names(), number
         )
@@ -186,6 +193,31 @@ class Federation(FlowerStrategy):
             for reason in self.config.gaps(len(allowed)):
                 self.recorder.event("undefended", reason=reason)
         return allowed
+
+    def _asked_names(self) -> dict[int, str]:
+        """The registered sites that the run asks, by node: those that the settings name, or all."""
+        assert self.registered is not None
+        wanted = self.config.settings.site_names
+        names = self.registered.names()
+        return {node: name for node, name in names.items() if not wanted or name in wanted}
+
+    def _check_names(self) -> None:
+        """Raise RunError where it cannot be known before a site is asked whether the run names it."""
+        wanted = set(self.config.settings.site_names)
+        if wanted and self.registered is None:
+            raise RunError(
+                f"sites = {','.join(sorted(wanted))!r} names sites, and without a table of registered "
+                "sites nobody knows a site's name before it is asked; register their keys "
+                "(`coordinator register`), or give the number of sites"
+            )
+        if self.registered is not None and (
+            unknown := wanted - {*self.registered.names().values()}
+        ):
+            known = ", ".join(sorted(self.registered.names().values()))
+            raise RunError(
+                f"sites names {', '.join(sorted(unknown))}, and no such site is registered; those that "
+                f"are: {known}"
+            )
 
     def hello(self, node: int) -> Message:
         """The request for a site's introduction."""

@@ -401,7 +401,7 @@ class OneShot(Federation, Generic[S]):
         check_quorum(
             self.outcome.count("used"),
             len(self.outcome.sites),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
             reasons=self.outcome.reasons,
         )

@@ -365,7 +365,7 @@ class SecureSum(Steps):
         check_quorum(
             there,
             len(outcome.sites),
-            config.settings.sites,
+            config.settings.site_count,
             config.settings.quorum,
             what,
             outcome.reasons,

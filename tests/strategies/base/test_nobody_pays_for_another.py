@@ -32,7 +32,7 @@ def hospital(home: Path, name: str, fingerprint: str = OURS, width: int = 8) -> 
         save_file(tensors, folder / f"f-{part}.safetensors", about)
     policy = home / name / "policy.toml"
     policy.write_text(
-        "epsilon-per-run = 8.0\nepsilon-total = 16.0\nwithout-dp = true\nexact-sums-at-models = true\n"
+        "mechanisms = '*'\nepsilon-per-run = 8.0\nepsilon-total = 16.0\nwithout-dp = true\nexact-sums-at-models = true\n"
     )
     return {
         "site": name, "data": "safetensors", "data-dir": str(folder), "dataset": "f",
