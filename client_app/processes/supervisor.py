@@ -402,6 +402,8 @@ class Supervisor:
         self._log = flower().supernode_log
         self._warnings: list[Finding] = []
         self._listens = self._was_connected = self._works = self._looks = self._barred = False
+        # Another node with this site's key is connected.
+        self._waits = False
         self._refusals = self._signals = 0
 
     def run(self) -> None:
@@ -425,6 +427,9 @@ class Supervisor:
             self._listens = self._works = False
             if self._commands.app is None:
                 self._say_why()
+            elif self._barred:
+                self._waits = True
+                self._say(f"{TWIN}; next attempt in {self._node.postpone():g} s")
             elif self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
             else:
@@ -455,9 +460,12 @@ class Supervisor:
         if self._commands.app is None:
             return
         if (code := self._app.ended()) is not None:
-            if self._app.soon_ended >= ATTEMPTS and not self._was_connected:
+            # Without a SuperNode the app ends too.
+            given_up = self._app.soon_ended >= ATTEMPTS and not self._waits
+            if given_up and not self._was_connected:
                 raise RunError(f"`site app` does not start; it wrote:\n{_written(self._app)}")
-            self._say(f"the app has ended with exit code {code}; it is started again")
+            if not self._waits:
+                self._say(f"the app has ended with exit code {code}; it is started again")
         if self._app.due and self._listens:
             self._start(self._app, *self._commands.app)
 
@@ -513,12 +521,10 @@ class Supervisor:
         if self._log.listens in line:
             self._listens = True
         elif self._log.connected in line:
-            self._was_connected = True
+            self._was_connected, self._waits = True, False
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
         elif self._log.inactive in line:
             self._barred = True
-            if self._commands.app is not None:
-                self._say(TWIN)
         elif self._log.receives in line:
             self._works = True
         elif any(word in line for word in self._log.done):
@@ -529,7 +535,7 @@ class Supervisor:
         is sent.
         """
         if self._node.running or self._app.family():
-            self._say("ending; a second Ctrl-C ends everything at once")
+            self._say("ending" + "; a second Ctrl-C ends everything at once" * bool(self._signals))
         self._app.signal_all(signal.SIGTERM)
         self._wait(lambda: not self._app.family(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGKILL)
