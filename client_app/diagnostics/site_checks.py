@@ -283,7 +283,10 @@ def _policy(gate: Gate, node: NodeConfig) -> Outcome:
     if node.data in ("", "digits") and not node.policy:
         return "PASS", "public data: everything may leave", ""
     if node.policy:
-        return "PASS", f"{node.policy}: {gate.policy.in_words}", ""
+        facts = f"{node.policy}: {gate.policy.in_words}"
+        if gate.policy.irrevocable:
+            return "WARN", facts, gate.policy.irrevocable
+        return "PASS", facts, ""
     remedy = "set policy in the node-config to a file of your own"
     return "WARN", f"the default: {gate.policy.in_words}", remedy
 
