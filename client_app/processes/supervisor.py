@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
+SLEPT = 60.0
+"""Seconds of sleep that a person is told of."""
 STEADY = 60.0
 """A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
@@ -242,9 +244,10 @@ def _look(node: NodeConfig) -> list[str]:
     from ..diagnostics.first_look import check_classes, check_enough, check_files
     from ..governance.policy import policy_of
 
-    warnings = check_files(node)
-    check_enough(node, policy_of(node).smallest_site)
-    return warnings + check_classes(node)
+    warnings, policy = check_files(node), policy_of(node)
+    check_enough(node, policy.smallest_site)
+    warnings += check_classes(node)
+    return [*warnings, policy.irrevocable] if policy.irrevocable else warnings
 
 
 def await_data(runtime: str) -> None:
@@ -368,6 +371,12 @@ def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> No
     Supervisor(commands, show, retry).run()
 
 
+def _asleep() -> float:
+    """Seconds that this machine has slept since it was started; 0 where its clocks do not tell."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 def _installed(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -405,6 +414,7 @@ class Supervisor:
         # Another node with this site's key is connected.
         self._waits = False
         self._refusals = self._signals = 0
+        self._asleep = _asleep()
 
     def run(self) -> None:
         """Run until a signal ends the site. Raises RunError, which says what to do, if the site
@@ -413,6 +423,7 @@ class Supervisor:
         with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
+                    self._note_sleep()
                     self._tend_node()
                     self._tend_app()
                     self._listen()
@@ -420,6 +431,16 @@ class Supervisor:
                 pass
             finally:
                 self._end()
+
+    def _note_sleep(self) -> None:
+        """Say that this machine was asleep: meanwhile runs went on without this site."""
+        asleep, before = _asleep(), self._asleep
+        self._asleep = asleep
+        if asleep - before > SLEPT:
+            self._say(
+                f"this machine was asleep for {(asleep - before) / 60:.0f} min, and runs went on without this "
+                "site; keep it awake while it takes part"
+            )
 
     def _tend_node(self) -> None:
         if (code := self._node.ended()) is not None:
