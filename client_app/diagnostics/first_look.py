@@ -96,7 +96,7 @@ def classes_found(node: NodeConfig) -> list[str]:
             found |= {name for _, name in folders[1]}
             continue
         for data in load_all(replace(source, one_by_one=True), 0):
-            found |= {data.classes[label] for label in data.labels.unique().tolist()}
+            found |= {data.classes[label] for label in set(data.labels.tolist())}
     return sorted(found)
 
 

@@ -417,13 +417,13 @@ def succeeded(folder: Path) -> bool:
     return final_metrics(folder).get("status") == "ok"
 
 
-def ended(folder: Path, status: str, at: Sequence[str] = ()) -> RunError:
+def ended(folder: Path, status: str, link: Sequence[str] = ()) -> RunError:
     """The error of a run without success: how it ended, why, and what to do.
 
     Args:
         folder: the run folder.
         status: Flower's.
-        at: options that name the SuperLink, for the command that continues the run.
+        link: options that name the SuperLink, for the command that continues the run.
 
     Returns:
         The error, to be raised.
@@ -437,7 +437,7 @@ def ended(folder: Path, status: str, at: Sequence[str] = ()) -> RunError:
     how = "was interrupted" if interrupted else f"ended as {known}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
     if interrupted or can_continue(folder):
-        lines.append(continuation(folder, at))
+        lines.append(continuation(folder, link))
     return RunError("\n".join(filter(None, lines)))
 
 
