@@ -65,7 +65,7 @@ from fedsurrogate.common.wire.model_proto import (
 from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 from fedsurrogate.server_app.runs.state import EVENTS, EventFile, read_json, read_object
-from fedsurrogate.strategies.base.federation import introduction
+from fedsurrogate.strategies.base.introductions import introduction
 from fedsurrogate.strategies.base.outcome import measures_in
 from fedsurrogate.strategies.base.training import Training
 from tests.pins import messages as pins

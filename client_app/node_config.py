@@ -78,6 +78,11 @@ class NodeConfig(Section):
     label_column: Name = Field(
         "label", description="Column of a table that holds the class of a record."
     )
+    classes: Names = Field(
+        (),
+        description="Classes that this site's records have, as a person has confirmed them. If one "
+        "is gone, the site does not join; of folders of classes it also refuses every run.",
+    )
     patient_column: Name = Field(
         "", description="Column of a table that holds the patient ID; patients are then protected."
     )

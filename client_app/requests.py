@@ -139,6 +139,8 @@ def answer(
     gate = open_gate(node, run.settings.data, flower_run)
     policy = gate.policy
     note_policy(node, policy)
+    if run.settings.site_names and site not in run.settings.site_names:
+        raise PolicyError(f"the run asks only {', '.join(run.settings.site_names)}, not this site")
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
     check_counting(run.settings.counting, run.settings.secure_sum, work)
     # Check form and size before reading the content, and count the request before work that takes
@@ -234,6 +236,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
 
 def _introduction(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
+    request.check_run()
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
     dimension = site_features.train.features.shape[1]
     gate.check_size(run.plan.work, dimension, len(run.settings.classes))

@@ -102,7 +102,7 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
     if plan.kind == "chain" and own.epsilon:
         # A private chain passes on every earlier site's surrogate; on average, half of the other
         # sites are earlier.
-        downs = (max(1, own.sites) - 1) / 2
+        downs = (max(1, own.site_count) - 1) / 2
         ups = 1 + downs
     sent = round(ups * byte_count(messages.sends, sizes))
     if messages.first is not None:
@@ -124,7 +124,7 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
         # Privacy allows the Gaussians, see `release_gaussians`.
         down += _gaussians(released, projected) if own.epsilon and plan.combination.samples else 0
     if summing:
-        more_up, more_down = (each * max(1, own.sites) for each in messages.member_bytes)
+        more_up, more_down = (each * max(1, own.site_count) for each in messages.member_bytes)
         up, down = up + rounds * (SUM_UP + more_up), down + rounds * (SUM_DOWN + more_down)
     if mapped:
         # The matrix, at 16 bits: with the shares, and as a part of the model.
@@ -149,7 +149,7 @@ def payload_bytes(config: Run, dimension: int, classes: int, records: int) -> in
     forms = [messages.sends] if messages.first is None else [messages.sends, messages.first]
     numbers = max(byte_count(form, sizes) for form in forms)
     # The last site of a private chain passes on what all sites before it have sent.
-    several = max(1, config.settings.sites) if plan.kind == "chain" and config.private else 1
+    several = max(1, config.settings.site_count) if plan.kind == "chain" and config.private else 1
     return several * (numbers + CLASS_BYTES * released) + bool(numbers) * PAYLOAD_UP
 
 

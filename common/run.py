@@ -214,7 +214,7 @@ class Run:
         Args:
             sites: number of sites, if known.
         """
-        return self.plan.defences.gaps(self.defence, sites or self.settings.sites)
+        return self.plan.defences.gaps(self.defence, sites or self.settings.site_count)
 
     @property
     def digest(self) -> str:
@@ -228,8 +228,8 @@ class Run:
 
     @cached_property
     def document(self) -> Mapping[str, Mapping[str, Any]]:
-        """The run as values of JSON: its settings, with "auto" replaced, but for those of UNSIGNED,
-        and what follows from all settings together.
+        """The run as values of JSON: its settings, with "auto" replaced, but for those of UNSIGNED
+        (names of sites are in it, their number is not), and what follows from all settings together.
         """
         own, plan = self.settings, self.plan
         sends, sums = plan.messages, plan.combination
@@ -264,7 +264,8 @@ class Run:
         used = used or (section == "fedpft" and name in self.plan.allows)
         of_sum = key in SECURE_SUM_KEYS and not self.settings.secure_sum
         unset = key == "noise-seed" and not self.settings.noise_seed
-        return used and not (of_sum or unset) and key not in UNSIGNED
+        named = key == "sites" and bool(self.settings.site_names)
+        return used and not (of_sum or unset) and (named or key not in UNSIGNED)
 
     def _check(self) -> None:
         """Raise ConfigError for settings that do not agree."""

@@ -25,7 +25,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_header
 
 from .base.chain import Chain, Walk
 from .base.collection import Collection
-from .base.federation import COMPARE, Federation, Group
+from .base.federation import COMPARE, Federation
+from .base.introductions import Group
 from .base.one_shot import Learned, OneShot
 from .base.outcome import Defended, Site, share_in
 from .flower import check_no_settings

@@ -189,8 +189,8 @@ def evaluate(
     if promise := evaluation.content["promise"]:
         verdict = "as good here as promised" if promise["kept"] else "worse here than promised"
         text = (
-            f"{verdict}: error {promise['error']:.1%}, on the shared surrogate "
-            f"{promise['promised']:.1%}"
+            f"{verdict}: of these records {promise['error']:.1%} are wrong, of points drawn from what "
+            f"all sites sent {promise['promised']:.1%}"
         )
         console.print(text, style=None if promise["kept"] else "yellow", soft_wrap=True)
     if evaluation.calibration.note:

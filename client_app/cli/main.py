@@ -180,19 +180,34 @@ def ledger(
 
 
 def ledger_table(entries: Sequence[dict[str, Any]]) -> Table:
-    """Table of a ledger's entries. Its five columns fit into 80 characters; long cells are folded."""
+    """Table of a ledger's entries, a row for each run's rounds of one noise. Its five columns fit into
+    80 characters; long cells are folded.
+    """
     from rich.table import Column, Table
 
     names = ("when (UTC)", "run", "what", "privacy", "sent")
     table = Table(*(Column(name, overflow="fold") for name in names), show_lines=True)
-    for entry in entries:
-        table.add_row(*_row(entry))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for place, entry in enumerate(entries):
+        # Each round of a private run states what the whole run costs.
+        alike = (
+            [entry[key] for key in OF_A_RUN]
+            if entry["kind"] == "release" and entry["events"]
+            else place
+        )
+        rows.setdefault(json.dumps(alike), []).append(entry)
+    for together in rows.values():
+        table.add_row(*_row(together))
     return table
 
 
-def _row(entry: dict[str, Any]) -> list[str]:
+OF_A_RUN = ("flower_run", "method", "mechanism", "unit", "epsilon", "delta", "sigmas")
+
+
+def _row(rounds: Sequence[dict[str, Any]]) -> list[str]:
     from fedsurrogate.common.escapes import human_bytes
 
+    entry, last = rounds[0], rounds[-1]
     when = entry["time"][:19].replace("T", " ")
     budget = f"epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
     if entry["kind"] == "decision":
@@ -202,8 +217,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
     privacy = claim if entry["events"] else "none"
     if allowed_by := entry.get("allowed_by"):
         privacy += f"; allowed by {allowed_by}"
-    sent = f"{human_bytes(entry['bytes'])}, sha256 {entry['sha256'][:12]}"
+    sent = f"{human_bytes(sum(each['bytes'] for each in rounds))}, sha256 {last['sha256'][:12]}"
     number = f"round {entry['round']}" if entry["round"] else "before round 1"
+    if len(rounds) > 1:
+        number = f"{len(rounds)} rounds, {entry['round']} to {last['round']}"
     return [when, entry["flower_run"], f"{entry['method']}, {number}", privacy, sent]
 
 

@@ -225,6 +225,20 @@ def in_class_folders(
     return files, torch.tensor(trains).repeat_interleave(torch.tensor(sizes))
 
 
+def class_folders(root: Path) -> set[str]:
+    """Names of the folders that may be classes, also of empty ones, in their normal form.
+
+    Args:
+        root: folder of the class folders, or of folders `train` and `test` with these.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    walk = FolderWalk(lambda file: False, IMAGE_SUFFIXES)
+    tops = [root, *filter(is_folder, (root / "train", root / "test"))]
+    return {_class_of(folder) for top in tops for folder in walk.folders(top)}
+
+
 def files_below(folder: Path, wanted: Callable[[Path], bool], left: LeftOut) -> list[Path]:
     """Wanted files at any depth, sorted, without those of systems.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsurrogate.common.errors import DataError
 
+from ..node_config import NodeConfig
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
 from .feature_files import feature_headers
-from .image_folders import table_of
+from .image_folders import class_folders, find_table, table_of
+from .left_out import SourceError
 from .readers import parquet_files, split_files
-from .source import DataSource, folder_of, require_columns
+from .source import DataSource, folder_of, require_columns, some
 from .tables import csv_header, is_parquet, of_lists, parquet_table
 
 
@@ -68,6 +71,46 @@ def read_schema(source: DataSource) -> Schema:
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
     return Schema()
+
+
+def check_class_folders(node: NodeConfig) -> None:
+    """Refuse data without a folder of a class that the site's own settings name. An empty folder
+    counts, so no record decides this.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        DataError: for a class without a folder; nothing for tables and files, which have none.
+    """
+    if not node.classes or node.data not in ("imagefolder", "dicom"):
+        return
+    there = set[str]()
+    for name in node.dataset or ("",):
+        root, table = find_table(folder_of(DataSource(node.data, node.data_dir), name), name)
+        if table is not None:
+            return
+        there |= class_folders(root)
+    check_named(node, there, "folder")
+
+
+def check_named(node: NodeConfig, there: Collection[str], what: str) -> None:
+    """Refuse data that lack a class of the site's own settings.
+
+    Args:
+        node: the site's settings.
+        there: the classes that the data have.
+        what: of a class is missing.
+
+    Raises:
+        DataError: that names the class.
+    """
+    if gone := [name for name in node.classes if name not in there]:
+        raise SourceError(
+            f"classes = {','.join(node.classes)!r} in the node-config, but data-dir = "
+            f"{node.data_dir!r} has no {what} of {some(gone)}; it has {some(sorted(there))}. Was it "
+            "renamed, or not mounted? If the class is gone for good, correct classes"
+        )
 
 
 def _check_key(key: str, source: DataSource, table: Path) -> None:

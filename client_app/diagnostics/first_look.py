@@ -13,8 +13,12 @@ from fedsurrogate.common.targets.number import Number
 from ..datasets.dataset import DataSource, folder_of, load_all
 from ..datasets.image_folders import IMAGE_SUFFIXES, find_table, in_class_folders, note_depth
 from ..datasets.left_out import LeftOut, is_file
-from ..datasets.schema import read_schema
+from ..datasets.schema import check_named, read_schema
+from ..datasets.source import some
 from ..node_config import NodeConfig
+
+# Classes that a person reads before confirming them.
+MOST_LISTED = 20
 
 
 def check_files(node: NodeConfig) -> list[str]:
@@ -74,6 +78,58 @@ def check_enough(node: NodeConfig, smallest_site: int) -> None:
             f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
             "one? To join all the same, set smallest-site in the policy, 0 for none"
         )
+
+
+def classes_found(node: NodeConfig) -> list[str]:
+    """The classes of which this site has a record, sorted.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    found = set[str]()
+    for source in _sources(node.model_copy(update={"target_columns": ()})):
+        folders = _in_folders(source)
+        if folders is not None:
+            found |= {name for _, name in folders[1]}
+            continue
+        for data in load_all(replace(source, one_by_one=True), 0):
+            found |= {data.classes[label] for label in set(data.labels.tolist())}
+    return sorted(found)
+
+
+def check_classes(node: NodeConfig) -> list[str]:
+    """Check that this site has a record of each class that its own settings name, before it joins.
+
+    Only then, as in `check_enough`. Of a folder of classes each request asks again whether it is
+    there, with a record or without.
+
+    Args:
+        node: the site's settings.
+
+    Returns:
+        What to write into the settings where they name no class.
+
+    Raises:
+        DataError: for a class without a record.
+    """
+    if not node.data or node.data == "digits" or (node.target_columns and not node.classes):
+        return []
+    if node.classes:
+        check_named(node, classes_found(node), "record")
+        return []
+    try:
+        found = classes_found(node)
+    except (DataError, OSError):
+        return []  # Other checks report it.
+    if not found or len(found) > MOST_LISTED or set(",\"'") & set("".join(found)):
+        return []
+    return [
+        f"classes is not set in the node-config. The data have {some(found)}; if these are all, add "
+        f'classes="{",".join(found)}", and this site stays away when one of them is gone'
+    ]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
 from .findings import Finding, State
+from .first_look import check_classes
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -282,7 +283,10 @@ def _policy(gate: Gate, node: NodeConfig) -> Outcome:
     if node.data in ("", "digits") and not node.policy:
         return "PASS", "public data: everything may leave", ""
     if node.policy:
-        return "PASS", f"{node.policy}: {gate.policy.in_words}", ""
+        facts = f"{node.policy}: {gate.policy.in_words}"
+        if gate.policy.irrevocable:
+            return "WARN", facts, gate.policy.irrevocable
+        return "PASS", facts, ""
     remedy = "set policy in the node-config to a file of your own"
     return "WARN", f"the default: {gate.policy.in_words}", remedy
 
@@ -333,6 +337,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
         read_schema(DataSource.of_node(node, run))
     records = share(run, node)
     part.append(records)
+    unconfirmed = check_classes(node)
     if protected and (held := why_held(node)):
         return "FAIL", f"private runs use no record: {held}", "see site.log"
     dataset = records.dataset
@@ -357,7 +362,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     if count := dataset.burned_in:
         facts += f"; {count} images have text burned into their pixels, as their headers state"
         return "WARN", facts, BURNED_IN
-    return ("PASS", facts, "") if empty is None else ("WARN", facts, lacks)
+    return ("PASS", facts, "; ".join(unconfirmed)) if empty is None else ("WARN", facts, lacks)
 
 
 def _counted(records: SiteShare) -> tuple[str, str | None]:

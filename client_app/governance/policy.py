@@ -175,6 +175,17 @@ class Policy(WorkLimits):
         )
 
     @property
+    def irrevocable(self) -> str:
+        """What may happen under it that no later policy takes back; empty for nothing."""
+        if not self.without_dp:
+            return ""
+        return (
+            "without-dp = true lets releases leave without privacy. After the first one no total holds for "
+            "this folder of data any more, and once without-dp is false again it can have no private run: "
+            "nothing takes that back, nor does a larger epsilon-total"
+        )
+
+    @property
     def limits_attacks(self) -> bool:
         """Whether releases without privacy are attacked before they leave."""
         return self.largest_attack_auc < 1 or self.smallest_nearest_ratio > 0
@@ -254,6 +265,8 @@ def note_policy(node: NodeConfig, policy: Policy) -> None:
                 "policy %s is in force from now on (sha256 %s): %s",
                 *(node.policy, digest[:16], policy.in_words),
             )
+            if policy.irrevocable:
+                log.warning("%s", policy.irrevocable)
             replace_file(file, digest, durable=False)
 
 

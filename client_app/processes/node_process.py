@@ -36,7 +36,9 @@ def serve(arguments: Sequence[str]) -> None:
     except (ConfigError, ImportError):
         raise
     except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        # Flower's words after a refusal, of which its log has said the cause.
+        refused = isinstance(error, RuntimeError) and str(error) == "generator didn't yield"
+        sys.exit(1 if refused else f"{type(error).__name__}: {error}")
 
 
 def look_at_link(link: Sequence[str]) -> list[Finding]:

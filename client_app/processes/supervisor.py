@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
+SLEPT = 60.0
+"""Seconds of sleep that a person is told of."""
 STEADY = 60.0
 """A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
@@ -239,12 +241,13 @@ def looked_at(node: NodeConfig) -> list[str]:
 
 
 def _look(node: NodeConfig) -> list[str]:
-    from ..diagnostics.first_look import check_enough, check_files
+    from ..diagnostics.first_look import check_classes, check_enough, check_files
     from ..governance.policy import policy_of
 
-    warnings = check_files(node)
-    check_enough(node, policy_of(node).smallest_site)
-    return warnings
+    warnings, policy = check_files(node), policy_of(node)
+    check_enough(node, policy.smallest_site)
+    warnings += check_classes(node)
+    return [*warnings, policy.irrevocable] if policy.irrevocable else warnings
 
 
 def await_data(runtime: str) -> None:
@@ -368,6 +371,12 @@ def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> No
     Supervisor(commands, show, retry).run()
 
 
+def _asleep() -> float:
+    """Seconds that this machine has slept since it was started; 0 where its clocks do not tell."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 def _installed(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -402,7 +411,10 @@ class Supervisor:
         self._log = flower().supernode_log
         self._warnings: list[Finding] = []
         self._listens = self._was_connected = self._works = self._looks = self._barred = False
+        # Another node with this site's key is connected.
+        self._waits = False
         self._refusals = self._signals = 0
+        self._asleep = _asleep()
 
     def run(self) -> None:
         """Run until a signal ends the site. Raises RunError, which says what to do, if the site
@@ -411,6 +423,7 @@ class Supervisor:
         with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
+                    self._note_sleep()
                     self._tend_node()
                     self._tend_app()
                     self._listen()
@@ -419,12 +432,25 @@ class Supervisor:
             finally:
                 self._end()
 
+    def _note_sleep(self) -> None:
+        """Say that this machine was asleep: meanwhile runs went on without this site."""
+        asleep, before = _asleep(), self._asleep
+        self._asleep = asleep
+        if asleep - before > SLEPT:
+            self._say(
+                f"this machine was asleep for {(asleep - before) / 60:.0f} min, and runs went on without this "
+                "site; keep it awake while it takes part"
+            )
+
     def _tend_node(self) -> None:
         if (code := self._node.ended()) is not None:
             self._listen()
             self._listens = self._works = False
             if self._commands.app is None:
                 self._say_why()
+            elif self._barred:
+                self._waits = True
+                self._say(f"{TWIN}; next attempt in {self._node.postpone():g} s")
             elif self._node.soon_ended >= ATTEMPTS and not self._was_connected:
                 raise RunError(self._why_not())
             else:
@@ -455,9 +481,12 @@ class Supervisor:
         if self._commands.app is None:
             return
         if (code := self._app.ended()) is not None:
-            if self._app.soon_ended >= ATTEMPTS and not self._was_connected:
+            # Without a SuperNode the app ends too.
+            given_up = self._app.soon_ended >= ATTEMPTS and not self._waits
+            if given_up and not self._was_connected:
                 raise RunError(f"`site app` does not start; it wrote:\n{_written(self._app)}")
-            self._say(f"the app has ended with exit code {code}; it is started again")
+            if not self._waits:
+                self._say(f"the app has ended with exit code {code}; it is started again")
         if self._app.due and self._listens:
             self._start(self._app, *self._commands.app)
 
@@ -513,12 +542,10 @@ class Supervisor:
         if self._log.listens in line:
             self._listens = True
         elif self._log.connected in line:
-            self._was_connected = True
+            self._was_connected, self._waits = True, False
             self._say("connected; only the code installed here runs. Ctrl-C ends it")
         elif self._log.inactive in line:
             self._barred = True
-            if self._commands.app is not None:
-                self._say(TWIN)
         elif self._log.receives in line:
             self._works = True
         elif any(word in line for word in self._log.done):
@@ -529,7 +556,7 @@ class Supervisor:
         is sent.
         """
         if self._node.running or self._app.family():
-            self._say("ending; a second Ctrl-C ends everything at once")
+            self._say("ending" + "; a second Ctrl-C ends everything at once" * bool(self._signals))
         self._app.signal_all(signal.SIGTERM)
         self._wait(lambda: not self._app.family(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGKILL)

@@ -72,6 +72,9 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
         )
     if settings.secure_sum and plan.combination.from_sums:
         return with_secure_sum(method.name, plan, settings)
+    if settings.epsilon and plan.kind == "one-shot" and not plan.counts:
+        # Sites that do not fit together learn so before any of them is charged.
+        return replace(plan, messages=replace(plan.messages, introduces=True))
     return plan
 
 

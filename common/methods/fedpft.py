@@ -211,7 +211,7 @@ def _private(settings: Settings) -> Form:
         return Form(
             "spherical", SET_RANK, SET_BITS, "its mechanism needs a covariance of each class"
         )
-    sites = settings.sites or USUAL_SITES
+    sites = settings.site_count or USUAL_SITES
     d = named_dimension(settings.data, settings.backbone, settings.image_size) or USUAL_DIMENSION
     records = settings.features.records
     signal = settings.epsilon * records / math.sqrt(sites * d)
@@ -392,7 +392,7 @@ def kd_plan(settings: Settings) -> Plan:
     return Plan(
         kind="chain",
         messages=Messages(
-            heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.sites)
+            heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.site_count)
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.heads.local_head:distil_chain",

@@ -58,7 +58,7 @@ def plan(settings: Settings) -> Plan:
     return Plan(
         kind="one-shot",
         messages=Messages(
-            HEAD, (), HEAD, symbols=partial(symbols, settings.sites), introduces=False
+            HEAD, (), HEAD, symbols=partial(symbols, settings.site_count), introduces=False
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.heads.local_head:own_head",

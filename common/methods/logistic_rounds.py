@@ -193,7 +193,7 @@ def with_dimensions(settings: Settings) -> Settings:
         whole = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
         # Of all sites together, if none is lost.
         shared = 1 / max(1 - settings.colluding, 0.1)
-        sums = shared if settings.secure_sum else settings.sites or USUAL_SITES
+        sums = shared if settings.secure_sum else settings.site_count or USUAL_SITES
         worth = round(DIMENSIONS_ALONE * math.sqrt(own.records / (whole * math.sqrt(sums))))
         dimensions = min(max(1, worth), MOST_DIMENSIONS)
     given = own.model_copy(update={"dimensions": dimensions})

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ..errors import ConfigError
+from ..errors import SITE_NAME, ConfigError
 from ..identity import name_of, normal
 
 # A name in settings: of a column or a site.
@@ -91,6 +91,23 @@ Names = Annotated[tuple[str, ...], BeforeValidator(split_names), Range("names se
 ClassNames = Annotated[
     tuple[str, ...], BeforeValidator(split_classes), Range("names separated by commas")
 ]
+
+
+def split_sites(value: object) -> Any:
+    """A number of sites as it is, and their names as `split_names`.
+
+    Raises ValueError for neither.
+    """
+    names = split_names(value)
+    if isinstance(names, str | bool | float) or not isinstance(names, int | tuple | list):
+        raise ValueError("must be a whole number, or names of sites separated by commas in quotes")
+    if isinstance(names, int):
+        if names < 0:
+            raise ValueError("must be greater than or equal to 0")
+        return names
+    if wrong := [name for name in names if not SITE_NAME.fullmatch(str(name))]:
+        raise ValueError(f"{wrong[0]!r} is no name of a site")
+    return tuple(names) or 0
 
 
 # Privacy depends on the clip bound, which is computed in floating point. This range is far from

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.backbone_names import OWN_BACKBONE
 from .base import (
@@ -18,11 +18,13 @@ from .base import (
     Name,
     Names,
     Pixels,
+    Range,
     Records,
     Seconds,
     Section,
     Unit,
     flatten,
+    split_sites,
 )
 from .heads import (
     PREFIX,
@@ -172,15 +174,23 @@ class BackboneSettings(Section):
     )
     fingerprint: str = Field(
         "",
-        description="Backbone fingerprint that every site must have; empty for that of most sites.",
+        description="Backbone fingerprint that every site must have; empty for that of most sites, in a "
+        "private run for that of all.",
     )
 
 
 class Waiting(Section):
     """How long the coordinator waits, and for whom."""
 
-    sites: Annotated[int, Unit("sites")] = Field(
-        0, ge=0, description="Number of sites to wait for; 0 for those that are connected."
+    sites: Annotated[
+        int | tuple[str, ...],
+        BeforeValidator(split_sites),
+        Unit("sites"),
+        Range("a number from 0, or names separated by commas"),
+    ] = Field(
+        0,
+        description="Number of sites to wait for, 0 for those that are connected; or the names of the "
+        "registered sites that the run asks, and no other.",
     )
     quorum: float = Field(
         0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable."
@@ -195,6 +205,16 @@ class Waiting(Section):
     max_payload_mib: MiB = Field(
         256, ge=1, description="Largest message that the coordinator accepts."
     )
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites that the run asks; empty for all."""
+        return self.sites if isinstance(self.sites, tuple) else ()
+
+    @property
+    def site_count(self) -> int:
+        """Number of sites to wait for; 0 for those that are connected."""
+        return self.sites if isinstance(self.sites, int) else len(self.sites)
 
 
 class Limits(Section):

@@ -195,7 +195,7 @@ def run(
     from fedsurrogate.common.run import parse_run
     from fedsurrogate.common.settings.base import parse_overrides
 
-    from ..deployment.submit import check_connection, remark
+    from ..deployment.submit import check_connection, options_of, remark
     from ..deployment.submit import run as start
     from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
@@ -227,8 +227,8 @@ def run(
         if stop.terminal_is_lost:
             # Nothing is printed: there is no terminal.
             raise typer.Exit(stop.exit_code) from None
-        trust = [] if root_certificates is None else ["--root-certificates", str(root_certificates)]
-        for line in goodbye(stop, ["coordinator", "run", "--control", control, *trust], settings):
+        at = options_of(control, root_certificates)
+        for line in goodbye(stop, ["coordinator", "run", *at], settings):
             output_console.print(line, soft_wrap=True)
         raise typer.Exit(stop.exit_code) from None
     show_result(folder, output, as_json, root_certificates is not None)
@@ -370,12 +370,15 @@ def stop(
     """Stop a run at its SuperLink. Its folder records that it was interrupted; runs in rounds can
     be continued.
     """
+    from ..deployment.submit import options_of
     from ..deployment.submit import stop as end
     from ..lifecycle.resume import continuation
 
     handle = end(run, output, control, root_certificates)
     console.print(f"stopped {handle.folder or handle.id}", soft_wrap=True)
-    if handle.folder is not None and (how := continuation(handle.folder)):
+    if handle.folder is not None and (
+        how := continuation(handle.folder, options_of(control, root_certificates))
+    ):
         console.print(how, soft_wrap=True)
 
 

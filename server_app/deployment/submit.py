@@ -306,7 +306,7 @@ def run(
     if status != DONE:
         if folder is not None:
             (folder / "flower.log").write_text(log, encoding="utf-8")
-            raise ended(folder, status)
+            raise ended(folder, status, options_of(address, authority))
         raise RunError(f"the run ended as {status}: {reason(log)}")
     return folder
 
@@ -355,8 +355,19 @@ def attach(
             "app"
         )
     if folder is not None and not succeeded(folder):
-        raise ended(folder, "failed")
+        raise ended(folder, "failed", options_of(address, authority))
     return folder
+
+
+def options_of(address: str, authority: Path | None) -> list[str]:
+    """The options of a command that name a SuperLink.
+
+    Args:
+        address: of the Control API.
+        authority: as for `check_connection`.
+    """
+    trust = [] if authority is None else ["--root-certificates", str(authority.absolute())]
+    return ["--control", address, *trust]
 
 
 def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle:
@@ -406,23 +417,27 @@ def succeeded(folder: Path) -> bool:
     return final_metrics(folder).get("status") == "ok"
 
 
-def ended(folder: Path, status: str) -> RunError:
+def ended(folder: Path, status: str, link: Sequence[str] = ()) -> RunError:
     """The error of a run without success: how it ended, why, and what to do.
 
     Args:
         folder: the run folder.
         status: Flower's.
+        link: options that name the SuperLink, for the command that continues the run.
 
     Returns:
         The error, to be raised.
     """
     # Flower reports the end of an app that it has ended before that app records why.
     await_end(folder, END_SECONDS)
-    interrupted = final_metrics(folder).get("status") == "interrupted"
-    how = "was interrupted" if interrupted else f"ended as {status}"
+    own = final_metrics(folder).get("status")
+    interrupted = own == "interrupted"
+    # A SuperLink may list a run as running whose app has ended.
+    known = status if status.startswith(FINISHED) else own or "unfinished"
+    how = "was interrupted" if interrupted else f"ended as {known}"
     lines = [f"the run {how}: {failure(folder)}", f"run folder: {folder}"]
     if interrupted or can_continue(folder):
-        lines.append(continuation(folder))
+        lines.append(continuation(folder, link))
     return RunError("\n".join(filter(None, lines)))
 
 

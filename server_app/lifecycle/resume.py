@@ -160,11 +160,12 @@ def _differing(before: Run, config: Run, simulated: bool) -> list[str]:
     return [f"{key} = {old.get(key)!r}, here {new.get(key)!r}" for key in dict.fromkeys(keys)]
 
 
-def continuation(folder: Path) -> str:
+def continuation(folder: Path, link: Sequence[str] = ()) -> str:
     """What to do with a run that has not finished, for a reader of its folder.
 
     Args:
         folder: a run folder.
+        link: options that name the SuperLink, where they are known.
 
     Returns:
         A command, which gives the settings that differ from the defaults; empty if the settings of
@@ -180,7 +181,7 @@ def continuation(folder: Path) -> str:
     changed = {
         key: value for key, value in here.items() if value != defaults.get(key) and key != "resume"
     }
-    words, typed, there = ["coordinator", "run"], folder, Path(config.settings.output_dir)
+    words, typed, there = ["coordinator", "run", *link], folder, Path(config.settings.output_dir)
     if manifest.get("simulated"):
         sites = int(as_number(at(_content(folder / METRICS), "sites", "invited")) or 0)
         words = ["coordinator", "simulate", *(["--sites", str(sites)] if sites else [])]

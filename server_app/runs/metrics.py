@@ -90,7 +90,7 @@ def make_metrics(
         "method": config.method.name,
         "status": end.status,
         "sites": {"invited": len(sites)} | {fate: outcome.count(fate) for fate in FATES},
-        "card": run_card(sites, config.settings.sites, outcome.absent, names, missing, chance),
+        "card": run_card(sites, config.settings.site_count, outcome.absent, names, missing, chance),
         "accuracy": accuracy,
         "tested": {site.name: site.tested for site in sites if site.tested and not site.measured},
         "bytes": {

@@ -23,7 +23,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
 from .collection import Collection, Recorder, check_quorum
-from .federation import Federation, Group
+from .federation import Federation
+from .introductions import Group
 from .outcome import NO_REPLY, seconds_in, share_in
 from .training import read_kept
 
@@ -205,7 +206,7 @@ class Chain(Federation):
         check_quorum(
             len(way.walk.done),
             len(self.outcome.sites),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
         )
         assert way.relay is not None  # the quorum is at least one site

@@ -4,43 +4,33 @@ the learned model back.
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedsurrogate.common.backbones.backbone_names import listed, shown
 from fedsurrogate.common.data_report import DATA, reports_from
 from fedsurrogate.common.errors import (
-    LARGEST_DIMENSION,
-    MOST_CLASSES,
     PUBLIC_SENTENCES,
     SITE_NAME,
     FedSurrogateError,
     RunError,
     SurrogateError,
 )
-from fedsurrogate.common.identity import distinct_names, write_other_truths
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.making import signed_values
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
-from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
-from fedsurrogate.common.surrogates.surrogates import in_class_order
 from fedsurrogate.common.targets.measures import metrics_of
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record
-from fedsurrogate.common.wire.tensors import VERSION, check_class_number, is_fingerprint, is_name
+from fedsurrogate.common.wire.tensors import VERSION, check_class_number
 
 from ..flower import FlowerStrategy, Settings, no_reply, settings_of
 from .collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
+from .introductions import Group, Introduction, introduction, settle
 from .outcome import (
     NO_REPLY,
     Defended,
@@ -61,213 +51,6 @@ from .outcome import (
     share_in,
     whole_number,
 )
-
-
-@dataclass
-class Group:
-    """The sites of one run that fit together.
-
-    Attributes:
-        fingerprint: of the shared backbone.
-        dimension: of its features.
-        classes: of the run, in order.
-        nodes: node ids by name.
-        keys: by name.
-        frame: common frame of the columns of their features; empty without one.
-    """
-
-    fingerprint: str = ""
-    dimension: int = 0
-    classes: tuple[str, ...] = ()
-    nodes: dict[str, int] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    frame: bytes = b""
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """One site's report about itself.
-
-    Attributes:
-        name: of the site.
-        fingerprint: of its backbone.
-        dimension: of the features.
-        classes: of its records.
-        key: hexadecimal; empty without one.
-        simulated: whether the site is part of a simulation.
-        frame: of the columns of its features, in bytes; empty if they need none.
-    """
-
-    name: str
-    fingerprint: str
-    dimension: int
-    classes: tuple[str, ...]
-    key: str
-    simulated: bool
-    frame: bytes = b""
-
-
-def introduction(name: str, info: Info) -> Introduction:
-    """Parse a site's introduction.
-
-    Args:
-        name: of the site.
-        info: what it reports.
-
-    Raises:
-        SurrogateError: when the introduction is unusable.
-    """
-    fingerprint, dimension, key = (
-        info.get("fingerprint"),
-        info.get("dimension"),
-        info.get("key", ""),
-    )
-    try:
-        classes = json.loads(str(info.get("classes", "[]")))
-    except (ValueError, RecursionError):
-        classes = None
-    if not (
-        is_fingerprint(fingerprint)
-        and isinstance(dimension, int)
-        and 0 < dimension <= LARGEST_DIMENSION
-    ):
-        raise SurrogateError("the introduction has no valid backbone and dimension")
-    named = (
-        isinstance(classes, list) and len(classes) <= MOST_CLASSES and all(map(is_name, classes))
-    )
-    if not (named and isinstance(key, str) and re.fullmatch(r"[0-9a-f]{0,1024}", key)):
-        raise SurrogateError("the introduction has classes or a key that cannot be read")
-    try:
-        frame = base64.b64decode(str(info.get("frame", "")), validate=True)
-    except ValueError:
-        raise SurrogateError("the introduction has a frame that cannot be read") from None
-    if frame:
-        Frame.of(frame).check(dimension)
-    names = distinct_names(classes, "class")
-    return Introduction(
-        name, fingerprint, dimension, names, key, info.get("simulated") is True, frame
-    )
-
-
-def settle(
-    introduced: dict[int, Introduction], wanted: tuple[str, ...], fingerprint: str
-) -> tuple[Group, dict[int, str]]:
-    """The largest group of sites with one backbone.
-
-    Args:
-        introduced: the sites' introductions by node.
-        wanted: classes of the settings; empty for those of all sites.
-        fingerprint: of the settings' backbone; empty for the most common one.
-
-    Returns:
-        The group, and for every other site the reason why it does not fit.
-
-    Example:
-        >>> north = Introduction("north", "f" * 64, 8, ("a", "b"), "", False)
-        >>> south = Introduction("south", "f" * 64, 8, ("b", "c"), "", False)
-        >>> west = Introduction("west", "0" * 64, 4, ("a",), "", False)
-        >>> group, others = settle({1: north, 2: south, 3: west}, (), "")
-        >>> group.nodes, group.classes, list(others)
-        ({'north': 1, 'south': 2}, ('a', 'b', 'c'), [3])
-    """
-    fitting = [
-        each
-        for each in introduced.values()
-        if each.fingerprint == (fingerprint or each.fingerprint)
-    ]
-    kinds = Counter((each.fingerprint, each.dimension) for each in fitting)
-    if not kinds:
-        reason = f"no site has the run's backbone {shown(fingerprint)}"
-        return Group(), dict.fromkeys(introduced, reason)
-    (print_, dimension), _ = max(kinds.items(), key=lambda item: (item[1], item[0]))
-    group, others, names = Group(print_, dimension), dict[int, str](), set[str]()
-    fit = {
-        n: e for n, e in introduced.items() if (e.fingerprint, e.dimension) == (print_, dimension)
-    }
-    unlike = {} if wanted else other_truths({node: each.classes for node, each in fit.items()})
-    for node, each in introduced.items():
-        if node in unlike:
-            others[node] = unlike[node]
-            continue
-        if node not in fit:
-            others[node] = (
-                f"backbone fingerprint {shown(each.fingerprint)} of dimension {each.dimension}; the "
-                f"other sites have {shown(print_)} of {dimension}"
-            )
-            continue
-        group.nodes[each.name] = node
-        group.keys[each.name] = each.key
-        names |= set(each.classes)
-    group.classes = wanted or in_class_order(names)
-    group.frame = common_frame([introduced[node].frame for node in group.nodes.values()])
-    return group, others
-
-
-def other_truths(classes: Mapping[int, Sequence[str]]) -> dict[int, str]:
-    """The nodes that say yes and no in another way than most: True and False beside 1 and 0.
-
-    Args:
-        classes: of each site, by node; the settings name none.
-
-    Returns:
-        For each of these nodes, why.
-
-    Example:
-        >>> list(other_truths({1: ("0", "1"), 2: ("False", "True"), 3: ("0", "1")}))
-        [2]
-    """
-    kinds = Counter(tuple(sorted(own)) for own in classes.values())
-    if not kinds:
-        return {}
-    # A list of both says more than one of a site that has one class.
-    most = max(kinds, key=lambda kind: (kinds[kind], len(kind), kind))
-    return {
-        node: (
-            f"its classes are {listed(own)}, and those of other sites {listed(most)}: likely the same "
-            "in other words; write the same names at all sites, or set classes in the run"
-        )
-        for node, own in classes.items()
-        if write_other_truths(own, most)
-    }
-
-
-# Fingerprint of the backbone, dimension of the features, and the classes if all sites must have the
-# same.
-Kind = tuple[str, int, tuple[str, ...]]
-
-
-def misfits(kinds: Mapping[int, Kind], records: Mapping[int, int]) -> dict[int, str]:
-    """The nodes whose surrogate is not of the most common kind.
-
-    Args:
-        kinds: of the surrogates, by node. Ties go to the kind with more records, then to the last in
-            order, so that who answers first decides nothing.
-        records: behind the surrogates, by node.
-
-    Returns:
-        For each of these nodes, why.
-    """
-    if not kinds:
-        return {}
-    sites, total, unfit = Counter(kinds.values()), Counter[Kind](), dict[int, str]()
-    for node, kind in kinds.items():
-        total[kind] += records[node]
-    fingerprint, dimension, classes = max(sites, key=lambda kind: (sites[kind], total[kind], kind))
-    for node, (own_fingerprint, own_dimension, own_classes) in kinds.items():
-        if own_fingerprint != fingerprint:
-            unfit[node] = (
-                f"backbone fingerprint {shown(own_fingerprint)} differs from the other sites' "
-                f"{shown(fingerprint)}"
-            )
-        elif own_dimension != dimension:
-            unfit[node] = f"features of dimension {own_dimension}; the other sites have {dimension}"
-        elif own_classes != classes:
-            unfit[node] = (
-                "noisy sums of other classes than at the other sites, or in another order; set "
-                "classes in the run"
-            )
-    return unfit
-
 
 COMPARE = f"{MessageType.QUERY}.compare"
 HELLO = f"{MessageType.QUERY}.hello"
@@ -337,7 +120,8 @@ class Federation(FlowerStrategy):
             deadline: seconds to wait for them.
 
         Raises:
-            RunError: when too few sites fit together, or none reports its classes.
+            RunError: when too few sites fit together, it cannot be told which do, or none reports its
+                classes.
         """
         nodes, introduced = self.invite(grid, deadline), dict[int, Introduction]()
         for reply in Collection(grid, map(self.hello, nodes), deadline):
@@ -350,9 +134,12 @@ class Federation(FlowerStrategy):
                 self._reject(node, str(error))
                 continue
             site.simulated = introduced[node].simulated
-            self.recorder.event("introduced", site=site.name)
+            self.recorder.event("introduced", site=site.name, version=site.version)
         group, misfits = settle(
-            introduced, self.config.settings.classes, self.config.backbone_fingerprint
+            introduced,
+            self.config.settings.classes,
+            self.config.backbone_fingerprint,
+            self.config.private,
         )
         for node, reason in misfits.items():
             self.outcome.sites[node].barred = True
@@ -364,7 +151,7 @@ class Federation(FlowerStrategy):
         check_quorum(
             len(group.nodes),
             len(nodes),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
             reasons=reasons,
         )
@@ -384,9 +171,16 @@ class Federation(FlowerStrategy):
         Raises:
             RunError: when too few sites are connected.
         """
-        config, names = self.config, None if self.registered is None else self.registered.names
-        wanted = (config.settings.sites, config.settings.quorum) if number is None else (0, 0.0)
+        config, names = self.config, None if self.registered is None else self._asked_names
+        if number is None:
+            self._check_names()
+        wanted = (
+            (config.settings.site_count, config.settings.quorum) if number is None else (0, 0.0)
+        )
         nodes = connected_nodes(grid, *wanted, deadline, self.recorder, names)
+        if self.registered is not None and config.settings.site_names:
+            others = self.registered.names().keys() - self._asked_names().keys()
+            nodes = [node for node in nodes if node not in others]
         allowed = admit(
             self.outcome, self.recorder, nodes, None if names is None else names(), number
         )
@@ -399,6 +193,31 @@ class Federation(FlowerStrategy):
             for reason in self.config.gaps(len(allowed)):
                 self.recorder.event("undefended", reason=reason)
         return allowed
+
+    def _asked_names(self) -> dict[int, str]:
+        """The registered sites that the run asks, by node: those that the settings name, or all."""
+        assert self.registered is not None
+        wanted = self.config.settings.site_names
+        names = self.registered.names()
+        return {node: name for node, name in names.items() if not wanted or name in wanted}
+
+    def _check_names(self) -> None:
+        """Raise RunError where it cannot be known before a site is asked whether the run names it."""
+        wanted = set(self.config.settings.site_names)
+        if wanted and self.registered is None:
+            raise RunError(
+                f"sites = {','.join(sorted(wanted))!r} names sites, and without a table of registered "
+                "sites nobody knows a site's name before it is asked; register their keys "
+                "(`coordinator register`), or give the number of sites"
+            )
+        if self.registered is not None and (
+            unknown := wanted - {*self.registered.names().values()}
+        ):
+            known = ", ".join(sorted(self.registered.names().values()))
+            raise RunError(
+                f"sites names {', '.join(sorted(unknown))}, and no such site is registered; those that "
+                f"are: {known}"
+            )
 
     def hello(self, node: int) -> Message:
         """The request for a site's introduction."""

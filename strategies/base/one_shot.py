@@ -26,7 +26,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
 from .collection import Collection, Recorder, check_quorum
-from .federation import Federation, misfits, other_truths
+from .federation import Federation
+from .introductions import Group, misfits, other_truths
 from .outcome import Defended, PointSource, Site, due_centre, seconds_in
 
 CENTRE_FILE = "centre.pb"
@@ -76,6 +77,8 @@ class OneShot(Federation, Generic[S]):
         self._asked: Collection | None = None
         self._done = False
         self._centre = centre
+        # The sites that have introduced themselves and fit together; None where none are asked to.
+        self._group: Group | None = None
 
     @abstractmethod
     def parse(self, payload: bytes) -> S:
@@ -305,8 +308,14 @@ class OneShot(Federation, Generic[S]):
         return came
 
     def _questions(self, grid: Grid) -> Iterable[Message]:
-        """The requests for surrogates, one for every connected site."""
-        nodes = self._named(grid, self.invite(grid, self.deadline))
+        """The requests for surrogates, one for every connected site; in a run with introductions, for
+        every site that fits.
+        """
+        if self.config.plan.messages.introduces:
+            self._group = self.introduce(grid, self.deadline)
+            nodes = list(self._group.nodes.values())
+        else:
+            nodes = self._named(grid, self.invite(grid, self.deadline))
         payload, values = pack_question(self._centre), Info(run=self.config.digest)
         if payload is not None:
             self.recorder.keep(CENTRE_FILE, payload)
@@ -368,8 +377,9 @@ class OneShot(Federation, Generic[S]):
         who dropped out; raises RunError when too few are left.
         """
         self._settle_backbone()
-        for site in self.outcome.sites.values():
-            if site.fate == "dropped":
+        asked = None if self._group is None else set(self._group.nodes.values())
+        for node, site in self.outcome.sites.items():
+            if site.fate == "dropped" and (asked is None or node in asked):
                 self.recorder.event("dropped", site=site.name, reason=site.reason)
         self._check_quorum()
         self._settle_frame()
@@ -391,7 +401,7 @@ class OneShot(Federation, Generic[S]):
         check_quorum(
             self.outcome.count("used"),
             len(self.outcome.sites),
-            self.config.settings.sites,
+            self.config.settings.site_count,
             self.config.settings.quorum,
             reasons=self.outcome.reasons,
         )
@@ -459,28 +469,36 @@ class OneShot(Federation, Generic[S]):
         """Required properties of a surrogate. A late one must fit the model that was learned
         without it.
         """
-        config, model = self.config, self.outcome.model
-        fingerprint = model.header.fingerprint if model else config.backbone_fingerprint
-        return Expectation.of(
-            config, config.settings.classes, fingerprint, model.dimension if model else 0
-        )
+        config, model, group = self.config, self.outcome.model, self._group
+        fingerprint, dimension = config.backbone_fingerprint, 0
+        if group is not None:
+            fingerprint, dimension = group.fingerprint, group.dimension
+        if model is not None:
+            fingerprint, dimension = model.header.fingerprint, model.dimension
+        return Expectation.of(config, config.settings.classes, fingerprint, dimension)
 
     def _settle_backbone(self) -> None:
         """Reject sites with another backbone than the run's: that of the settings, else the most
-        common one.
+        common one. Raises RunError where no one is.
         """
-        kinds = {
-            node: (sent.header.fingerprint, self.dimension(sent), self.shared_classes(sent))
-            for node, sent in self._received.items()
+        received = {
+            self.outcome.sites[node].name: (node, sent) for node, sent in self._received.items()
         }
-        for node, reason in misfits(
-            kinds, {node: self.records(sent) for node, sent in self._received.items()}
-        ).items():
-            self._reject(node, reason)
+        kinds = {
+            name: (sent.header.fingerprint, self.dimension(sent), self.shared_classes(sent))
+            for name, (_, sent) in received.items()
+        }
+        unfit = misfits(kinds)
         if not self.config.settings.classes:
-            classes = {node: sent.header.classes for node, sent in self._received.items()}
-            for node, reason in other_truths(classes).items():
-                self._reject(node, reason)
+            unfit |= other_truths(
+                {
+                    name: sent.header.classes
+                    for name, (_, sent) in received.items()
+                    if name not in unfit
+                }
+            )
+        for name, reason in unfit.items():
+            self._reject(received[name][0], reason)
 
 
 def _is_finite(table: object) -> bool:

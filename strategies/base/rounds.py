@@ -25,7 +25,8 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
 from .collection import Collection, Recorder, check_quorum, has_quorum
-from .federation import Federation, introduction
+from .federation import Federation
+from .introductions import introduction
 from .outcome import NO_REPLY, Defended, Suspect, seconds_in
 from .training import Training, read_kept
 
@@ -284,7 +285,7 @@ class Rounds(Federation, Generic[R]):
             check_quorum(
                 len(replies),
                 len(asked) + len(mute),
-                self.config.settings.sites,
+                self.config.settings.site_count,
                 self.config.settings.quorum,
                 reasons=self.outcome.reasons,
             )
@@ -434,7 +435,7 @@ class Rounds(Federation, Generic[R]):
             if node not in silent and sites[node].reason.startswith(PUBLIC_SENTENCES["budget"])
         ]
         return bool(config.settings.epsilon and refused) and has_quorum(
-            used + len(refused), len(asked), config.settings.sites, config.settings.quorum
+            used + len(refused), len(asked), config.settings.site_count, config.settings.quorum
         )
 
     def _stop(self, reason: str) -> None:

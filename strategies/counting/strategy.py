@@ -33,7 +33,7 @@ from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, un
 from fedsurrogate.common.wire.records import Info, to_record
 
 from ..base.collection import Recorder
-from ..base.federation import Group
+from ..base.introductions import Group
 from ..base.one_shot import Learned, OneShot
 from ..base.outcome import Defended
 from ..secure_sum.strategy import SecureSum

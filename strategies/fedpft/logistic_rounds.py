@@ -49,7 +49,7 @@ from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.tensors import pack, unpack
 
-from ..base.federation import Group
+from ..base.introductions import Group
 from ..base.training import Training
 from ..pooling.class_means import RoundsOfSums, map_with_words, read_map, read_public
 from ..pooling.site_weights import FEWEST_SITES, Total, beyond, check_gradients, coordinate_median

@@ -49,7 +49,7 @@ from fedsurrogate.common.wire.tensors import (
 
 from ..base.chain import Chain, Walk
 from ..base.collection import Collection, Recorder
-from ..base.federation import Group
+from ..base.introductions import Group
 from ..base.one_shot import Learned, OneShot
 from ..base.outcome import Defended, due_centre
 from ..closed_form.solvers import (

@@ -48,7 +48,8 @@ from fedsurrogate.common.wire.records import Info, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 from ..base.collection import Collection, check_quorum
-from ..base.federation import HELLO, Group
+from ..base.federation import HELLO
+from ..base.introductions import Group
 from ..base.one_shot import Learned
 from ..base.rounds import CHECKPOINT
 from ..base.training import Training, read_kept
@@ -364,7 +365,7 @@ class SecureSum(Steps):
         check_quorum(
             there,
             len(outcome.sites),
-            config.settings.sites,
+            config.settings.site_count,
             config.settings.quorum,
             what,
             outcome.reasons,

@@ -202,9 +202,9 @@ def test_a_request_for_another_run_is_refused_before_the_ledger_is_opened(
     calls: Calls, tmp_path: Path
 ) -> None:
     own, run = gate(calls), parse_run({})
-    for numbers in ({"run_": "other"}, {}):
+    for work, numbers in product(("surrogate", "introduction"), ({"run_": "other"}, {})):
         with pytest.raises(SurrogateError, match=f"these settings are run '{run.digest}'"):
-            WORK["surrogate"](request(tmp_path, run, **numbers), own)
+            WORK[work](request(tmp_path, run, **numbers), own)
     assert calls.made == []
 
 
@@ -228,7 +228,7 @@ def introduce(
         ("sum_keys", "key of the sum"),
     ):
         calls.instead(name, result)
-    asked = request(tmp_path, run, "" if simulated else "imagefolder", sum="x")
+    asked = request(tmp_path, run, "" if simulated else "imagefolder", run_=run.digest, sum="x")
     payload, reported = WORK["introduction"](asked, own)
     assert payload is None
     node = asked.node
@@ -265,7 +265,7 @@ def test_a_site_without_a_frame_to_make_says_so_in_its_first_round(
 ) -> None:
     run, found = parse_run({"method": "fedavg", "classes": "x,y"}), features(False)
     calls.instead("load_site", found)
-    _, reported = WORK["introduction"](request(tmp_path, run), gate(calls))
+    _, reported = WORK["introduction"](request(tmp_path, run, run_=run.digest), gate(calls))
     assert set(reported) == {"fingerprint", "dimension", "simulated"}
     assert "let_out" not in calls.names()
 

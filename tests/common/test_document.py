@@ -73,6 +73,7 @@ NUMBERS = (0, 1, 2, 3, 7, 28, 1e-6, 0.25, 0.45, 1.0, 2.0, 16.0, 300)
 # Settings of no section whose digest changes although no plan does, and why.
 COMPUTED_WITH = {
     "seed": "sites draw by it",
+    "sites": "people sign whom a run asks, where it names them",
     "noise-seed": "simulated sites draw noise by it",
     "test-fraction": "it selects the records that train",
     "partition": "it selects the records of a site that shares a folder with others",
@@ -235,7 +236,8 @@ def check(base: Flat, key: str, value: Scalar) -> None:
         return
     section = key.rpartition(".")[0]
     read = section in ("features", *parse_run(base).method.reads)
-    assert key not in UNSIGNED or changed or key == "fedpft.public"
+    # Names of sites are signed, their number is not.
+    assert key not in UNSIGNED or changed or key in ("fedpft.public", "sites")
     assert changed or read or key in COMPUTED_WITH, f"{key} = {value!r} changes the digest alone"
 
 

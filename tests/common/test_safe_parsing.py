@@ -38,7 +38,7 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.tensors import Expectation, check_header
-from fedsurrogate.strategies.base.federation import Introduction, settle
+from fedsurrogate.strategies.base.introductions import Introduction, settle
 
 ROOT = Path(__file__).parents[2]
 # Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.

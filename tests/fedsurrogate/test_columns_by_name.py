@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import fedsurrogate as fs
 from fedsurrogate.common.backbones.backbone_names import with_columns
 from fedsurrogate.common.errors import DataError, FedSurrogateError
-from fedsurrogate.strategies.base.federation import Introduction, settle
+from fedsurrogate.strategies.base.introductions import Introduction, settle
 
 N = 120
 NAMES = ("age", "bmi", "heart rate", "\xe9l\xe9vation")

@@ -76,7 +76,9 @@ def with_policy(node: NodeConfig, text: str) -> NodeConfig:
 
 def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
     """The first message of a run, as the app passes it to the site."""
-    answer("introduction", to_record(None, {}), PRIVATE | settings, flower_run, node, "s")
+    run = PRIVATE | settings
+    asked = to_record(None, {"run": parse_run(run).digest})
+    answer("introduction", asked, run, flower_run, node, "s")
 
 
 def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
@@ -438,7 +440,9 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     }
     run = parse_run(many)
     check_work(run.plan.work(0, 0), PUBLIC_DATA, run.settings)
-    answer("introduction", to_record(None, {}), {"data": "digits"}, "1", node, "0")
+    digits = {"data": "digits"}
+    asked = to_record(None, {"run": parse_run(digits).digest})
+    answer("introduction", asked, digits, "1", node, "0")
     assert not (tmp_path / REQUESTS_FILE).exists()
 
 

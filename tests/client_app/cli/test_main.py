@@ -88,6 +88,21 @@ def test_the_ledger_fits_80_columns(
     assert first["flower_run"] in shown
 
 
+def test_the_rounds_of_a_run_are_one_row(
+    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Each states what the whole run costs: sixteen rows of epsilon 2 would look like 32."""
+    config = parse_node_config(parse_overrides([node]))
+    (charged,) = open_gate(config, "digits", "7").ledger.entries()
+    rounds = [charged | {"flower_run": "9", "round": at} for at in range(1, 17)]
+    table = cli.ledger_table([charged, *rounds, charged | {"flower_run": "9", "events": []}])
+    assert table.row_count == 3
+    monkeypatch.setattr(cli.console, "width", 200)
+    cli.console.print(table)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "16 rounds" in shown
+
+
 @pytest.mark.parametrize("more", [(), ("--open",)])
 def test_a_ledger_of_a_folder_that_is_not_there_is_refused(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
@@ -154,6 +169,11 @@ def test_a_policy_is_checked_and_explained(
     )
     assert site(monkeypatch, "policy", "check") == 0
     assert "without a policy file" in capsys.readouterr().out
+    file.write_text("without-dp = true\n")
+    assert site(monkeypatch, "policy", "check", str(file)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cannot be taken back: without-dp = true" in said
+    assert "it can have no private run" in said
     file.write_text("epsilon-total = 'much'\n")
     assert site(monkeypatch, "policy", "check", str(file)) == 1
     assert "epsilon-total = 'much': must be a number" in capsys.readouterr().err

@@ -36,9 +36,13 @@ from fedsurrogate.client_app.diagnostics.site_checks import (
 from fedsurrogate.client_app.features import site_features
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
+from fedsurrogate.client_app.governance.ledger import one_run
+from fedsurrogate.client_app.governance.release import entry
+from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.keys import dry_run
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.client_app.processes.supervisor import looked_at
+from fedsurrogate.common.errors import BudgetError, ConfigError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.common.settings.base import parse_overrides
@@ -356,6 +360,32 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(
     assert examined(strict)["ledger"].state == "FAIL"
     (tmp_path / "p.toml").write_text("epsilon-totl = 0.1")
     assert "epsilon-totl" in examined(strict)["policy"].found
+
+
+def test_what_a_looser_policy_cannot_take_back_is_said_before_anything_left(
+    hospital: NodeConfig, tmp_path: Path
+) -> None:
+    policy = tmp_path / "looser.toml"
+    policy.write_text("epsilon-total = 9.0\n")
+    own = hospital.model_copy(update={"policy": str(policy)})
+    assert examined(own)["policy"].state == "PASS"
+    policy.write_text("epsilon-total = 9.0\nwithout-dp = true\n")
+    found = examined(own)
+    assert (found["policy"].state, found["a run"].state) == ("WARN", "PASS")
+    assert "it can have no private run" in found["policy"].remedy
+    assert any("it can have no private run" in each for each in looked_at(own))
+    exact = parse_run(parse_overrides(['classes="a,b" backbone="pixels" image-size=8']))
+    open_gate(own, "imagefolder", "7").let_out(entry(exact, "7", MethodOutput(b"exact")))
+    # As it was said: doctor, ledger and gate now refuse for one reason, whatever the total.
+    policy.write_text("epsilon-total = 90.0\n")
+    gate, found = open_gate(own, "imagefolder", "8"), examined(own)
+    assert gate.closed()
+    assert found["a run"].state == "FAIL"
+    assert gate.closed() in found["a run"].found
+    assert gate.runs_left(one_run(gate.policy)) == 0
+    run = parse_run(parse_overrides([RUN]))
+    with pytest.raises(BudgetError, match=re.escape(gate.closed())):
+        gate.check_planned(entry(run, "8", MethodOutput(b"", run.mechanism)))
 
 
 @pytest.mark.parametrize(

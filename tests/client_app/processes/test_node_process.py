@@ -92,6 +92,25 @@ def test_a_node_that_ended_is_started_again_where_it_is_told_to() -> None:
     assert supervisor.FIRST_PAUSE > 0.1, "the pause is the one that is given"
 
 
+@pytest.mark.parametrize("slept", [0.0, 30.0, 3600.0])
+def test_a_hospital_that_slept_is_told(slept: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, clock = list[str](), iter([10.0, 10.0])
+
+    def asleep() -> float:
+        # A machine cannot sleep in a test.
+        return next(clock, 10.0 + slept)
+
+    def look() -> list[Finding]:
+        if len(lines) > 3 or not slept:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return [WRONG]
+
+    monkeypatch.setattr(supervisor, "_asleep", asleep)
+    Supervisor(commands("x", look), lambda _, line: lines.append(line), 0.1).run()
+    told = [line for line in lines if "was asleep for 60 min" in line]
+    assert len(told) == (slept == 3600.0), "once"
+
+
 def test_the_node_waits_for_data_and_its_link_is_that_of_its_own_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.own_account import ARGUMENTS, SETTINGS
-from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, Child, site_commands
+from fedsurrogate.client_app.processes.supervisor import NODE_MODULE, TWIN, Child, site_commands
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.settings.base import parse_overrides
@@ -246,6 +246,16 @@ def test_a_coordinator_that_is_not_there_yet_is_waited_for(start: Start) -> None
     assert site.written.index("is it running?") < site.written.index("SuperNode ID")
 
 
+def test_a_site_whose_key_is_connected_elsewhere_waits_as_it_says(start: Start) -> None:
+    site = start(["Starting Runtime API", "Failed to activate SuperNode", "exit"], [WELL])
+    site.await_text(f"join: {TWIN}; next attempt in", 4)
+    assert site.process.poll() is None, "more attempts than of a SuperNode that cannot start"
+    own = [line for line in site.written.splitlines() if line.startswith("join: ")]
+    assert all(line.startswith(f"join: {TWIN}; next attempt in") for line in own)
+    site.process.send_signal(signal.SIGTERM)
+    assert site.process.wait(PATIENCE) == 0
+
+
 def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) -> None:
     doubt = ["key", "WARN", "no key of this site is given", "give --auth-supernode-private-key"]
     site = start(["Starting Runtime API", "some reason", "exit"], [[doubt]])
@@ -254,6 +264,7 @@ def test_a_supernode_that_cannot_start_ends_it_with_what_it_wrote(start: Start) 
     assert "some reason" in error
     assert "key: no key of this site is given; give --auth-supernode-private-key" in error
     assert site.written.count("node: some reason") == 3
+    assert "Ctrl-C" not in site.written, "nobody has pressed it"
 
 
 def test_what_a_process_writes_cannot_steer_the_terminal() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from flwr.app import RecordDict
+from typer.main import get_command
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
-from fedsurrogate.server_app.deployment.submit import ended
+from fedsurrogate.server_app.cli.main import app
+from fedsurrogate.server_app.deployment.submit import ended, options_of
 from fedsurrogate.server_app.monitoring.watch import summary
 from fedsurrogate.server_app.runs.reader import LiveRun, run_folders
 from fedsurrogate.server_app.runs.writer import RunWriter
@@ -48,6 +50,27 @@ def test_a_failed_run_shows_the_command_that_continues_it(tmp_path: Path, comple
     again = run_federation(tmp_path, sites(2), **typed)
     assert metrics_of(again)["status"] == "ok"
     assert [each["round"] for each in metrics_of(again)["rounds"]] == [1, 2, 3]
+
+
+def test_the_command_names_the_superlink_and_the_end_is_no_state_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    """What is printed can be typed: the program itself reads it."""
+    broken = InProcessGrid(sites(2), {1: Fault(reply=RecordDict.clear)})
+    with pytest.raises(RunError):
+        run_federation(tmp_path, broken, **SHORT)
+    (folder,) = run_folders(tmp_path / "runs")
+    at = options_of("fl.example.org:9093", tmp_path / "ca.crt")
+    # A SuperLink that was restarted may list an ended run so.
+    first, *_, last = str(ended(folder, "running", at)).splitlines()
+    assert first.startswith("the run ended as failed: ")
+    program, word, *typed = shlex.split(last.partition(": ")[2])
+    assert (program, word) == ("coordinator", "run")
+    command = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    read = command.make_context("run", typed).params
+    assert read["control"] == "fl.example.org:9093"
+    assert Path(read["root_certificates"]) == tmp_path / "ca.crt"
+    assert parse_overrides(list(read["run_config"]))["method"] == "fedavg"
 
 
 @pytest.mark.parametrize("late", [0.0, 0.7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsurrogate as fs
-from fedsurrogate.common.errors import FedSurrogateError
+from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.identity import normal
-from fedsurrogate.strategies.base.federation import Introduction, other_truths, settle
+from fedsurrogate.strategies.base.introductions import Introduction, other_truths, settle
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -56,14 +57,23 @@ names = st.sampled_from(["0", "1", "True", "False", "yes", "Yes", "no", "mild", 
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.integers(0, 9), st.lists(names, min_size=1, max_size=3, unique=True)))
-def test_those_that_stay_agree_and_one_stays(classes: dict[int, list[str]]) -> None:
-    gone = other_truths(classes)
-    kept = {node: own for node, own in classes.items() if node not in gone}
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdefghij"), st.lists(names, min_size=1, max_size=3, unique=True)
+    )
+)
+def test_those_that_stay_agree_and_one_stays(classes: dict[str, list[str]]) -> None:
+    try:
+        gone = other_truths(classes)
+    except RunError:
+        kinds = Counter(tuple(sorted(own)) for own in classes.values()).values()
+        assert list(kinds).count(max(kinds)) > 1, "only in a tie"
+        return
+    kept = {name: own for name, own in classes.items() if name not in gone}
     assert bool(kept) == bool(classes)
     assert not other_truths(kept)
     # Whoever has a class beside yes and no stays.
-    assert all({"mild", "2"}.isdisjoint(map(normal, classes[node])) for node in gone)
+    assert all({"mild", "2"}.isdisjoint(map(normal, classes[name])) for name in gone)
 
 
 def test_rounds_begin_without_the_site_that_writes_other_words() -> None:

@@ -22,7 +22,8 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies import strategy_of
 from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
-from fedsurrogate.strategies.base.federation import Federation, Group
+from fedsurrogate.strategies.base.federation import Federation
+from fedsurrogate.strategies.base.introductions import Group
 from fedsurrogate.strategies.base.outcome import (
     DOWNSTREAM,
     DOWNSTREAM_LIMITS,

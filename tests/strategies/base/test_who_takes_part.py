@@ -20,7 +20,7 @@ from fedsurrogate.common.security.registrations import (
     read_table,
     write_table,
 )
-from fedsurrogate.strategies.base.federation import Introduction, introduction, misfits, settle
+from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
 from fedsurrogate.strategies.base.outcome import (
     NOT_REGISTERED,
     Outcome,
@@ -202,10 +202,18 @@ def test_the_largest_group_with_one_backbone_takes_part(
         node: Introduction(f"s{node}", kind, dimension, tuple(classes), f"{node}", False)
         for node, (kind, dimension, classes) in sites.items()
     }
-    group, others = settle(introduced, wanted, fingerprint)
     fitting = Counter(
         (kind, dimension) for kind, dimension, _ in sites.values() if kind == (fingerprint or kind)
     )
+    if list(fitting.values()).count(max(fitting.values(), default=0)) > 1:
+        with pytest.raises(RunError) as found:
+            settle(introduced, wanted, fingerprint)
+        for node, (kind, dimension, _) in sites.items():
+            fits = (kind, dimension) in fitting
+            assert (f"s{node}" in str(found.value)) == fits, "all kinds and sites are named"
+            assert not fits or f"{kind} of dimension {dimension}" in str(found.value)
+        return
+    group, others = settle(introduced, wanted, fingerprint)
     assert set(group.nodes.values()) | others.keys() == sites.keys()
     assert not set(group.nodes.values()) & others.keys()
     if not fitting:
@@ -220,34 +228,34 @@ def test_the_largest_group_with_one_backbone_takes_part(
     assert group.keys == {f"s{node}": f"{node}" for node in members}
     every = {name for node in members for name in sites[node][2]}
     assert group.classes == (wanted or tuple(sorted(every)))
-    # Two groups of one size: not who answers first decides.
     backwards = dict(reversed(introduced.items()))
     assert settle(backwards, wanted, fingerprint) == (group, others)
+    if len(fitting) == 1:
+        assert settle(introduced, wanted, fingerprint, private=True) == (group, others)
+    else:
+        with pytest.raises(RunError, match="nothing is charged"):
+            settle(introduced, wanted, fingerprint, private=True)
 
 
 KINDS = st.tuples(st.sampled_from("ab"), st.sampled_from([4, 8]), st.sampled_from([("x",), ("y",)]))
 
 
 @settings(max_examples=100)
-@given(st.dictionaries(st.integers(1, 8), st.tuples(KINDS, st.integers(0, 9)), max_size=8))
-def test_surrogates_of_the_most_common_kind_fit(sites: dict[int, Any]) -> None:
-    kinds = {node: kind for node, (kind, _) in sites.items()}
-    records = {node: number for node, (_, number) in sites.items()}
-    unfit = misfits(kinds, records)
-    fitting = {kind for node, kind in kinds.items() if node not in unfit}
-    assert len(fitting) == bool(sites)
-    for kind in fitting:
-        own = [node for node, each in kinds.items() if each == kind]
-        weight = (len(own), sum(records[node] for node in own))
-        assert not set(own) & unfit.keys()
-        for other in set(kinds.values()):
-            nodes = [node for node, each in kinds.items() if each == other]
-            assert weight >= (len(nodes), sum(records[node] for node in nodes))
-    for node, reason in unfit.items():
+@given(st.dictionaries(st.sampled_from("abcdefgh"), KINDS, max_size=8))
+def test_surrogates_of_the_most_common_kind_fit(kinds: dict[str, Any]) -> None:
+    counts = Counter(kinds.values())
+    if list(counts.values()).count(max(counts.values(), default=0)) > 1:
+        with pytest.raises(RunError, match="who is wrong cannot be told"):
+            misfits(kinds)
+        return
+    unfit = misfits(kinds)
+    fitting = {kind for name, kind in kinds.items() if name not in unfit}
+    assert fitting == {kind for kind, _ in counts.most_common(1)}
+    for name, reason in unfit.items():
         (kind,) = fitting
         text = ("fingerprint", "dimension", "classes")
-        assert text[next(i for i in range(3) if kinds[node][i] != kind[i])] in reason
-    assert misfits(dict(reversed(kinds.items())), records) == unfit, "whoever answers first"
+        assert text[next(i for i in range(3) if kinds[name][i] != kind[i])] in reason
+    assert misfits(dict(reversed(kinds.items()))) == unfit, "whoever answers first"
 
 
 GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a", "b"]'}
