@@ -98,6 +98,12 @@ def place_in(name: str) -> str:
     return model if library == "onnx" else ""
 
 
+def with_absolute_place(name: str) -> str:
+    """The name with its folder or file from the root, for processes with another working folder."""
+    place = place_in(name)
+    return name.removesuffix(place) + str(Path(place).expanduser().absolute()) if place else name
+
+
 def _functions(files: Iterable[Path]) -> tuple[list[str], str]:
     """Names of the functions in source files that build a model, and the text of the files."""
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(files))

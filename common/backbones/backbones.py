@@ -43,6 +43,7 @@ class Backbone:
     fingerprint: hash of name, weights, preprocessing and output dimension; independent of device,
     file and precision of the stored weights. dim: 0 for pixels of images that keep their size; the
     images then determine it, and `fingerprint_at` tells images of one size from those of another.
+    built: the network and its pooling, where files decide them.
     """
 
     name: str
@@ -51,6 +52,19 @@ class Backbone:
     preprocess: Preprocessing | OwnTransform
     forward: Callable[[Tensor], Tensor]
     device: torch.device
+    built: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """What was built, the preprocessing of its images, and the dimension of its features."""
+        own = self.preprocess
+        if not isinstance(own, Preprocessing) or not own.crop:
+            return self.built
+        mean, std = (",".join(f"{each:g}" for each in values) for values in (own.mean, own.std))
+        return (
+            f"{self.built}images of {own.crop} px ({own.interpolation}, mean {mean}, std {std}), "
+            f"{self.dim} features, "
+        )
 
     def fingerprint_at(self, dimension: int) -> str:
         """The fingerprint of features of this dimension."""
@@ -110,7 +124,16 @@ def load_backbone(
         preprocessing,
         forward,
         target,
+        _built(network),
     )
+
+
+def _built(network: LoadedNetwork) -> str:
+    """The network that files describe, in words; empty where the name says all."""
+    if not isinstance(network.identity, tuple):
+        return ""
+    pooling = network.pooling or getattr(network.model, "global_pool", "")
+    return f"{network.identity[0]}, {f'pooling {pooling}, ' if pooling else ''}"
 
 
 def load_network(

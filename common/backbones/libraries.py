@@ -307,7 +307,7 @@ def _positions(model: Any, given: Weights, registers: int, decided: int) -> dict
     count, patches = stored.shape[1], model.patch_embed.num_patches
     alone = math.isqrt(count) ** 2 == count or "register_tokens" in given
     args = {"no_embed_class": True} if alone and not model.no_embed_class else {}
-    if not decided and not model.dynamic_img_size:
+    if not decided:
         own = count if math.isqrt(count) ** 2 == count else count - 1 - registers
         own = count - 1 if "register_tokens" in given else own
         side, wanted = math.isqrt(own), model.patch_embed.patch_size[0]

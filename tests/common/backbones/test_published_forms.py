@@ -117,6 +117,11 @@ def test_a_folder_of_timm_gives_the_features_of_timm(
     found = load_backbone(f"timm:local-dir:{tmp_path}", device="cpu")
     preset = timm.data.create_transform(**DATA, is_training=False)
     same(found, picture, model, preset)
+    pooling = "avg" if "fc_norm" in options else "token"
+    assert found.in_words == (
+        f"timm:{VIT}, pooling {pooling}, images of 32 px (bicubic, mean 0.7,0.6,0.5, std 0.2,0.3,0.25), "
+        "24 features, "
+    )
     if not left_out:
         oracle = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
         same(found, picture, oracle, preset)
