@@ -18,7 +18,7 @@ from .backbone_names import FORMS
 from .hugging_face import hugging_face_network
 from .libraries import open_clip_network, stored_files, timm_network, torchvision_network
 from .model_folders import files_of
-from .networks import USUAL, BackboneOptions, LoadedNetwork, Pooled, Request
+from .networks import USUAL, BackboneOptions, LoadedNetwork, NetworkRequest, Pooled
 from .onnx_graphs import onnx_network
 from .preprocessing import OwnTransform, Preprocessing
 from .weight_files import first_sentence, kept_weights, load_weights, read_weights
@@ -153,7 +153,7 @@ def load_network(
     if files.weights is None and not options.download:
         files = stored_files(name)
     weights = {} if files.weights is None or library == "onnx" else read_weights(files.weights)
-    request = Request(model_name, files, weights, image_size, options)
+    request = NetworkRequest(model_name, files, weights, image_size, options)
     try:
         network = _LIBRARIES[library](request)
     except ImportError as error:

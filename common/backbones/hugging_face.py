@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import BackboneError
 from .model_folders import Files
-from .networks import LoadedNetwork, Pooling, Request
+from .networks import LoadedNetwork, NetworkRequest, Pooling
 from .preprocessing import Preprocessing
 from .weight_files import Weights, network_part
 
@@ -45,7 +45,7 @@ STEPS = ("resize", "rescale", "normalize")
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
-def hugging_face_network(request: Request) -> LoadedNetwork:
+def hugging_face_network(request: NetworkRequest) -> LoadedNetwork:
     """A vision transformer of the transformers library. Raises BackboneError, PackageError."""
     from timm.layers import SwiGLUPacked
     from timm.models import VisionTransformer

@@ -22,7 +22,7 @@ from ..errors import BackboneError
 from ..extras import needed_for
 from .backbone_names import HUB, LOCAL, WEIGHTS_IN_FOLDERS
 from .model_folders import Files, missing_files
-from .networks import LoadedNetwork, Request
+from .networks import LoadedNetwork, NetworkRequest
 from .preprocessing import Preprocessing
 from .weight_files import Weights, first_sentence, network_part
 
@@ -57,7 +57,7 @@ def published_weights(model_name: str) -> Any:
     return published[first] if first in published.__members__ else published.DEFAULT
 
 
-def torchvision_network(request: Request) -> LoadedNetwork:
+def torchvision_network(request: NetworkRequest) -> LoadedNetwork:
     """A classifier of torchvision without its last linear layer. Raises BackboneError, PackageError."""
     model_name = request.model
     with needed_for(f"backbone = 'torchvision:{model_name}'"):
@@ -92,7 +92,7 @@ def torchvision_network(request: Request) -> LoadedNetwork:
     return LoadedNetwork(model, preprocessing, head=(head[-1] + ".",))
 
 
-def open_clip_network(request: Request) -> LoadedNetwork:
+def open_clip_network(request: NetworkRequest) -> LoadedNetwork:
     """The image tower of a model of open_clip. Raises BackboneError, PackageError."""
     model_name = request.model
     import open_clip
@@ -130,7 +130,7 @@ def open_clip_network(request: Request) -> LoadedNetwork:
     return LoadedNetwork(clip.visual, _clip_preprocessing(config))
 
 
-def _clip_of_folder(request: Request) -> LoadedNetwork:
+def _clip_of_folder(request: NetworkRequest) -> LoadedNetwork:
     """The image tower alone: its text tower may need a package, and files, that a site has not."""
     from open_clip import CustomTextCLIP
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
@@ -179,7 +179,7 @@ def _clip_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     )
 
 
-def timm_network(request: Request) -> LoadedNetwork:
+def timm_network(request: NetworkRequest) -> LoadedNetwork:
     """A model of timm without its classifier. Raises BackboneError, PackageError."""
     name, files = request.model, request.files
     import timm
@@ -253,7 +253,7 @@ def _filtered(filters: Any, model: nn.Module, weights: dict[str, Tensor]) -> Wei
     return converted
 
 
-def _seen(model: nn.Module, request: Request, configured: bool) -> dict[str, Any]:
+def _seen(model: nn.Module, request: NetworkRequest, configured: bool) -> dict[str, Any]:
     """Arguments of timm that the run and the weights ask for, and the model does not have."""
     from timm.models import VisionTransformer
 

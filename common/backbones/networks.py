@@ -52,7 +52,7 @@ def options_of(features: FeaturesSettings, download: bool = True) -> BackboneOpt
 
 
 @dataclass(frozen=True)
-class Request:
+class NetworkRequest:
     """A network that a library is asked for.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import BackboneError
 from ..extras import needed_for
-from .networks import LoadedNetwork, Request
+from .networks import LoadedNetwork, NetworkRequest
 from .preprocessing import Preprocessing
 from .weight_files import first_sentence
 
@@ -92,7 +92,7 @@ class OnnxGraph(nn.Module):
         return torch.from_numpy(found)
 
 
-def onnx_network(request: Request) -> LoadedNetwork:
+def onnx_network(request: NetworkRequest) -> LoadedNetwork:
     """A network in an ONNX file. Raises BackboneError, PackageError."""
     file, options = request.files.weights, request.options
     assert file is not None

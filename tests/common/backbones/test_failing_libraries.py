@@ -18,7 +18,7 @@ from torchvision import models
 
 from fedsurrogate.common.backbones import backbones, own_backbones
 from fedsurrogate.common.backbones.backbones import load_backbone, load_network
-from fedsurrogate.common.backbones.networks import LoadedNetwork, Request
+from fedsurrogate.common.backbones.networks import LoadedNetwork, NetworkRequest
 from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, PackageError
@@ -50,7 +50,7 @@ class Failing(nn.Module):
 def test_a_model_that_cannot_take_an_image_is_refused_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, error: BaseException | None, reason: str
 ) -> None:
-    def tiny(request: Request) -> LoadedNetwork:
+    def tiny(request: NetworkRequest) -> LoadedNetwork:
         assert (request.model, dict(request.weights)) == ("net", {})
         return LoadedNetwork(Failing(error), Preprocessing(8, 8))
 
@@ -60,7 +60,7 @@ def test_a_model_that_cannot_take_an_image_is_refused_with_its_reason(
 
 
 def test_a_package_that_a_library_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(request: Request) -> LoadedNetwork:
+    def lacking(request: NetworkRequest) -> LoadedNetwork:
         raise ImportError("No module named 'transformers'")
 
     monkeypatch.setitem(backbones._LIBRARIES, "open_clip", lacking)
