@@ -73,7 +73,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "common/backbones/backbone_names.py:check_weights_file",
         "common/metrics_page.py:expiry",
         "common/backbones/backbones.py:_check_archive",
-        "common/backbones/backbones.py:read_weights",
+        "common/backbones/weight_files.py:read_weights",
         "server_app/sweep.py:_done_before",
         "server_app/monitoring/mlflow_runs.py:_log_sweep",
         "strategies/pooling/class_means.py:map_with_words",

@@ -122,7 +122,13 @@ class NodeConfig(Section):
     )
     weights_path: str = Field(
         "",
-        description="File of the backbone's weights at this site; empty downloads the library's.",
+        description="File of the backbone's weights at this site, or folder with them and their "
+        "configuration; empty for those that its library has fetched here before.",
+    )
+    download_weights: bool = Field(
+        False,
+        description="Whether weights of a backbone that are not on this machine are fetched from where "
+        "they are published. Simulated sites always may.",
     )
     backbone: Annotated[
         str, AfterValidator(_is_reference), Range("empty, or python:PACKAGE.MODULE:FUNCTION")

@@ -124,6 +124,8 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
     )
 
 
+# The package that builds a backbone, by what stands before its colon, where that has another name.
+BUILT_BY = {"hf": "timm", "onnx": "onnxruntime"}
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.
 OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
@@ -154,6 +156,7 @@ def packages_for(
     if data in OF_DATA:
         yield OF_DATA[data], f"data = {data!r}"
     library = settings.backbone.partition(":")[0]
+    library = BUILT_BY.get(library, library)
     # Stored features need no backbone, nor do the labels that a survey counts.
     if library in EXTRAS and data != "safetensors" and settings.counting.kind != "survey":
         yield library, f"backbone = {settings.backbone!r}"

@@ -20,6 +20,7 @@ from fedsurrogate.client_app.datasets.dicom_pixels import open_single
 from fedsurrogate.client_app.datasets.images import as_rgb, open_rgb
 from fedsurrogate.client_app.datasets.left_out import described, ends_process, printable
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
+from fedsurrogate.common.backbones.networks import USUAL, BackboneOptions
 from fedsurrogate.common.backbones.own_backbones import OwnModule, Transform, own_backbone
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import ConfigError, DataError, PackageError
@@ -272,6 +273,7 @@ def features(
     image_size: int = 0,
     device: str = "auto",
     batch_size: int = 64,
+    options: BackboneOptions = USUAL,
 ) -> Tensor:
     """Features of images.
 
@@ -287,6 +289,7 @@ def features(
             unchanged pixels.
         device: that computes, such as "cpu", "cuda" or "auto".
         batch_size: images that the backbone takes at once.
+        options: what no file says of a backbone by name.
 
     Returns:
         Features (n, d), float32.
@@ -301,7 +304,7 @@ def features(
         >>> tuple(features(images, "pixels").shape)
         (3, 64)
     """
-    take, forward = _parts(backbone, weights_path, image_size, device)
+    take, forward = _parts(backbone, weights_path, image_size, device, options)
     return _computed(images, take, forward, batch_size)[0]
 
 
@@ -313,6 +316,7 @@ def labelled_features(
     image_size: int = 0,
     device: str = "auto",
     batch_size: int = 64,
+    options: BackboneOptions = USUAL,
 ) -> tuple[Tensor, list[str]]:
     """Features and class names of a data set, in one pass.
 
@@ -323,6 +327,7 @@ def labelled_features(
         image_size: as in `features`.
         device: as in `features`.
         batch_size: as in `features`.
+        options: as in `features`.
 
     Returns:
         Features (n, d), float32, and class names (n,).
@@ -338,7 +343,7 @@ def labelled_features(
         >>> tuple(x.shape), names
         ((2, 64), ['nevus', 'melanoma'])
     """
-    parts = _parts(backbone, weights_path, image_size, device)
+    parts = _parts(backbone, weights_path, image_size, device, options)
     x, labels = _of_pairs(data, parts, batch_size)
     return x, labels.names
 
@@ -417,6 +422,7 @@ def _parts(
     weights_path: str = "",
     image_size: int = 0,
     device: str = "auto",
+    options: BackboneOptions = USUAL,
 ) -> Parts:
     """What a record becomes, and what a batch of these becomes."""
     if backbone is None:
@@ -425,11 +431,15 @@ def _parts(
         return _of_module((backbone, None), image_size)
     if backbone in _own:
         return _of_module(_own[backbone], image_size)
-    return _of_backbone(backbone_of(backbone, weights_path, image_size, device))
+    return _of_backbone(backbone_of(backbone, weights_path, image_size, device, options))
 
 
 def backbone_of(
-    name: str, weights_path: str = "", image_size: int = 0, device: str = "auto"
+    name: str,
+    weights_path: str = "",
+    image_size: int = 0,
+    device: str = "auto",
+    options: BackboneOptions = USUAL,
 ) -> Backbone:
     """A backbone of the product, or a function in Python that makes one.
 
@@ -438,6 +448,7 @@ def backbone_of(
         weights_path: as in `features`.
         image_size: as in `features`.
         device: as in `features`.
+        options: as in `features`.
 
     Raises:
         BackboneError: for a backbone that cannot be loaded.
@@ -445,7 +456,7 @@ def backbone_of(
     """
     if is_own(name):
         return own_backbone(name, image_size, device)
-    return load_backbone(name, str(weights_path), image_size, device)
+    return load_backbone(name, str(weights_path), image_size, device, options)
 
 
 def computed(images: Images, backbone: Backbone, batch_size: int = 64) -> Tensor:

@@ -17,6 +17,7 @@ from fedsurrogate._targets import answers, is_of_target, predictions, score
 from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -269,9 +270,9 @@ class ImageModel(Model):
         self.manifest.check_of_images("this model in Python")
         if self._backbone is None:
             run, (weights_path, device) = self.manifest.run_config(), self._place
-            loaded = backbone_of(
-                run.settings.backbone, weights_path, run.settings.image_size, device
-            )
+            own = run.settings
+            options = options_of(own.features)
+            loaded = backbone_of(own.backbone, weights_path, own.image_size, device, options)
             wanted = self.manifest.fingerprint
             if (
                 fingerprint := with_power(

@@ -26,12 +26,14 @@ from fedsurrogate._inputs import class_names, flat_settings, is_whole, shown
 from fedsurrogate._model import Model
 from fedsurrogate._targets import target_in, with_target_columns
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, check_columns
+from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.errors import ConfigError, DataError, RunError
 from fedsurrogate.common.identity import check_one_truth
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.method import Kind
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings import Settings
+from fedsurrogate.common.settings.base import Scalar, parse_settings
 from fedsurrogate.common.surrogates.surrogates import in_class_order
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.server_app.deployment.submit import OnEvent
@@ -50,6 +52,7 @@ from fedsurrogate.server_app.trial_process import Start
 Pair = tuple[Array, Array]
 # Settings with which features are computed here.
 OF_BACKBONE = ("weights_path", "image_size", "device")
+STATED = ("features__mean", "features__std", "features__pooling")
 
 
 @dataclass(frozen=True, repr=False)
@@ -335,6 +338,8 @@ def gather(
             "sites and data both hold records; give a number of sites with data, or the sites alone"
         )
     options = {key: value for key, value in settings.items() if key in OF_BACKBONE}
+    stated = {key.replace("__", "."): each for key, each in settings.items() if key in STATED}
+    options["options"] = options_of(parse_settings(Settings, stated).features)
     entries = [data] if isinstance(sites, int) else list(sites)
     listed = settings.get("classes")
     classes = () if listed is None or isinstance(listed, str) else class_names(listed)

@@ -13,7 +13,7 @@ from torch import nn
 from fedsurrogate._arrays import data_frame
 from fedsurrogate._images import Images
 from fedsurrogate._inputs import check, flat_settings, is_whole, shown, writing
-from fedsurrogate._simulation import OF_BACKBONE, Pair, Simulation, gather
+from fedsurrogate._simulation import OF_BACKBONE, STATED, Pair, Simulation, gather
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.report.plots.sweep import draw_sweep
@@ -172,7 +172,7 @@ def sweep(
     resume, workers = fixed.pop("resume", None), _workers(fixed.pop("workers", 1))
     trials = combinations(_values(grid), _listed(seeds))
     _check_grid(grid or {}, trials, sites)
-    varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE})
+    varies = bool(set(grid or {}) & {"backbone", *OF_BACKBONE, *STATED})
 
     def flat(varied: Varied) -> dict[str, Scalar]:
         given = merged(fixed, varied)

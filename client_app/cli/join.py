@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..diagnostics.findings import Link
     from ..node_config import NodeConfig
 
-FILES = ("policy", "peers", "weights-path")
+FILES = ("policy", "peers")
 
 
 def join(

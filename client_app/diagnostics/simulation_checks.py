@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_network
 from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.costs import check_payload
 from fedsurrogate.common.data_report import DataReport, merged
 from fedsurrogate.common.errors import DataError
@@ -102,7 +103,9 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         and not run.settings.weights_path
         and ":" in run.settings.backbone
     ):
-        load_network(run.settings.backbone, image_size=run.settings.image_size)
+        stated = run.settings
+        options = options_of(stated.features)
+        load_network(stated.backbone, image_size=stated.image_size, options=options)
     return remarks
 
 

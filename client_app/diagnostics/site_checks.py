@@ -389,7 +389,7 @@ def _backbone(
         check_dimension(backbone)
     dimension = backbone.dim or _first_dimension(part, backbone)
     own = with_power(backbone.fingerprint_at(dimension), run.power)
-    facts = f"{run.settings.backbone}, fingerprint {own}"
+    facts = f"{run.settings.backbone}, {backbone.in_words}fingerprint {own}"
     return _same(own, run, fingerprint, facts) if fingerprint else ("PASS", facts, "")
 
 

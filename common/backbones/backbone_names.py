@@ -12,10 +12,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import LONGEST_FINGERPRINT, BackboneError, DataError
-from ..extras import check_installed, is_installed
+from ..extras import BUILT_BY, check_installed, is_installed
 from ..identity import normal
 
-FORMS = "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG' or 'timm:MODEL'"
+FORMS = (
+    "'pixels', 'pixels:rgb', 'torchvision:MODEL', 'open_clip:MODEL/TAG', 'timm:MODEL', 'hf:OWNER/NAME', "
+    "'onnx:FILE'; after 'timm:' and 'open_clip:' also 'hf-hub:OWNER/NAME' and 'local-dir:FOLDER'"
+)
+# What follows a library's name where a repository of the Hugging Face hub, or a folder with the files
+# of one, says what the backbone is.
+HUB, LOCAL = "hf-hub:", "local-dir:"
+# Names of files of weights in such a folder, the first found counts.
+WEIGHTS_IN_FOLDERS = {
+    "timm": ("model.safetensors", "pytorch_model.bin"),
+    "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    "hf": ("model.safetensors", "pytorch_model.bin"),
+}
 # Backbones whose dimension depends on the image size unless image-size is set.
 OF_IMAGE_SIZE = ("pixels", "pixels:rgb")
 # The backbone that each site names in its own settings: code of a site, which no setting of a run
@@ -38,10 +50,12 @@ def check_backbone_name(name: str, required: bool = True) -> None:
     library, _, model = name.partition(":")
     if name in WITHOUT_LIBRARY:
         return
-    if library not in LIBRARIES or not model:
+    if library not in (*LIBRARIES, *BUILT_BY) or not model:
         raise BackboneError(f"backbone = {name!r} is unknown; use {FORMS}")
     if required:
-        check_installed(library, f"backbone = {name!r}")
+        check_installed(BUILT_BY.get(library, library), f"backbone = {name!r}")
+    if is_of_hub(name) or place_in(name):
+        return
     spec = find_spec(library) if is_installed(library) else None
     if spec is None or spec.origin is None:
         return
@@ -57,6 +71,37 @@ def check_backbone_name(name: str, required: bool = True) -> None:
         raise BackboneError(
             f"backbone = {name!r}: {library} has no model {model!r}{_similar(plain, known)}"
         )
+
+
+def is_of_hub(name: str) -> bool:
+    """Whether a backbone is a repository of the Hugging Face hub.
+
+    Example:
+        >>> is_of_hub("timm:hf-hub:MahmoodLab/UNI"), is_of_hub("hf:microsoft/rad-dino")
+        (True, True)
+    """
+    library, _, model = name.partition(":")
+    of_hub = library in WEIGHTS_IN_FOLDERS and model.startswith(HUB)
+    return of_hub or (library == "hf" and not model.startswith(LOCAL))
+
+
+def place_in(name: str) -> str:
+    """The folder or file in the name of a backbone; empty where its name has none.
+
+    Example:
+        >>> place_in("timm:local-dir:/models/uni"), place_in("onnx:net.onnx"), place_in("timm:vit")
+        ('/models/uni', 'net.onnx', '')
+    """
+    library, _, model = name.partition(":")
+    if library in WEIGHTS_IN_FOLDERS and model.startswith(LOCAL):
+        return model.removeprefix(LOCAL)
+    return model if library == "onnx" else ""
+
+
+def with_absolute_place(name: str) -> str:
+    """The name with its folder or file from the root, for processes with another working folder."""
+    place = place_in(name)
+    return name.removesuffix(place) + str(Path(place).expanduser().absolute()) if place else name
 
 
 def _functions(files: Iterable[Path]) -> tuple[list[str], str]:
@@ -86,10 +131,17 @@ def _similar(name: str, known: Iterable[str]) -> str:
 
 
 def check_weights_file(path: Path) -> None:
-    """Raise BackboneError unless `path` is a file that begins as safetensors or torch write it;
-    reads only its header.
+    """Raise BackboneError unless `path` is a file that begins as safetensors or torch write it, or a
+    folder with one; reads only its header.
     """
     shown, allowed = f"weights-path = '{path}'", "a .safetensors file or a torch state dict"
+    if path.suffix == ".onnx" and path.is_file():
+        return
+    names = {name for names in WEIGHTS_IN_FOLDERS.values() for name in names}
+    if found := [path / name for name in sorted(names) if (path / name).is_file()]:
+        for each in found:
+            check_weights_file(each)
+        return
     try:
         with path.open("rb") as file:
             start = file.read(4)

@@ -13,21 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from ..errors import BackboneError, ConfigError, PackageError
 from ..models.devices import pick_device
 from .backbone_names import OWN_BACKBONE
-from .backbones import (
-    Backbone,
-    fingerprint_of,
-    frozen_forward,
-    kept_weights,
-    published_weights,
-    read_weights,
-)
+from .backbones import ON_CPU, ON_GPU, Backbone, dimension_of, fingerprint_of, frozen_forward
+from .libraries import published_weights
 from .preprocessing import OwnTransform, Preprocessing
+from .weight_files import kept_weights, read_weights
 
 # Names that classification heads have in the weights of torchvision and timm models.
 HEADS = (
@@ -88,11 +82,6 @@ Transform = Callable[[Any], Any]
 OwnModule = tuple[nn.Module, Transform | None]
 
 FORM = "python:PACKAGE.MODULE:FUNCTION"
-# Width and height of the images that an own backbone is tried with.
-PROBES = ((96, 64), (50, 120))
-# Largest relative change of a feature by another image in the batch: rounding on a CPU, and in
-# bfloat16 on a GPU.
-ON_CPU, ON_GPU = 1e-4, 5e-2
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -162,7 +151,9 @@ def own_backbone(reference: str, image_size: int = 0, device: str = "auto") -> B
         weights = _weights(network)
         identity = (reference, _digest_of_sources(reference), ADDRESS.sub("", repr(network)))
         forward = frozen_forward(network.to(memory_format=torch.channels_last).to(target), target)
-        dim = _dimension(reference, forward, preprocess, ON_CPU if target.type == "cpu" else ON_GPU)
+        dim = dimension_of(
+            reference, forward, preprocess, ON_CPU if target.type == "cpu" else ON_GPU
+        )
         seen = preprocess if isinstance(preprocess, Preprocessing) else "own transform"
         return Backbone(
             OWN_BACKBONE,
@@ -216,44 +207,6 @@ def _weights(network: nn.Module) -> dict[str, Tensor]:
             f"{name}.{key}".lstrip("."): torch.as_tensor(value) for key, value in plain.items()
         }
     return tensors
-
-
-def _dimension(
-    reference: str,
-    forward: Callable[[Tensor], Tensor],
-    preprocess: Callable[[Image.Image], Tensor],
-    tolerance: float,
-) -> int:
-    """The dimension of the features, from two images of noise, with the checks of `own_backbone`."""
-    random = np.random.default_rng(0)
-    images = [
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        for width, height in PROBES
-    ]
-    inputs = [preprocess(image) for image in images]
-    if inputs[0].shape != inputs[1].shape:
-        raise BackboneError(
-            f"backbone = {reference!r}: its transform returns {tuple(inputs[0].shape)} and "
-            f"{tuple(inputs[1].shape)} for images of two sizes; it must resize all images to one "
-            "size"
-        )
-    alone, together, again = (
-        forward(inputs[0][None]),
-        forward(torch.stack(inputs)),
-        forward(inputs[0][None]),
-    )
-    if alone.ndim != 2 or together.shape != (2, alone.shape[1]):
-        raise BackboneError(
-            f"backbone = {reference!r} returns shape {tuple(together.shape)} for two images; it "
-            "must be (2, d)"
-        )
-    size = float(alone.norm()) + 1e-12
-    if max(float((other - alone).norm()) for other in (together[:1], again)) > tolerance * size:
-        raise BackboneError(
-            f"backbone = {reference!r}: the features of an image change with the other images or "
-            "from call to call; they must depend on that image alone"
-        )
-    return alone.shape[1]
 
 
 def _digest_of_sources(reference: str) -> str:

@@ -27,6 +27,26 @@ Power = Annotated[
     Range(f"auto; else above 0 to {LARGEST_POWER:g}"),
 ]
 
+
+def _channels(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(float(part) for part in value.split(",")) if value else ()
+
+
+def _three(value: tuple[float, ...]) -> tuple[float, ...]:
+    if len(value) not in (0, 3) or not all(0 <= each <= 1 for each in value):
+        raise ValueError(f"{len(value)} numbers {value}; give three of 0 to 1, separated by commas")
+    return value
+
+
+# A number for each of the channels red, green and blue.
+Channels = Annotated[
+    tuple[float, ...],
+    BeforeValidator(_channels),
+    AfterValidator(_three),
+    Range("three numbers of 0 to 1 separated by commas"),
+]
 # The projection that a run chooses itself.
 AUTO = "auto"
 # Fewest dimensions that "auto" maps: a difference of few columns may tell classes apart by the mean
@@ -61,6 +81,17 @@ class FeaturesSettings(Section):
         description="Lowest and highest value of each feature, known in public: features are moved "
         "and scaled from these to -1 and 1 first, where sites send sums or train by FedAvg; empty "
         "leaves them as they are.",
+    )
+    mean: Channels = Field(
+        (),
+        description="Mean of each channel of the backbone's images, in 0 to 1; empty for that of the "
+        "backbone's files, which ONNX files do not have.",
+    )
+    std: Channels = Field((), description="Standard deviation of each channel, as features.mean.")
+    pooling: Literal["", "cls", "mean", "both"] = Field(
+        "",
+        description="What becomes of the tokens of an image: the class token, the mean of the patches, "
+        "or both one after the other; empty for what the backbone's files say.",
     )
     projection: Annotated[str, Only("fedpft")] = Field(
         AUTO,

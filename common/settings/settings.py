@@ -159,11 +159,14 @@ class BackboneSettings(Section):
     backbone: BackboneName = Field(
         "pixels",
         min_length=1,
-        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, "
-        "timm:NAME, pixels or pixels:rgb; own for the one that each site names itself.",
+        description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, timm:NAME, "
+        "hf:OWNER/NAME, onnx:FILE, pixels or pixels:rgb; behind open_clip: and timm: also "
+        "hf-hub:OWNER/NAME or local-dir:FOLDER; own for the one that each site names itself.",
     )
     weights_path: str = Field(
-        "", description="File of the backbone's weights; empty downloads the library's."
+        "",
+        description="File of the backbone's weights, or folder with them and their configuration; empty "
+        "downloads the library's.",
     )
     image_size: Pixels = Field(
         0,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedsurrogate.common.backbones.backbones import load_backbone, load_network
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.extras import EXTRAS, check_installed, needed_for
@@ -192,8 +193,18 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
     """
     model.manifest.check_of_images("a graph")
     run, wanted = model.manifest.run_config(), model.manifest.fingerprint
+    if run.settings.backbone.startswith("onnx:"):
+        raise ConfigError(
+            f"backbone = {run.settings.backbone!r} is a graph already, and graphs are not joined; apply the "
+            "model with `site predict`"
+        )
     power = power_in(wanted)
-    loaded = load_backbone(run.settings.backbone, weights_path, run.settings.image_size, "cpu")
+    name, size, options = (
+        run.settings.backbone,
+        run.settings.image_size,
+        options_of(run.settings.features),
+    )
+    loaded = load_backbone(name, weights_path, size, "cpu", options)
     if (
         fingerprint := with_power(loaded.fingerprint_at(model.manifest.dimension), power)
     ) != wanted:
@@ -211,7 +222,7 @@ def graph_of(model: SignedModel, weights_path: str = "") -> Graph:
         network: nn.Module = _Pixels(run.settings.backbone == "pixels")
         preprocessing = Preprocessing(run.settings.image_size, run.settings.image_size)
     else:
-        built = load_network(run.settings.backbone, weights_path, run.settings.image_size)
+        built = load_network(name, weights_path, size, options)
         network, preprocessing = built.model, built.preprocessing
     module = (
         InferenceModel(network, preprocessing, model.classifier, power).eval().requires_grad_(False)

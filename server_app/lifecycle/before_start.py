@@ -21,6 +21,7 @@ from fedsurrogate.common.backbones.backbone_names import (
     OWN_BACKBONE,
     check_backbone_name,
     check_weights_file,
+    with_absolute_place,
 )
 from fedsurrogate.common.costs import check_payload, known_dimension
 from fedsurrogate.common.errors import ConfigError, RunError
@@ -326,6 +327,7 @@ def check_simulation(
                 "backbone=module) in Python"
             )
         check_backbone_name(config.settings.backbone)
+        settings["backbone"] = with_absolute_place(config.settings.backbone)
         if config.settings.weights_path and ":" in config.settings.backbone:
             check_weights_file(Path(str(settings["weights-path"])))
     check_start(config, simulated=True)

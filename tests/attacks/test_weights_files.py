@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.common.backbones.backbones import load_backbone, load_network, read_weights
+from fedsurrogate.common.backbones.backbones import load_backbone, load_network
+from fedsurrogate.common.backbones.weight_files import read_weights
 from fedsurrogate.common.errors import BackboneError
 
 NAME = "torchvision:shufflenet_v2_x0_5"

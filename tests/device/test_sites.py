@@ -20,7 +20,7 @@ from fedsurrogate.client_app.features.device_processes import Devices, in_parts,
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.backbones.backbones import read_weights
+from fedsurrogate.common.backbones.weight_files import read_weights
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.devices import gpus_of, pick_device
 from tests.device.machine import Machine

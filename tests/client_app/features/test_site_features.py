@@ -35,6 +35,7 @@ from fedsurrogate.client_app.features.site_features import (
     with_lost_images,
 )
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.backbones.networks import BackboneOptions
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.run import parse_run
@@ -339,7 +340,7 @@ def test_weights_on_a_hospitals_disk_are_named_by_the_hospital(
         ("dicom", "own.pt", "own.pt"),
     ):
         site_backbone(run.settings, NodeConfig(data=data, data_dir=data and "x", weights_path=own))  # type: ignore[arg-type]
-        assert made.pop() == ("pixels", wanted, 9, "cpu")
+        assert made.pop() == ("pixels", wanted, 9, "cpu", BackboneOptions(download=not data))
     site_backbone(run.settings, NodeConfig(), "cuda:7")
     assert made.pop()[3] == "cuda:7"
     own_run = parse_run({"backbone": "own", "image-size": 9, "device": "cpu"})
@@ -347,3 +348,17 @@ def test_weights_on_a_hospitals_disk_are_named_by_the_hospital(
     assert made.pop() == ("python:package.module:function", 9, "cpu")
     with pytest.raises(BackboneError, match="names none; set backbone"):
         site_backbone(own_run.settings, NodeConfig())
+    given = {
+        "backbone": "timm:local-dir:/m",
+        "features.mean": "0.1,0.2,0.3",
+        "features.pooling": "cls",
+    }
+    stated = parse_run({**given, "device": "cpu"})
+    hospital = {"data": "dicom", "data_dir": "x", "download_weights": True}
+    with pytest.raises(
+        BackboneError, match="'/m' is a place on another machine, so set weights-path"
+    ):
+        site_backbone(stated.settings, NodeConfig(**hospital))
+    site_backbone(stated.settings, NodeConfig(**hospital, weights_path="own"))
+    options = BackboneOptions((0.1, 0.2, 0.3), (), "cls", download=True)
+    assert made.pop() == ("timm:local-dir:/m", "own", 0, "cpu", options)

@@ -17,7 +17,8 @@ from torch import nn
 from torchvision import models
 
 from fedsurrogate.common.backbones import backbones, own_backbones
-from fedsurrogate.common.backbones.backbones import LoadedNetwork, load_backbone, load_network
+from fedsurrogate.common.backbones.backbones import load_backbone, load_network
+from fedsurrogate.common.backbones.networks import LoadedNetwork, NetworkRequest
 from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, PackageError
@@ -49,8 +50,8 @@ class Failing(nn.Module):
 def test_a_model_that_cannot_take_an_image_is_refused_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, error: BaseException | None, reason: str
 ) -> None:
-    def tiny(name: str, *, pretrained: bool) -> LoadedNetwork:
-        assert (name, pretrained) == ("net", True)
+    def tiny(request: NetworkRequest) -> LoadedNetwork:
+        assert (request.model, dict(request.weights)) == ("net", {})
         return LoadedNetwork(Failing(error), Preprocessing(8, 8))
 
     monkeypatch.setitem(backbones._LIBRARIES, "timm", tiny)
@@ -59,7 +60,7 @@ def test_a_model_that_cannot_take_an_image_is_refused_with_its_reason(
 
 
 def test_a_package_that_a_library_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(name: str, *, pretrained: bool) -> LoadedNetwork:
+    def lacking(request: NetworkRequest) -> LoadedNetwork:
         raise ImportError("No module named 'transformers'")
 
     monkeypatch.setitem(backbones._LIBRARIES, "open_clip", lacking)
@@ -88,6 +89,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, library: str, made: Any) -> list[
             is_model=lambda name: name == "net",
             list_models=lambda: ["net"],
             create_model=create,
+            models=SimpleNamespace(VisionTransformer=type(None)),
             data=SimpleNamespace(
                 resolve_model_data_config=lambda model: (
                     config | {"mean": MEAN, "std": STD} | getattr(model, "more", {})
@@ -95,6 +97,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, library: str, made: Any) -> list[
             ),
         )
         monkeypatch.setitem(sys.modules, "timm", fake)
+        monkeypatch.setitem(sys.modules, "timm.models", fake.models)
     else:
         published = {"mean": MEAN, "std": STD, "quick_gelu": 1, "url": "x"}
         fake = SimpleNamespace(
@@ -186,7 +189,7 @@ def test_a_model_of_open_clip_is_its_image_tower_as_published(
             side, side, "bilinear", tuple(MEAN), tuple(STD), squash=mode == "squash"
         )
         assert (found.model, found.preprocessing) == (tower, wanted)
-        assert (found.head, found.prefix) == ((), "visual.")
+        assert found.head == ()
         assert logging.root.manager.disable == before
     for name, known in (
         ("net/three", "its tags are one, two"),

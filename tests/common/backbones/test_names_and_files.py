@@ -26,13 +26,13 @@ from fedsurrogate.common.backbones.backbone_names import check_backbone_name, ch
 from fedsurrogate.common.backbones.backbones import (
     fingerprint_of,
     frozen_forward,
-    kept_weights,
     load_backbone,
-    read_weights,
 )
 from fedsurrogate.common.backbones.dimensions import named_dimension
+from fedsurrogate.common.backbones.libraries import published_weights
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
 from fedsurrogate.common.backbones.preprocessing import OwnTransform, Preprocessing
+from fedsurrogate.common.backbones.weight_files import kept_weights, read_weights
 from fedsurrogate.common.errors import BackboneError, DataError
 
 few = settings(max_examples=40, deadline=None)
@@ -64,6 +64,11 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("name", "wrong"),
     [
         *((name, "") for name in ("pixels", "pixels:rgb", "own")),
+        *((f"{name}", "") for name in (
+            "timm:hf-hub:lab/uni", "timm:local-dir:/m", "open_clip:hf-hub:lab/clip", "open_clip:local-dir:/m",
+            "hf:lab/vit", "hf:local-dir:/m", "onnx:net.onnx",
+        )),
+        ("hf:", "is unknown"), ("onnx:", "is unknown"), ("torchvision:hf-hub:lab/x", "has no model"),
         *((f"torchvision:{name}", "") for name in ("resnet_a", "vit_b", "old_d")),
         *((f"timm:{name}", "") for name in ("resnet_a", "vit_b.in1k", "vit_b.in1k.more", "old_d.x")),
         ("torchvision:helper_c", "has no model 'helper_c'"), ("torchvision:vit_b.in1k", "has no model 'vit_b.in1k'"),
@@ -345,8 +350,8 @@ def test_every_source_file_of_a_package_is_in_its_digest(
     assert len(found) == 3
     with pytest.raises(BackboneError, match="Python file cannot be found"):
         digest("python:sys:make")
-    assert (own_backbones.ON_CPU, own_backbones.ON_GPU) == (1e-4, 5e-2)
-    assert own_backbones.PROBES == ((96, 64), (50, 120))
+    assert (backbones.ON_CPU, backbones.ON_GPU) == (1e-4, 5e-2)
+    assert backbones.PROBES == ((96, 64), (50, 120))
 
 
 # Heads and weights.
@@ -376,7 +381,7 @@ def test_a_head_of_published_weights_is_looked_for_among_the_downloads(
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
-    name = Path(backbones.published_weights("resnet18").url).name
+    name = Path(published_weights("resnet18").url).name
     assert own_head("torchvision:resnet18", "", 512) is None
     torch.save({"fc.weight": torch.ones(4, 512)}, tmp_path / "checkpoints" / name)
     found = own_head("torchvision:resnet18", "", 512)
