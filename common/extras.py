@@ -28,6 +28,7 @@ EXTRAS = {
     "ot": "generators",
     "pyarrow": "tables",
     "pydicom": "dicom",
+    "h5py": "slides",
     "matplotlib": "plots",
     "pandas": "pandas",
     "onnx": "onnx",
@@ -124,9 +125,11 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
     )
 
 
+# Kinds of data with stored features, which need no backbone.
+OF_FEATURES = ("safetensors", "slides")
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.
-OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
+OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom", "slides": "h5py"}
 
 
 def check_packages(needed: Iterable[tuple[str, str]]) -> None:
@@ -154,8 +157,8 @@ def packages_for(
     if data in OF_DATA:
         yield OF_DATA[data], f"data = {data!r}"
     library = settings.backbone.partition(":")[0]
-    # Stored features need no backbone, nor do the labels that a survey counts.
-    if library in EXTRAS and data != "safetensors" and settings.counting.kind != "survey":
+    # Nor do the labels that a survey counts.
+    if library in EXTRAS and data not in OF_FEATURES and settings.counting.kind != "survey":
         yield library, f"backbone = {settings.backbone!r}"
     for package in (*plan.packages, *(plan.judging_packages if judges else ())):
         yield package, f"method = {settings.method!r}"

@@ -27,6 +27,7 @@ class DataOf(StrEnum):
     auto = "auto"
     imagefolder = "imagefolder"
     dicom = "dicom"
+    slides = "slides"
 
 
 class OodScore(StrEnum):
@@ -124,9 +125,11 @@ def predict(
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     bags = bag_column_of(signed, bag_column, own)
-    inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames, bags)
     run_settings = (named.simulated or signed.manifest.run_config({"device": "auto"})).settings
-    backbone = site_backbone(run_settings, own)
+    of_slides = data is DataOf.auto and "slides" in (own.data, run_settings.data)
+    kind: Any = "slides" if of_slides else data.value
+    inputs = find_inputs(data_dir, kind, patient_column, own.dicom_frames, bags)
+    backbone = site_backbone(run_settings, own) if inputs.slides is None else None
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
         None
