@@ -115,6 +115,7 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
         "partition = 'flwr:IidPartitioner'",
         lambda at: _simulate(at, partition="flwr:IidPartitioner"),
     ),
+    ("h5py", "data = 'slides'", lambda at: _simulate(at, data="slides", data_dir=str(at))),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
     ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),
     ("pandas", "a data frame", lambda _: data_frame([])),
