@@ -29,6 +29,7 @@ EXTRAS = {
     "pyarrow": "tables",
     "pydicom": "dicom",
     "h5py": "slides",
+    "dicomweb_client": "pacs",
     "matplotlib": "plots",
     "pandas": "pandas",
     "onnx": "onnx",
@@ -48,6 +49,7 @@ DISTRIBUTIONS = {
     "sksurv": "scikit-survival",
     "flwr_datasets": "flwr-datasets",
     "mlflow": "mlflow-skinny",
+    "dicomweb_client": "dicomweb-client",
 }
 # The names of the extras of the archive that deploy/install.sh installed.
 PACKED = Path(sys.prefix, "packed-extras.txt")

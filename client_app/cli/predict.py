@@ -155,11 +155,14 @@ def predict(
         console.print(named.note, style="dim", soft_wrap=True)
     earlier = f", {done.earlier} were there already" if done.earlier else ""
     what = "images" if inputs.bags is None else "bags of images"
+    what = "bags of slides" if inputs.slides else what
     console.print(
         f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
     )
     warnings = {
-        "the model is of bags; without --bag-column each image is one of its own": bags == "",
+        "the model is of bags; without --bag-column each image is one of its own": (
+            bags == "" and inputs.slides is None
+        ),
         f"{done.unreadable} {what} cannot be read; their rows have a problem": done.unreadable,
         f"no out-of-distribution score: {signed.manifest.gaussians}": predictor.gaussians is None,
         NOT_CALIBRATED: named.uncalibrated(predictor.calibration.temperature),

@@ -154,7 +154,11 @@ def read_slides(source: DataSource, name: str, left: LeftOut) -> Records:
     cells = [columns[each] for each in (*wanted, "split") if each in columns]
     note_repeated(table, files, list(zip(*cells, strict=True)), left)
     form = form_of(files, left)
-    records = without(replace(records, key=content_key(root, files)), left)
+    records = replace(records, key=content_key(root, files))
+    if source.bags == "":
+        # Without a column each slide is a bag.
+        records = replace(records, bags=tuple(given))
+    records = without(records, left)
     slides = SlideFeatures(tuple(files[row] for row in left.kept(len(files))), form)
 
     def content(row: int) -> bytes:
