@@ -62,7 +62,7 @@ def fetch(
                 status.update(f"{at} of {len(studies)} studies")
     except DataError as error:
         stopped = error
-    found = pacs.counts(studies, table) | {"table": str(out / pacs.WORK / pacs.TABLE)}
+    found = pacs.counts(studies, table) | {"table": str(out / pacs.FETCHED / pacs.TABLE)}
     if as_json:
         print(json.dumps(found, indent=2))
     else:

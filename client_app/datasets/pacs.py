@@ -22,6 +22,7 @@ from .dicom import key_of
 from .image_folders import find_tables
 from .left_out import LeftOut, attempt, described
 from .names import name_or_blank
+from .system_files import FETCHED
 from .tables import read_table
 
 # Columns of the table of labels that name studies, and are known before an image comes.
@@ -31,8 +32,8 @@ VARIABLES = {
     name: f"FEDSURROGATE_PACS_{name}"
     for name in ("TOKEN", "USER", "PASSWORD", "CERTIFICATE", "KEY", "CA")
 }
-# Beside the data, in a folder that no reader of data looks into: studies that are not whole, and the table.
-WORK, TABLE = ".fetch", "studies.csv"
+# In the folder FETCHED, beside studies that are not whole.
+TABLE = "studies.csv"
 UID = re.compile(r"[0-9.]{1,64}")
 # Studies in a row that do not come, after which a PACS is taken for dead.
 MOST_FAILURES = 3
@@ -232,7 +233,7 @@ def fetch(client: Any, studies: Sequence[Study], labels: Labels, folder: Path) -
     """
     from filelock import FileLock, Timeout
 
-    work = folder / WORK
+    work = folder / FETCHED
     work.mkdir(parents=True, exist_ok=True)
     lock = FileLock(work / "lock")
     try:
@@ -264,7 +265,7 @@ def fetch(client: Any, studies: Sequence[Study], labels: Labels, folder: Path) -
 def _take(client: Any, study: Study, labels: Labels, folder: Path) -> bool:
     """Copy a study; whether the PACS has failed. Raises DataError where it lets this site in no more."""
     uid = study.keys[KEYS[0]]
-    study.state, target, part = REFUSED, folder / uid, folder / WORK / uid
+    study.state, target, part = REFUSED, folder / uid, folder / FETCHED / uid
     if study.keys[labels.key] not in labels.values:
         study.reason = NO_LABEL
         return False
