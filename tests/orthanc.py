@@ -70,8 +70,8 @@ class Orthanc:
         self.process.kill()
         self.process.wait()
 
-    def ask(self, path: str, content: bytes | None = None) -> bytes:
-        request = urllib.request.Request(self.url + path, content)
+    def ask(self, path: str, content: bytes | None = None, method: str | None = None) -> bytes:
+        request = urllib.request.Request(self.url + path, content, method=method)
         secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         request.add_header("Authorization", f"Basic {secret}")
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -82,3 +82,7 @@ class Orthanc:
             file = io.BytesIO()
             image.save_as(file, enforce_file_format=True)
             self.ask("/instances", file.getvalue())
+
+    def delete(self, study: str) -> None:
+        (found,) = json.loads(self.ask("/tools/lookup", study.encode()))
+        self.ask(found["Path"], method="DELETE")

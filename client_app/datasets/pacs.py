@@ -35,6 +35,8 @@ VARIABLES = {
 # In the folder FETCHED, beside studies that are not whole.
 TABLE = "studies.csv"
 UID = re.compile(r"[0-9.]{1,64}")
+# What stands before a PACS that is down answers for it.
+DOWN = (502, 503, 504)
 # Studies in a row that do not come, after which a PACS is taken for dead.
 MOST_FAILURES = 3
 REFUSED, COPIED, EARLIER = "refused", "copied", "copied earlier"
@@ -281,7 +283,8 @@ def _take(client: Any, study: Study, labels: Labels, folder: Path) -> bool:
             study.reason = why
             raise DataError(why)
         study.reason = str(found) if isinstance(found, DataError) else described(found)
-        return not isinstance(found, DataError)
+        # Another status is about this study alone.
+        return isinstance(found, OSError) and _status(found) in (0, *DOWN)
     part.rename(target)
     study.state, study.images = COPIED, found
     return False
@@ -306,11 +309,16 @@ def _retrieve(client: Any, study: Study, folder: Path) -> int:
 
 def _gone(error: BaseException) -> str:
     """What to do where a PACS does not let this site in; empty for other errors."""
-    status = getattr(getattr(error, "response", None), "status_code", 0)
+    status = _status(error)
     if status not in (401, 403):
         return ""
     names = f"{VARIABLES['TOKEN']}, or {VARIABLES['USER']} and {VARIABLES['PASSWORD']}"
     return f"the PACS refuses this site (status {status}); check {names}"
+
+
+def _status(error: BaseException) -> int:
+    """The status of HTTP that an error has; 0 where no answer came."""
+    return getattr(getattr(error, "response", None), "status_code", 0)
 
 
 def _table(studies: Sequence[Study]) -> str:

@@ -21,11 +21,19 @@ from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 from sklearn.datasets import load_digits
 
-from fedsurrogate.client_app.datasets.pacs import client_of, read_query, settings_of
+from fedsurrogate.client_app.datasets.pacs import (
+    client_of,
+    fetch,
+    read_labels,
+    read_query,
+    search,
+    settings_of,
+)
 from fedsurrogate.common.errors import ConfigError
 from tests import dicom_files
-from tests.client_app.model_use.hospitals import Done, site
-from tests.grid import FAST, InProcessGrid, NodeConfig, metrics_of, run_federation
+from tests.client_app.model_use.hospitals import site
+from tests.e2e.processes import coordinator, federation
+from tests.grid import metrics_of, run_folders
 from tests.orthanc import PASSWORD, USER, Orthanc, needed
 
 STUDIES = 300
@@ -272,31 +280,46 @@ def test_300_studies_come_although_command_and_pacs_are_stopped(
 
 
 def _learned_from(data: Path, home: Path) -> None:
-    """A doctor passes the folder, and a run learns from it; no ID leaves the site."""
-    policy = home / "policy.toml"
-    policy.write_text(
+    """A doctor passes the folder, and a site joins a run with it; no ID leaves the site."""
+    (home / "policy.toml").write_text(
         "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
-        "exact-runs-may-differ = true\n"
     )
-    node: NodeConfig = {
-        "site": "north",
-        "data": "dicom",
-        "data-dir": str(data),
-        "policy": str(policy),
-        "state-dir": str(home / "state"),
-        "cache-dir": str(home / "cache"),
-    }
-    typed = " ".join(f'{key}="{value}"' for key, value in node.items())
-    run = {"backbone": "pixels", "image-size": 8, "classes": "zero,one"}
-    done: Done = site(
-        *("doctor", "--node-config", typed, "--run-config"),
-        " ".join(f"{key}={json.dumps(value)}" for key, value in run.items()),
+    node = (
+        f'site="north" data="dicom" data-dir="{data}" policy="{home}/policy.toml" '
+        f'state-dir="{home}/state" witness-dir="{home}/witness" cache-dir="{home}/cache"'
     )
-    assert "FAIL  data" not in done.stdout, done.stdout
-    assert "360 training and 90 test records: zero 174, one 186" in done.stdout, done.stdout
-    assert "LEFT OUT" not in done.stdout
-    folder = run_federation(home / "run", InProcessGrid([node]), **FAST | run)
-    assert metrics_of(folder)["sites"]["used"] == 1
+    run = 'backbone="pixels" image-size=8 classes="zero,one" sites=1'
+    assert site("ledger", "--open", "--node-config", node).code == 0
+    done = site("doctor", "--node-config", node, "--run-config", run)
+    assert done.code == 0, done.stdout
+    assert "360 training and 90 test records: zero 174, one 186" in done.stdout
+    with federation(home / "flower", [node]) as running:
+        settings = f'{run} output-dir="{home}/out"'
+        ended = coordinator("run", *running.control, "-c", settings, cwd=home)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    (folder,) = run_folders(home / "out")
+    metrics = metrics_of(folder)
+    assert metrics["sites"]["used"] == 1
     uid = next(data.glob("*/*.dcm")).parent.name
     for file in folder.rglob("*"):
         assert not file.is_file() or uid.encode() not in file.read_bytes()
+
+
+@needed
+def test_a_study_that_the_pacs_has_lost_is_refused_and_the_others_come(tmp_path: Path) -> None:
+    own, images = Orthanc(tmp_path / "orthanc"), studies(8)
+    labels = read_labels(write_labels(tmp_path / "labels.csv", images))
+    try:
+        own.fill(images)
+        client = client_of(own.dicomweb, settings_of(SECRETS, None))
+        found = search(client, {"Modality": "CR"})
+        for study in found[:4]:
+            own.delete(study.keys["StudyInstanceUID"])
+        list(fetch(client, found, labels, tmp_path / "data"))
+    finally:
+        own.stop()
+    table = fetched(tmp_path / "data")
+    assert [row["state"] for row in table] == ["refused"] * 4 + ["copied"] * 4
+    assert all("404" in row["reason"] for row in table[:4])
+    uids = sorted({each.StudyInstanceUID for each in images})
+    assert sorted(each.name for each in (tmp_path / "data").glob("[0-9]*")) == uids[4:]
