@@ -22,7 +22,7 @@ from .dicom import key_of
 from .image_folders import find_tables
 from .left_out import LeftOut, attempt, described
 from .names import name_or_blank
-from .system_files import FETCHED
+from .system_files import FETCHED as FETCHED
 from .tables import read_table
 
 # Columns of the table of labels that name studies, and are known before an image comes.
@@ -184,7 +184,7 @@ def search(client: Any, query: Mapping[str, str]) -> list[Study]:
 
 
 @dataclass(frozen=True)
-class Labels:
+class StudyLabels:
     """A table of labels.
 
     Attributes:
@@ -198,7 +198,7 @@ class Labels:
     values: frozenset[str]
 
 
-def read_labels(file: Path) -> Labels:
+def read_labels(file: Path) -> StudyLabels:
     """Read which studies a table of labels names.
 
     Args:
@@ -214,10 +214,12 @@ def read_labels(file: Path) -> Labels:
             f"'{file}' names images by {key!r}, which is not known before they come; name studies by "
             f"{', '.join(KEYS)}, and remove that column"
         )
-    return Labels(file, key, frozenset(map(name_or_blank, columns[key])) - {""})
+    return StudyLabels(file, key, frozenset(map(name_or_blank, columns[key])) - {""})
 
 
-def fetch(client: Any, studies: Sequence[Study], labels: Labels, folder: Path) -> Iterator[Study]:
+def fetch(
+    client: Any, studies: Sequence[Study], labels: StudyLabels, folder: Path
+) -> Iterator[Study]:
     """Copy studies, each as soon as it is asked for; a study that is whole is never asked for again.
 
     Args:
@@ -264,7 +266,7 @@ def fetch(client: Any, studies: Sequence[Study], labels: Labels, folder: Path) -
         lock.release()
 
 
-def _take(client: Any, study: Study, labels: Labels, folder: Path) -> bool:
+def _take(client: Any, study: Study, labels: StudyLabels, folder: Path) -> bool:
     """Copy a study; whether the PACS has failed. Raises DataError where it lets this site in no more."""
     uid = study.keys[KEYS[0]]
     study.state, target, part = REFUSED, folder / uid, folder / FETCHED / uid
@@ -329,7 +331,7 @@ def _table(studies: Sequence[Study]) -> str:
     return csv_text([(*KEYS, "images", "state", "reason"), *rows])
 
 
-def counts(studies: Sequence[Study], labels: Labels) -> dict[str, Any]:
+def counts(studies: Sequence[Study], labels: StudyLabels) -> dict[str, Any]:
     """What a command has done, in numbers.
 
     Args:

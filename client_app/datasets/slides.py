@@ -42,7 +42,7 @@ FORM = "features of shape (n, d) or (1, n, d), floating point"
 LOG = logging.getLogger("fedsurrogate.site")
 
 
-class Form(NamedTuple):
+class SlideForm(NamedTuple):
     """Dimension of a file's features, and the model of pathology that the file names; empty for none."""
 
     dimension: int
@@ -60,7 +60,7 @@ class SlideFeatures:
     """
 
     files: tuple[Path, ...]
-    form: Form
+    form: SlideForm
 
     @property
     def fingerprint(self) -> str:
@@ -231,7 +231,7 @@ def files_of(root: Path, given: Sequence[str]) -> tuple[list[list[Path]], list[s
     return found, [str(file) for file in files if file not in used]
 
 
-def form_of(files: Sequence[Path], left: LeftOut) -> Form:
+def form_of(files: Sequence[Path], left: LeftOut) -> SlideForm:
     """The form that most files have; the others are left out.
 
     Args:
@@ -250,7 +250,7 @@ def form_of(files: Sequence[Path], left: LeftOut) -> Form:
             f"{len(broken)} slides cannot be read, such as '{files[row]}' ({described(broken[row])}); "
             f"each file needs {FORM}",
         )
-    good = {row: each for row, each in forms.items() if isinstance(each, Form)}
+    good = {row: each for row, each in forms.items() if isinstance(each, SlideForm)}
     if not good:
         raise SourceError(
             f"no slide can be read, so the dimension of the features is unknown; {FORM}"
@@ -267,9 +267,9 @@ def form_of(files: Sequence[Path], left: LeftOut) -> Form:
     return form
 
 
-def _form(file: Path) -> Form:
+def _form(file: Path) -> SlideForm:
     with _opened(file) as (x, model):
-        return Form(_dimension(x), model)
+        return SlideForm(_dimension(x), model)
 
 
 @contextmanager
