@@ -28,6 +28,8 @@ EXTRAS = {
     "ot": "generators",
     "pyarrow": "tables",
     "pydicom": "dicom",
+    "h5py": "slides",
+    "dicomweb_client": "pacs",
     "matplotlib": "plots",
     "pandas": "pandas",
     "onnx": "onnx",
@@ -47,6 +49,7 @@ DISTRIBUTIONS = {
     "sksurv": "scikit-survival",
     "flwr_datasets": "flwr-datasets",
     "mlflow": "mlflow-skinny",
+    "dicomweb_client": "dicomweb-client",
 }
 # The names of the extras of the archive that deploy/install.sh installed.
 PACKED = Path(sys.prefix, "packed-extras.txt")
@@ -126,9 +129,11 @@ def missing(package: str, user: str, otherwise: str = "") -> PackageError:
 
 # The package that builds a backbone, by what stands before its colon, where that has another name.
 BUILT_BY = {"hf": "timm", "onnx": "onnxruntime"}
+# Kinds of data with stored features, which need no backbone.
+OF_FEATURES = ("safetensors", "slides")
 # By kind of data. A table next to images needs one only if it is there, which the settings do not
 # say.
-OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom"}
+OF_DATA = {"parquet": "pyarrow", "dicom": "pydicom", "slides": "h5py"}
 
 
 def check_packages(needed: Iterable[tuple[str, str]]) -> None:
@@ -157,8 +162,8 @@ def packages_for(
         yield OF_DATA[data], f"data = {data!r}"
     library = settings.backbone.partition(":")[0]
     library = BUILT_BY.get(library, library)
-    # Stored features need no backbone, nor do the labels that a survey counts.
-    if library in EXTRAS and data != "safetensors" and settings.counting.kind != "survey":
+    # Nor do the labels that a survey counts.
+    if library in EXTRAS and data not in OF_FEATURES and settings.counting.kind != "survey":
         yield library, f"backbone = {settings.backbone!r}"
     for package in (*plan.packages, *(plan.judging_packages if judges else ())):
         yield package, f"method = {settings.method!r}"

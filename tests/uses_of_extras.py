@@ -20,6 +20,7 @@ import torch
 import fedsurrogate as fs
 from fedsurrogate._arrays import data_frame
 from fedsurrogate.client_app.datasets.left_out import LeftOut
+from fedsurrogate.client_app.datasets.pacs import client_of, settings_of
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
@@ -114,6 +115,12 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
         "flwr_datasets",
         "partition = 'flwr:IidPartitioner'",
         lambda at: _simulate(at, partition="flwr:IidPartitioner"),
+    ),
+    ("h5py", "data = 'slides'", lambda at: _simulate(at, data="slides", data_dir=str(at))),
+    (
+        "dicomweb_client",
+        "site fetch",
+        lambda _: client_of("http://pacs/web", settings_of({}, None)),
     ),
     ("pydicom", "data = 'dicom'", lambda at: _simulate(at, data="dicom", data_dir=str(at))),
     ("matplotlib", "the plot of a sweep", lambda _: draw_sweep(())),

@@ -104,7 +104,10 @@ def doctor(
         if not (node_config or superlink):
             print_error(NEEDED)
             raise typer.Exit(USAGE)
-    run, node = run_config_of(run_config), node_of(node_config or [])
+    node = node_of(node_config or [])
+    # Slides are bags in every run.
+    usual = ["features.bag='mean'"] if node.data == "slides" else None
+    run = run_config_of(run_config or usual)
     link = (
         Link.parse(superlink, root_certificates, auth_supernode_private_key) if superlink else None
     )

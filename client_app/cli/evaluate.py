@@ -27,6 +27,7 @@ class Labelled(StrEnum):
     dicom = "dicom"
     parquet = "parquet"
     safetensors = "safetensors"
+    slides = "slides"
 
 
 LabelledKind = Annotated[

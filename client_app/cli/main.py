@@ -26,6 +26,7 @@ from .adapt import adapt
 from .approve import approve, enrol, forget_sums, policy_check, settings
 from .doctor import audit, disclose, doctor, metrics
 from .evaluate import evaluate
+from .fetch import fetch
 from .generator import classify, ood, synthesize
 from .join import join
 from .models import models_app
@@ -53,7 +54,7 @@ policy_app.command("check")(policy_check)
 app.add_typer(models_app, name="models")
 for command in (
     enrol, approve, join, doctor, metrics, settings, predict, evaluate, adapt, synthesize, classify, ood,
-    audit, disclose, forget_sums,
+    audit, disclose, forget_sums, fetch,
 ):  # fmt: skip
     app.command()(command)
 

@@ -27,6 +27,7 @@ class DataOf(StrEnum):
     auto = "auto"
     imagefolder = "imagefolder"
     dicom = "dicom"
+    slides = "slides"
 
 
 class OodScore(StrEnum):
@@ -124,9 +125,11 @@ def predict(
     classifier = adapted_classifier(node, signed) or signed.classifier
     predictor = Predictor(classifier, calibration, own_gaussians(node, signed))
     bags = bag_column_of(signed, bag_column, own)
-    inputs = find_inputs(data_dir, data.value, patient_column, own.dicom_frames, bags)
     run_settings = (named.simulated or signed.manifest.run_config({"device": "auto"})).settings
-    backbone = site_backbone(run_settings, own)
+    of_slides = data is DataOf.auto and "slides" in (own.data, run_settings.data)
+    kind: Any = "slides" if of_slides else data.value
+    inputs = find_inputs(data_dir, kind, patient_column, own.dicom_frames, bags)
+    backbone = site_backbone(run_settings, own) if inputs.slides is None else None
     done = run(signed, predictor, inputs, backbone, out, overwrite)
     patients = (
         None
@@ -152,11 +155,14 @@ def predict(
         console.print(named.note, style="dim", soft_wrap=True)
     earlier = f", {done.earlier} were there already" if done.earlier else ""
     what = "images" if inputs.bags is None else "bags of images"
+    what = "bags of slides" if inputs.slides else what
     console.print(
         f"{done.written} {what}, {done.rate:.0f} a second{earlier}: {out}", soft_wrap=True
     )
     warnings = {
-        "the model is of bags; without --bag-column each image is one of its own": bags == "",
+        "the model is of bags; without --bag-column each image is one of its own": (
+            bags == "" and inputs.slides is None
+        ),
         f"{done.unreadable} {what} cannot be read; their rows have a problem": done.unreadable,
         f"no out-of-distribution score: {signed.manifest.gaussians}": predictor.gaussians is None,
         NOT_CALIBRATED: named.uncalibrated(predictor.calibration.temperature),

@@ -23,6 +23,7 @@ from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, oddities, printable
 from .readers import read_digits, read_parquet
 from .records import Opener, Records, only, select
+from .slides import read_slides
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
 from .table_records import described, pooled
@@ -32,6 +33,7 @@ READERS = {
     "dicom": read_dicom,
     "parquet": read_parquet,
     "imagefolder": read_imagefolder,
+    "slides": read_slides,
 }
 
 

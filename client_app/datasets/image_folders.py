@@ -339,7 +339,7 @@ def _by_table(root: Path, file: Path, source: DataSource, left: LeftOut) -> Reco
             f"{some(map(str, unnamed))}",
         )
     cells = [columns[name] for name in (*wanted, "split") if name in columns]
-    _note_repeated(file, paths, list(zip(*cells, strict=True)), left)
+    note_repeated(file, paths, list(zip(*cells, strict=True)), left)
     return _opened(records, root, paths, left)
 
 
@@ -347,14 +347,20 @@ def _leaves(path: str) -> bool:
     return Path(path).is_absolute() or ".." in Path(path).parts
 
 
-def _note_repeated(
+def note_repeated(
     file: Path, paths: Sequence[Path], values: Sequence[tuple[Any, ...]], left: LeftOut
 ) -> None:
-    """Leave out rows that repeat an earlier one. Raises DataError for two rows that differ in their
-    values for one path.
+    """Leave out rows that repeat an earlier one. In a private run all copies are handled together
+    instead, by content: see client_app/datasets/images.py.
 
-    In a private run all copies are handled together instead, by content: see
-    client_app/datasets/images.py.
+    Args:
+        file: the table.
+        paths: of each row.
+        values: of each row, the cells that are used.
+        left: collects the rows.
+
+    Raises:
+        DataError: for two rows that differ in their values for one path.
     """
     if left.one_by_one:
         return

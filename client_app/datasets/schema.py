@@ -12,8 +12,9 @@ from ..node_config import NodeConfig
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
 from .feature_files import feature_headers
 from .image_folders import class_folders, find_table, table_of
-from .left_out import SourceError
+from .left_out import LeftOut, SourceError
 from .readers import parquet_files, split_files
+from .slides import read_slides
 from .source import DataSource, folder_of, require_columns, some
 from .tables import csv_header, is_parquet, of_lists, parquet_table
 
@@ -48,6 +49,10 @@ def read_schema(source: DataSource) -> Schema:
             files = split_files(folder, name, ".safetensors")
             header = feature_headers(files, replace(source, site_column="", label_column="y"))[0]
             return Schema(header.dimension, header.fingerprint)
+        if source.kind == "slides":
+            found = read_slides(source, name, LeftOut(one_by_one=True))
+            assert found.features is not None
+            return Schema(found.features.shape[1], found.fingerprint)
         if source.kind == "parquet":
             parquet_files(source, folder, name)
             return Schema()

@@ -67,7 +67,7 @@ class DataSource:
             data.classes,
             one_by_one=bool(data.epsilon),
             target=target,
-            bags=None if data.features.bag == "none" else data.bag_column,
+            bags=bags_of(data.data, data.features.bag, data.bag_column),
         )
 
     @classmethod
@@ -104,7 +104,7 @@ class DataSource:
             patients_protected=node.protects == "patient",
             noisy=protected,
             target=run.target,
-            bags=None if run.settings.features.bag == "none" else node.bag_column,
+            bags=bags_of(node.data, run.settings.features.bag, node.bag_column),
         )
 
     @property
@@ -141,6 +141,27 @@ class DataSource:
         for column, key in self._others.items():
             if column:
                 raise SourceError(f"{key} = {column!r}: {why}")
+
+
+def bags_of(kind: str, bag: str, column: str | None) -> str | None:
+    """The column of bags; None where images are records.
+
+    Args:
+        kind: of the data.
+        bag: how a run pools images, `features.bag`.
+        column: that names bags at the site.
+
+    Raises:
+        DataError: for slides, which are bags, in a run that learns from single images.
+    """
+    if bag != "none":
+        return column
+    if kind == "slides":
+        raise SourceError(
+            "data = 'slides': a slide is a bag of patches, but features.bag = 'none' learns from single "
+            "images; run with features.bag = 'mean'"
+        )
+    return None
 
 
 def folder_of(source: DataSource, name: str) -> Path:

@@ -27,6 +27,8 @@ FOLDERS = frozenset(
 )
 # Of Windows, and of Office while a table is open.
 STARTS = (".", "$", "~$")
+# Of `site fetch`: its own table says what was left out.
+FETCHED = ".fetch"
 # Of a check of a Windows disk, which numbers them.
 FOUND = re.compile(r"found\.[0-9]{3}")
 
@@ -112,6 +114,8 @@ class FolderWalk:
         return False
 
     def _is_data(self, folder: Path) -> bool:
+        if folder.name == FETCHED:
+            return False
         if of_system(folder.name):
             self._skip("folders of systems", folder)
         elif folder.suffix.lower() in self._suffixes and not is_file(folder):

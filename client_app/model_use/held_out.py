@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.backbone_names import shown
-from fedsurrogate.common.backbones.feature_power import power_in, with_power
-from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.backbones.feature_power import power_in
+from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import DataKind
@@ -22,10 +21,11 @@ from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 from ..datasets.dataset import Dataset, DataSource, load_all
 from ..datasets.partition import share
+from ..datasets.source import bags_of
 from ..features.site_features import dataset_features, site_backbone
 from ..governance.policy import policy_of
 from ..node_config import NodeConfig
-from .prediction import check_backbone
+from .prediction import check_backbone, check_features
 
 # Distinct numbers of a column above which it is divided into four groups of equal size.
 MOST_NUMBERS = 12
@@ -116,16 +116,20 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     run = source.simulated or model.manifest.run_config()
     if source.folder:
         where = "a labelled folder that the run has not seen"
+        kind = source.kind or (
+            node.data if node.data != "" and node.data != "digits" else "imagefolder"
+        )
         wanted = DataSource(
-            source.kind
-            or (node.data if node.data != "" and node.data != "digits" else "imagefolder"),
+            kind,
             source.folder,
             label_column=source.label_column,
             patient_column=source.patient_column,
             frames=node.dicom_frames,
             classes=run.settings.classes,
             target=run.target,
-            bags=bag_column_of(model, source.bag_column, node),
+            bags=bags_of(
+                kind, run.settings.features.bag, bag_column_of(model, source.bag_column, node)
+            ),
         )
         (dataset,) = load_all(wanted, run.settings.seed)
         rows = torch.arange(len(dataset))
@@ -202,11 +206,7 @@ def _of_rows(
         )
     else:
         features = dataset_features(dataset, run.settings, node, policy_of(node).cache_mib)
-        if with_power(features.fingerprint, power) != model.manifest.fingerprint:
-            raise BackboneError(
-                f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, "
-                f"but the features are of {shown(features.fingerprint)}"
-            )
+        check_features(model, features.fingerprint)
     x = features.of(rows, power)
     good = torch.as_tensor(features.ok)[rows] & x.isfinite().all(1)
     x, labels, kept = x[good], labels[good], rows[good].tolist()

@@ -25,11 +25,13 @@ from ..datasets.images import open_rgb
 from ..datasets.left_out import LeftOut, attempt, is_file
 from ..datasets.names import name_or_blank
 from ..datasets.readers import listing, require_columns
+from ..datasets.slides import SlideFeatures, feature_files, files_of, form_of, slide_column
+from ..datasets.source import bags_of
 from ..datasets.table_records import OF_FOLDER, bags_by_folder
 from ..datasets.tables import read_table
 from ..node_config import Frames
 
-Kind = Literal["auto", "imagefolder", "dicom"]
+Kind = Literal["auto", "imagefolder", "dicom", "slides"]
 PATIENT, ISSUER = "patient", "issuer"
 
 
@@ -45,6 +47,7 @@ class Inputs:
         frames: of each DICOM file, the image that is taken; -1 for a file of several images that
             the site refuses.
         bags: the name of the bag of each; None where each image has its own answer.
+        slides: features of each, where they are slides.
     """
 
     root: Path
@@ -53,6 +56,7 @@ class Inputs:
     columns: Mapping[str, Sequence[str]]
     frames: Sequence[int] = ()
     bags: Sequence[str] | None = None
+    slides: SlideFeatures | None = None
 
     def in_bags(self) -> tuple[Inputs, list[list[int]]]:
         """The bags, as rows of a table, and the images of each.
@@ -73,7 +77,8 @@ class Inputs:
             if key in (PATIENT, ISSUER)
         }
         sizes = [str(len(own)) for own in members.values()]
-        rows = replace(self, names=shown, columns={"images": sizes, **columns}, frames=())
+        what = "images" if self.slides is None else "slides"
+        rows = replace(self, names=shown, columns={what: sizes, **columns}, frames=())
         return rows, list(members.values())
 
     def __len__(self) -> int:
@@ -115,7 +120,8 @@ def find_inputs(
 
     Args:
         folder: with the images.
-        kind: "auto" takes a table or image files if there are any, otherwise DICOM files.
+        kind: "auto" takes a table or image files if there are any, otherwise DICOM files; "slides"
+            are files of features, in a table or all that there are.
         patient_column: of a table; empty for none.
         frames: which frame of a DICOM file with several.
         bag_column: what names the bag of an image, as in training; empty for each alone; None where
@@ -127,6 +133,10 @@ def find_inputs(
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise DataError(f"--data-dir {folder!r}: no such folder; give the folder of the new images")
+    if kind == "slides":
+        return _slides(
+            root, patient_column, bags_of(kind, "none" if bag_column is None else "", bag_column)
+        )
     if kind != "dicom":
         inputs = _from_table(root, patient_column, bag_column) or _from_folder(root, bag_column)
         if len(inputs) or kind == "imagefolder":
@@ -140,7 +150,23 @@ def _some(inputs: Inputs, what: str) -> Inputs:
     return inputs
 
 
-def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inputs | None:
+def _slides(root: Path, patient_column: str, bag_column: str | None) -> Inputs:
+    _, table = find_table(root, "")
+    key = "" if table is None else slide_column(table)
+    inputs = None if table is None else _from_table(root, patient_column, bag_column, key)
+    if inputs is None:
+        names = [file.relative_to(root).as_posix() for file in feature_files(root)]
+        inputs = Inputs(root, False, names, {}, bags=_alone(names, bag_column) or names)
+    _some(inputs, "files of features")
+    # A slide without one file has a row that says so.
+    found = [own[0] if len(own) == 1 else root for own in files_of(root, inputs.names)[0]]
+    left = LeftOut(one_by_one=True)
+    return replace(inputs, slides=SlideFeatures(tuple(found), form_of(found, left)))
+
+
+def _from_table(
+    root: Path, patient_column: str, bag_column: str | None, key: str = "path"
+) -> Inputs | None:
     _, table = find_table(root, "")
     if table is None:
         return None
@@ -148,11 +174,11 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
     named = {name: f"correct {option}" for name, option in options.items() if name}
     given = list(named)
     left = LeftOut()
-    columns = read_table(table, ("path", *given), left)
-    if "path" not in columns and not given:
+    columns = read_table(table, (key, *given), left)
+    if key not in columns and not given:
         return None
-    require_columns(table, {"path": ""} | named, list(columns))
-    for row, path in enumerate(columns["path"]):
+    require_columns(table, {key: ""} | named, list(columns))
+    for row, path in enumerate(columns[key]):
         if (
             not isinstance(path, str)
             or not path
@@ -160,11 +186,11 @@ def _from_table(root: Path, patient_column: str, bag_column: str | None) -> Inpu
             or ".." in Path(path).parts
         ):
             raise DataError(
-                f"{left.place(row)} of '{table}' has no path inside '{root}'; correct it or remove it"
+                f"{left.place(row)} of '{table}' has no {key} inside '{root}'; correct it or remove it"
             )
     cells = (map(name_or_blank, columns[name]) for name in given)
     rows: dict[str, tuple[str, ...]] = {}
-    for row, (path, *own) in enumerate(zip(columns["path"], *cells, strict=True)):
+    for row, (path, *own) in enumerate(zip(columns[key], *cells, strict=True)):
         if rows.setdefault(path, tuple(own)) != tuple(own):
             raise DataError(
                 f"{left.place(row)} of '{table}' names {path!r} again, with another "
@@ -301,6 +327,30 @@ def _means(done: Mapping[int, _Bag]) -> Batch:
         [(at, bag.unread[0]) for at, bag in done.items() if not bag.used],
         notes,
     )
+
+
+def slide_means(
+    slides: SlideFeatures, bags: Sequence[Sequence[int]], power: float
+) -> Iterator[Batch]:
+    """Batches of bags of slides, each the mean of all its patches.
+
+    Args:
+        slides: all.
+        bags: the slides of each bag.
+        power: of the features of patches, before the mean.
+    """
+    for at, own in enumerate(bags):
+        found = [attempt(partial(slides.patches, row)) for row in own]
+        read = [raised(each.double(), power) for each in found if isinstance(each, Tensor)]
+        patches = torch.cat([torch.zeros(0, slides.shape[1]), *read])
+        good = patches[patches.isfinite().all(1)]
+        if not len(good):
+            yield Batch([], None, [(at, "cannot be read")])
+            continue
+        lost = {"slides": len(own) - len(read), "patches": len(patches) - len(good)}
+        text = " and ".join(f"{count} {what}" for what, count in lost.items() if count)
+        notes = {at: f"{text} are not in the mean"} if text else {}
+        yield Batch([at], good.mean(0, keepdim=True).float(), [], notes)
 
 
 def digest_of(names: Sequence[str]) -> str:

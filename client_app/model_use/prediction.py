@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
@@ -36,7 +37,7 @@ from ..features.cache import progress
 from ..features.device_processes import Part, in_parts
 from ..features.extraction import NOT_FINITE
 from .calibration import ABSTAIN, SCORES, Calibration, Probabilities, decided_answers
-from .inputs import ISSUER, PATIENT, Batch, Inputs, digest_of, pooled
+from .inputs import ISSUER, PATIENT, Batch, Inputs, digest_of, pooled, slide_means
 
 # Records that are scored and written together.
 TOGETHER = 256
@@ -162,11 +163,20 @@ def check_backbone(model: SignedModel, backbone: Backbone) -> None:
         )
 
 
+def check_features(model: SignedModel, fingerprint: str) -> None:
+    """The same for stored features, of a backbone with this fingerprint. Raises BackboneError."""
+    if with_power(fingerprint, power_in(model.manifest.fingerprint)) != model.manifest.fingerprint:
+        raise BackboneError(
+            f"the model is for a backbone with fingerprint {shown(model.manifest.fingerprint)}, but the "
+            f"features are of {shown(fingerprint)}"
+        )
+
+
 def predict(
     model: SignedModel,
     predictor: Predictor,
     inputs: Inputs,
-    backbone: Backbone,
+    backbone: Backbone | None,
     out: Path,
     overwrite: bool = False,
 ) -> Predicted:
@@ -180,7 +190,7 @@ def predict(
         model: the shared one.
         predictor: the model with the site's calibration.
         inputs: the images.
-        backbone: of the model.
+        backbone: of the model; None for slides, which have features.
         out: the CSV file.
         overwrite: begin the file anew.
 
@@ -190,18 +200,24 @@ def predict(
         DataError: for images that give features of another dimension.
         OSError: if the file cannot be written.
     """
-    check_backbone(model, backbone)
+    if inputs.slides is not None:
+        check_features(model, inputs.slides.fingerprint)
+    elif backbone is not None:
+        check_backbone(model, backbone)
     units, members = (inputs, None) if inputs.bags is None else inputs.in_bags()
     header = [FILE if members is None else BAG, *units.columns, *predictor.columns(), PROBLEM]
     done = _begin(out, header, _settings(model, predictor, inputs), overwrite)
     rows = [row for row, name in enumerate(units.names) if as_utf8(name) not in done]
     power = power_in(model.manifest.fingerprint)
-    if members is None:
-        batches = _batches(inputs, rows, backbone)
+    own = None if members is None else [members[row] for row in rows]
+    if inputs.slides is not None and own is not None:
+        batches, power = slide_means(inputs.slides, own, power), 1.0
     else:
-        own = [members[row] for row in rows]
-        batches = pooled(_batches(inputs, [i for bag in own for i in bag], backbone), own, power)
-        power = 1.0
+        assert backbone is not None
+        order = rows if own is None else [image for bag in own for image in bag]
+        batches = _batches(inputs, order, backbone)
+        if own is not None:
+            batches, power = pooled(batches, own, power), 1.0
     started, unreadable = time.perf_counter(), 0
     # More threads would wait for those that extract features, and keep cores busy.
     with one_thread(), out.open("a", newline="", encoding="utf-8", errors=NAMES) as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..extras import OF_FEATURES
 from .backbone_names import OF_IMAGE_SIZE
 
 KNOWN_DIMENSIONS = {
@@ -32,6 +33,6 @@ def named_dimension(data: str, backbone: str, image_size: int) -> int:
     """
     if backbone not in OF_IMAGE_SIZE:
         return KNOWN_DIMENSIONS.get(backbone, 0)
-    if data == "safetensors" or not (image_size or data == "digits"):
+    if data in OF_FEATURES or not (image_size or data == "digits"):
         return 0
     return (3 if backbone == "pixels:rgb" else 1) * (image_size or DIGITS) ** 2

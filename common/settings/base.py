@@ -168,7 +168,7 @@ def _check_device(value: str) -> str:
 Device = Annotated[str, AfterValidator(_check_device), Range("auto, cpu, cuda or cuda:N")]
 Covariance = Literal["full", "diag", "spherical", "lowrank", "gram"]
 AnyCovariance = Literal["auto", "full", "diag", "spherical", "lowrank", "gram"]
-DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors"]
+DataKind = Literal["digits", "imagefolder", "dicom", "parquet", "safetensors", "slides"]
 Defence = Literal["auto", "none", "harm", "median", "trimmed", "screen"]
 Model = Literal["linear", "mlp", "convnet"]
 Seconds = Annotated[float, Unit("seconds")]

@@ -109,7 +109,7 @@ SITE={site}
 COORDINATOR={coordinator}
 IMAGE={image}
 
-# The folder of this site's data, and its kind: imagefolder, dicom, parquet or safetensors. For a test without data:
+# The folder of this site's data, and its kind: imagefolder, dicom, parquet, safetensors or slides. For a test without data:
 # DATA_KIND=digits; for a test with three hospitals also NUM_PARTITIONS=3 and PARTITION_ID=0, 1 or 2.
 DATA=./data
 DATA_KIND=imagefolder

@@ -25,7 +25,13 @@ from fedsurrogate.common.backbones.backbone_names import (
 )
 from fedsurrogate.common.costs import check_payload, known_dimension
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.extras import check_installed, check_packages, is_installed, packages_for
+from fedsurrogate.common.extras import (
+    OF_FEATURES,
+    check_installed,
+    check_packages,
+    is_installed,
+    packages_for,
+)
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import RAY_PATIENCE
 from fedsurrogate.common.machine import (
@@ -318,8 +324,7 @@ def check_simulation(
             f"data-dir = {config.settings.data_dir!r} is a file; name the folder that holds the "
             "data"
         )
-    if config.settings.data != "safetensors":
-        # Stored features need no backbone.
+    if config.settings.data not in OF_FEATURES:
         if config.settings.backbone == OWN_BACKBONE and not own_backbones:
             raise ConfigError(
                 f"backbone = {OWN_BACKBONE!r}: simulated sites have no node-config that names one; "

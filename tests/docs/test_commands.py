@@ -76,6 +76,7 @@ RUN_BY = {
     "site release": "server_app/test_offline.py",
     "site models": "client_app/model_use/test_commands.py",
     "site predict": "client_app/model_use/test_prediction.py",
+    "site fetch": "client_app/datasets/test_pacs.py",
     "site evaluate": "client_app/model_use/test_evaluation.py",
     "site adapt": "client_app/model_use/test_adaptation.py",
     "site synthesize": "client_app/methods/dpcvae/test_downstream.py",

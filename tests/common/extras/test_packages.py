@@ -122,6 +122,7 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
         ({"data": "parquet", "data-dir": "."}, "dicom", True, ["pydicom"]),
         ({"backbone": "timm:resnet18"}, "imagefolder", True, ["timm"]),
         ({"backbone": "timm:resnet18"}, "safetensors", True, []),
+        ({"backbone": "timm:resnet18"}, "slides", True, ["h5py"]),
         ({"method": "dpcvae"}, "digits", True, ["ot"]),
         ({"method": "dpcvae"}, "digits", False, []),
         # Clipped gradients of linear layers need no gradient of a single record.
