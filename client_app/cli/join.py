@@ -35,10 +35,10 @@ def join(
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
 ) -> None:
-    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep
-    both running.
+    """Take part in a federation until Ctrl-C.
 
-    Only the code installed here runs. Code that arrives with a run is never started.
+    Starts this site's SuperNode and its app, and keeps both running. Only the code installed here
+    runs. Code that arrives with a run is never started.
 
     Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt
     --auth-supernode-private-key site.key --node-config 'site="north" data="imagefolder"

@@ -345,7 +345,7 @@ METHODS = dict.fromkeys(("afl", "fedcof", "fedcgs", "gh-ofl"), "0.2.0")
 GONE: dict[str, tuple[Scalar, str]] = {
     "counting.models": (
         0,
-        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator relearn RUN "
+        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator refit RUN "
         "--without SITE` learns the model without one",
     ),
     "afl.ridge": (0.1, _PEERS),

@@ -65,11 +65,10 @@ def evaluate(
     purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how good a model is on their held-out records: noisy counts of decisions and
-    scores, and intervals.
+    """Ask the sites how good a model is on held-out records.
 
-    The model of a simulated run is evaluated in a simulation with the same sites, next to the exact
-    values.
+    Gives noisy counts of decisions and scores, and intervals. The model of a simulated run is
+    evaluated in a simulation with the same sites, next to the exact values.
     """
     from fedsurrogate.common.settings.base import parse_overrides
 
@@ -155,10 +154,10 @@ def survey(
     purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how many records of which classes they have, and estimate what accuracy a run
-    could reach.
+    """Ask the sites how many records of which classes they have.
 
-    Or how many are annotated for each label, what values a number has, or how many events there are.
+    Estimates what accuracy a run could reach. Or how many are annotated for each label, what values
+    a number has, or how many events there are.
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
 
@@ -327,7 +326,7 @@ def export(
         typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
     ] = None,
 ) -> None:
-    """Write a run's model: signed file for sites, graph (ONNX), or model card.
+    """Write a run's model: signed file, ONNX graph, or model card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.

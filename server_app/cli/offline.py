@@ -1,6 +1,4 @@
-"""The `coordinator key`, `request`, `learn` and `exchange` commands: for sites without a network
-connection.
-"""
+"""The `coordinator offline` commands, for sites without a network connection, and `sites key`."""
 
 from __future__ import annotations
 
@@ -22,7 +20,9 @@ if TYPE_CHECKING:
 
 Folder = Annotated[
     Path,
-    typer.Argument(help="The folder of `coordinator certs`; it holds the key, coordinator.key."),
+    typer.Argument(
+        help="The folder of `coordinator sites certs`; it holds the key, coordinator.key."
+    ),
 ]
 
 
@@ -30,7 +30,7 @@ def key(folder: Folder) -> None:
     """Show the public key that verifies this coordinator's requests: the sites' setting
     coordinator-key.
 
-    This command or `coordinator certs` makes the private key when it is missing. It stays in the
+    This command or `coordinator sites certs` makes the private key when it is missing. It stays in the
     folder.
     """
     from ..deployment.request_key import make_request_key, request_public_key
@@ -49,7 +49,7 @@ def request(
     ] = 90,
     proposal: ProposalFile = None,
 ) -> None:
-    """Write a signed request for sites without a network connection; `site release` replies with a
+    """Write a signed request for sites without a network connection; `site offline release` replies with a
     bundle.
     """
     from fedsurrogate.common.settings.base import parse_overrides
@@ -72,7 +72,7 @@ def learn(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="File with the sites' public keys, one per line, as `site key` prints them."
+            help="File with the sites' public keys, one per line, as `site offline key` prints them."
         ),
     ] = None,
     trust_run_folder: Annotated[
@@ -133,7 +133,9 @@ def exchange(
     folder: Folder,
     keys: Annotated[
         Path,
-        typer.Option(help="File with the public keys of all sites, as `site key` prints them."),
+        typer.Option(
+            help="File with the public keys of all sites, as `site offline key` prints them."
+        ),
     ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")
@@ -148,7 +150,7 @@ def exchange(
     """Run a federation whose messages are carried as files: every method, also in rounds, and
     secure sums.
 
-    Each step writes one file a site, OUT/02-north.request. At the site, `site release
+    Each step writes one file a site, OUT/02-north.request. At the site, `site offline release
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
@@ -175,7 +177,7 @@ def exchange(
         if proposal is not None:
             words += ["--proposal", str(proposal)]
         own = {key: value for key, value in overrides.items() if key != "approval"}
-        for line in goodbye(stop, ["coordinator", "exchange", str(folder), *words], own):
+        for line in goodbye(stop, ["coordinator", "offline", "exchange", str(folder), *words], own):
             show(line)
         raise typer.Exit(stop.exit_code) from None
     show_result(made, made.parent, as_json, True)

@@ -225,7 +225,7 @@ def go_on(
         stored = folder if plan.combination.stored else None
         arrived = len([*(stored / "surrogates").glob("*.pb")]) if stored else 0
         if arrived:
-            again = shlex.join(["coordinator", "relearn", str(folder)])
+            again = shlex.join(["coordinator", "refit", str(folder)])
             # Sites pay for each release from their budget.
             costs = f"learn from what {arrived} sites have sent, which costs them nothing more"
             how = f"{costs}: {again}; or start it again"
