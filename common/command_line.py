@@ -68,8 +68,10 @@ RunSettings = Annotated[
     typer.Option(
         "-c",
         "--run-config",
+        "--set",
         metavar="'key=value ...'",
-        help="Settings of the run, as in `flwr run`; strings in quotes.",
+        help="Settings of the run, or a file of them (TOML); may be given several times, later ones "
+        "win.",
         autocompletion=complete_settings,
     ),
 ]

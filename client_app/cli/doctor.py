@@ -142,38 +142,7 @@ def _ask() -> tuple[list[str], str]:
         "Settings of this site (key=value ...), or a file with them", default="", show_default=False
     )
     superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
-    return settings_in(settings.strip()), superlink.strip()
-
-
-def settings_in(text: str) -> list[str]:
-    """The settings in a text, or in the file that it names.
-
-    Args:
-        text: key=value ..., or the name of a file: TOML, or lines of key=value.
-
-    Raises:
-        OSError: for a file that cannot be read.
-
-    Example:
-        >>> settings_in('site="north" data="digits"')
-        ['site="north" data="digits"']
-    """
-    import tomllib
-
-    if not text or "=" in text:
-        return [text] if text else []
-    content = Path(text).expanduser().read_text("utf-8-sig", errors="replace")
-    try:
-        return [
-            f"{key}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in tomllib.loads(content).items()
-        ]
-    except tomllib.TOMLDecodeError:
-        return [
-            line
-            for line in content.splitlines()
-            if line.strip() and not line.lstrip().startswith("#")
-        ]
+    return [settings] if settings.strip() else [], superlink.strip()
 
 
 def audit(

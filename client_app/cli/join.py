@@ -11,7 +11,7 @@ import typer
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Node, node_of
+from .options import Node, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
@@ -58,7 +58,7 @@ def join(
     with own_folder() as folder:
         runtime = own_socket(f"unix:{folder}/app")
         link = (superlink, root_certificates, auth_supernode_private_key)
-        Supervisor(site_commands(runtime, " ".join(node_config), *link), _print).run()
+        Supervisor(site_commands(runtime, one_text(node_config), *link), _print).run()
 
 
 def check_settings(node: NodeConfig) -> None:

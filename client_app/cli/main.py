@@ -29,7 +29,7 @@ from .evaluate import evaluate
 from .generator import generator_app
 from .join import join
 from .models import models_app
-from .options import Node, node_of
+from .options import Node, node_of, one_text
 from .predict import predict
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run_app(
     """
     from ..processes.app_process import serve
 
-    serve(runtime, " ".join(node_config), joined)
+    serve(runtime, one_text(node_config), joined)
 
 
 @app.command(

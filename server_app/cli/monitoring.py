@@ -136,7 +136,7 @@ def sweep(
         typer.Option(
             "--grid",
             "-g",
-            metavar="'key=[value, ...]'",
+            metavar="'key=value,...'",
             help="Values of a setting; may be given several times.",
         ),
     ] = None,
@@ -170,7 +170,7 @@ def sweep(
 
     `coordinator report RUN` draws the report of one of the runs.
 
-    Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "average"]' -g 'alpha=[0.1, 1.0]'
+    Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
     """
     from fedsurrogate.common.extras import is_installed, missing
     from fedsurrogate.common.settings.base import parse_overrides
@@ -235,7 +235,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
     """Parse the values of a grid.
 
     Args:
-        texts: such as 'fedpft.rank=[4, 16]'.
+        texts: such as 'fedpft.rank=4,16', or 'fedpft.rank=[4, 16]'.
 
     Returns:
         The values of each setting.
@@ -244,24 +244,31 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
         ConfigError: for another form.
 
     Example:
-        >>> parse_grid(["fedpft.rank=[4, 16]"])
+        >>> parse_grid(["fedpft.rank=4,16"])
         {'fedpft.rank': [4, 16]}
     """
+    from fedsurrogate.common.settings.base import parse_value
+
     grid: dict[str, list[Scalar]] = {}
     for text in texts:
         key, _, values = text.partition("=")
+        key = key.strip()
         try:
-            parsed: Any = tomllib.loads(f"values = {values}")["values"]
-        except tomllib.TOMLDecodeError:
+            parsed: Any = (
+                tomllib.loads(f"values = {values}")["values"]
+                if values.lstrip().startswith("[")
+                else [parse_value(key, each.strip()) for each in values.split(",")]
+            )
+        except (tomllib.TOMLDecodeError, ConfigError):
             parsed = None
         if not isinstance(parsed, list) or not all(
-            isinstance(value, str | int | float) for value in parsed
+            isinstance(value, str | int | float) and value != "" for value in parsed
         ):
             raise ConfigError(
-                f"cannot read --grid {text!r}; write a key and a list of values: 'epsilon=[1.0, "
-                "8.0]'"
+                f"cannot read --grid {text!r}; write a key and its values: epsilon=1.0,8.0, or "
+                '\'classes=["a,b", "a,c"]\''
             )
-        grid[key.strip()] = parsed
+        grid[key] = parsed
     return grid
 
 

@@ -4,7 +4,6 @@ continued with some settings, and the command that does it.
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.base import Scalar, settings_text
 
 from ..runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
 
@@ -229,7 +228,5 @@ def go_on(
             # Sites pay for each release from their budget.
             costs = f"learn from what {arrived} sites have sent, which costs them nothing more"
             how = f"{costs}: {again}; or start it again"
-    text = " ".join(
-        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
-    )
+    text = settings_text(settings)
     return f"{how}: {shlex.join([*words, *(['-c', text] if text else [])])}"
