@@ -213,7 +213,7 @@ def _signed(
     """
     if file.is_dir():
         return SurrogateError(
-            "a folder without a site's signature; add a run folder with --trust-run-folder"
+            "a folder without a site's signature; add a run folder with --unsigned"
         )
     if file.suffix == ".pb":
         return SurrogateError("a surrogate without a site's signature; add it with --unsigned")

@@ -41,8 +41,8 @@ def join(
     runs. Code that arrives with a run is never started.
 
     Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt
-    --auth-supernode-private-key site.key --node-config 'site="north" data="imagefolder"
-    data-dir="/data/xrays" policy="policy.toml"'
+    --auth-supernode-private-key site.key --node-config 'site=north data=imagefolder
+    data-dir=/data/xrays policy=policy.toml'
 
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.

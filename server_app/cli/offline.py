@@ -75,36 +75,23 @@ def learn(
             help="File with the sites' public keys, one per line, as `site offline key` prints them."
         ),
     ] = None,
-    trust_run_folder: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            help="A run whose unsigned surrogates are used too; may be given several times.",
-        ),
-    ] = None,
     unsigned: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE",
-            help="An unsigned surrogate (.pb) that is used too; may be given several times.",
+            metavar="RUN_OR_FILE",
+            help="A run whose unsigned surrogates are used too, or one surrogate (.pb); may be given "
+            "several times.",
         ),
     ] = None,
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            "--run-config",
-            metavar="'key=value ...'",
-            help="For this machine: output-dir, device, quorum, sites.",
-        ),
-    ] = None,
+    run_config: RunSettings = None,
     as_json: MetricsAsJson = False,
 ) -> None:
     """Learn a head from the files with which sites replied to a request. Refused files are listed;
     the others are used.
 
-    Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names
-    a run whose surrogates arrived over your authenticated network, --unsigned a single surrogate.
+    Only files signed by a listed key are used, unless you vouch for them: --unsigned names a run
+    whose surrogates arrived over your authenticated network, or a single surrogate. Of the settings
+    only those of this machine may be given: output-dir, device, quorum, sites.
     """
     from fedsurrogate.common.settings.base import parse_overrides
 
@@ -113,9 +100,9 @@ def learn(
     from ..runs.reader import read_run
 
     local = parse_overrides(run_config or [])
-    folder = learn_from_files(
-        request, bundles or (), keys, local, trust_run_folder or (), unsigned or ()
-    )
+    runs = [each for each in unsigned or () if each.is_dir()]
+    files = [each for each in unsigned or () if each not in runs]
+    folder = learn_from_files(request, bundles or (), keys, local, runs, files)
     run = read_run(folder)
     if as_json:
         print(json.dumps(run.metrics, indent=2))

@@ -203,14 +203,16 @@ def test_a_run_folder_counts_only_where_it_is_named_as_trusted(
     network = run_federation(tmp_path / "network", sites(2), **SETTINGS)
     run = world.learn("h0.bundle", network, "--keys", "keys.toml")
     assert set(used(run)) == {"h0"}
-    assert "--trust-run-folder" in refusals(run)[network.name]
-    assert set(
-        used(world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml"))
-    ) == {"h0", "0", "1"}
+    assert "--unsigned" in refusals(run)[network.name]
+    assert set(used(world.learn("h0.bundle", "--unsigned", network, "--keys", "keys.toml"))) == {
+        "h0",
+        "0",
+        "1",
+    }
     # A file added to the folder, whose site name differs from its file name.
     (first, _) = sorted((network / "surrogates").glob("*.pb"))
     forged(network / "surrogates" / "z.pb", "h2", first.read_bytes())
-    run = world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml")
+    run = world.learn("h0.bundle", "--unsigned", network, "--keys", "keys.toml")
     assert set(used(run)) == {"h0", "0", "1"}
     assert "but the run folder stores it under 'z'" in refusals(run)["z.pb"]
 
