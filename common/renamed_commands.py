@@ -18,6 +18,7 @@ _TENSORBOARD = (
     "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
     "log RUN --to mlflow` logs a run, and `coordinator log runs --to prometheus` shows one that goes on"
 )
+_PRESET = "`--preset NAME` is now `-c NAME`, before other settings"
 # Of a command, or of a command with an option: a sentence that says what to use instead.
 GONE = {
     "coordinator": {
@@ -28,47 +29,29 @@ GONE = {
         "export --format rocrate": _CRATE,
         "export --format torchscript": _GRAPHS,
         "export --format torch-export": _GRAPHS,
+        **{f"{command} --preset": _PRESET for command in ("simulate", "sweep", "plan", "run")},
     },
     "site": {},
 }
 # Today's name of each command that had another one in fedsurrogate 0.2.0.
 RENAMED = {
     "coordinator": {
-        "approve": "approval approve",
-        "approver": "approval key",
-        "attach": "watch",
-        "audit-log": "approval log",
-        "certs": "sites certs",
-        "enrol": "sites enrol",
-        "exchange": "offline exchange",
-        "key": "sites key",
-        "kit": "sites kit",
-        "learn": "offline learn",
-        "metrics": "log --to prometheus",
-        "mlflow": "log --to mlflow",
-        "preset": "settings --preset",
-        "propose": "approval propose",
-        "register": "sites register",
-        "relearn": "refit",
-        "request": "offline request",
-        "sites": "sites list",
+        "approve": "approval approve", "approver": "approval key", "attach": "watch",
+        "audit-log": "approval log", "certs": "sites certs", "enrol": "sites enrol",
+        "exchange": "offline exchange", "key": "sites key", "kit": "sites kit",
+        "learn": "offline learn", "metrics": "log --to prometheus", "mlflow": "log --to mlflow",
+        "preset": "settings --preset", "propose": "approval propose", "register": "sites register",
+        "relearn": "refit", "request": "offline request", "sites": "sites list",
         "unregister": "sites unregister",
     },
     "site": {
-        "classify": "generator classify",
-        "disclose": "audit --sheet",
-        "forget-sums": "ledger forget",
-        "key": "offline key",
-        "ledger": "ledger show",
-        "ledger --open": "ledger open",
-        "models": "models list",
-        "ood": "generator ood",
-        "policy check": "policy",
-        "release": "offline release",
-        "reopen-ledger": "ledger reopen",
+        "classify": "generator classify", "disclose": "audit --sheet",
+        "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
+        "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",
+        "policy check": "policy", "release": "offline release", "reopen-ledger": "ledger reopen",
         "synthesize": "generator synthesize",
     },
-}
+}  # fmt: skip
 
 
 def gone(program: str) -> dict[str, str]:

@@ -187,7 +187,7 @@ def test_summaries_of_commands_are_whole(app: str) -> None:
 COMPLETED = {
     "coordinator settings fedpft.r": "fedpft.rank",
     "coordinator settings --method fedl": "fedlap",
-    "coordinator simulate --preset fedlap-m": "fedlap-mnist",
+    "coordinator simulate -c fedlap-m": "fedlap-mnist",
     "coordinator simulate -c alp": "alpha=",
     "coordinator settings --preset fedlap-f": "fedlap-fashion-mnist",
     "coordinator report one/": "one/20250101T000000Z-fedpft-abc",

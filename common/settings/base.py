@@ -323,7 +323,7 @@ def _file_of_settings(name: str) -> dict[str, Scalar]:
     except (OSError, ValueError):
         raise ConfigError(
             f"cannot read {short(name)}: it has no = and is no file that can be read; write "
-            "key=value pairs, such as 'method=fedpft seed=1', or the name of a file of settings"
+            "key=value pairs, such as 'method=fedpft seed=1', or the name of a file of settings or of a preset"
         ) from None
     try:
         return flatten(tomllib.loads(content))

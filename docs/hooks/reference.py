@@ -277,10 +277,9 @@ def presets_page() -> str:
 
     text = """# Presets
 
-A preset is a named set of settings: `coordinator simulate --preset NAME`.
+A preset is a named set of settings: `coordinator simulate -c NAME`. Settings that follow win over it.
 `coordinator settings --preset all` lists all of them and
 `coordinator settings --preset NAME` prints one, for `flwr run --run-config`.
-Settings after `-c` win over those of the preset.
 """
     for name in presets():
         shown = " ".join(f"`{key}={toml(value)}`" for key, value in preset_settings(name).items())

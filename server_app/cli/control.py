@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, stderr_console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MetricsAsJson, Preset, complete_runs
+from .options import MetricsAsJson, RunSettings, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
 
 if TYPE_CHECKING:
@@ -182,7 +182,6 @@ def _check_keys_allowed(
 
 def run(
     run_config: RunSettings = None,
-    preset: Preset = "",
     proposal: ProposalFile = None,
     control: Control = "",
     root_certificates: Authority = None,
@@ -198,17 +197,16 @@ def run(
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.privacy.accounting import budget_remarks
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..deployment.submit import check_connection, remark
     from ..deployment.submit import run as start
     from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
-    given, proposed = parse_overrides(run_config or []), settings_of(proposal)
-    overrides = {**proposed, **preset_settings(preset), **given}
+    given, proposed = typed_settings(run_config), settings_of(proposal)
+    overrides = {**proposed, **given}
     if proposed:
         overrides["approval"] = proposed["approval"]
     config = parse_run(overrides)

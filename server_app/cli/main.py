@@ -15,7 +15,6 @@ import typer
 
 from fedsurrogate.common.command_line import (
     Json,
-    RunSettings,
     console,
     new_app,
     run_command,
@@ -31,7 +30,7 @@ from .model import evaluate, export, survey
 from .monitoring import log, sweep
 from .offline import exchange, learn, request
 from .offline import key as show_key
-from .options import Preset, RunArgument, complete_runs
+from .options import RunArgument, RunSettings, complete_runs
 from .proposals import approve, approver, propose
 from .settings import public_map, sample_data, settings
 
@@ -82,7 +81,6 @@ def simulate(
     sites: Annotated[
         int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
     ] = 3,
-    preset: Preset = "",
     run_config: RunSettings = None,
     gpus: Annotated[
         float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")
@@ -109,15 +107,14 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..lifecycle.before_start import check_simulation, flower_engine
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
     # Before the imports of an engine, which take seconds.
-    _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
+    _, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
     by_flower = flower_engine(
@@ -174,7 +171,6 @@ def simulate(
 
 
 def plan(
-    preset: Preset = "",
     run_config: RunSettings = None,
     classes: Annotated[int, typer.Option(min=1, help="Number of classes at a site.")] = 10,
     records: Annotated[
@@ -200,14 +196,13 @@ def plan(
     from fedsurrogate.common.escapes import human_bytes
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..lifecycle.before_start import check_data_named
     from ..runs.plan import in_words
     from ..runs.plan import plan as costs
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
-    config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
+    config = parse_run(typed_settings(run_config))
     check_data_named(config.settings)
     if classes == 1 and config.target is None:
         raise ConfigError(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
 from .control import Authority, Control
-from .options import RunArgument, complete_runs
+from .options import RunArgument, RunSettings, complete_runs
 from .proposals import (
     ProposalFile,
     ProposeFile,
@@ -70,12 +70,11 @@ def evaluate(
     Gives noisy counts of decisions and scores, and intervals. The model of a simulated run is
     evaluated in a simulation with the same sites, next to the exact values.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..counting import CountingBudget, evaluation_settings
+    from ..runs.presets import typed_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
-    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
         return
@@ -164,7 +163,6 @@ def survey(
     Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..counting import (
         CountingBudget,
@@ -174,13 +172,14 @@ def survey(
         survey_settings,
     )
     from ..report.build import write_report
+    from ..runs.presets import typed_settings
 
     try:
         names = split_names(classes or str(settings_of(proposal).get("classes", "")))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum))
-    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
         return

@@ -15,7 +15,6 @@ from fedsurrogate.common.command_line import (
     LISTEN,
     Exposed,
     Listen,
-    RunSettings,
     WatchedCertificates,
     console,
     host_and_port,
@@ -24,7 +23,7 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Preset, complete_runs
+from .options import RunSettings, complete_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -158,7 +157,6 @@ def sweep(
             help="File of rows of a sweep that was interrupted; its runs without an error are kept.",
         ),
     ] = None,
-    preset: Preset = "",
     run_config: RunSettings = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
@@ -173,15 +171,14 @@ def sweep(
     Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
     """
     from fedsurrogate.common.extras import is_installed, missing
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..deployment.local_engine import simulate_here
     from ..report.plots.sweep import draw_sweep
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
     from ..sweep import Varied, combinations, merged, run_sweep, summarise, sweep_file
     from ..trial_process import Start
 
-    fixed = preset_settings(preset) | parse_overrides(run_config or [])
+    fixed = typed_settings(run_config)
     trials = combinations(parse_grid(grid or []), range(seeds))
     progress = stderr_console()
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.common.command_line import console
 
-from .options import MetricsAsJson
+from .options import MetricsAsJson, RunSettings
 from .proposals import ProposalFile, settings_of
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ def request(
     """Write a signed request for sites without a network connection; `site offline release` replies with a
     bundle.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..deployment.request_key import read_request_key
     from ..exchange import make_request
+    from ..runs.presets import typed_settings
 
-    settings = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    settings = {**settings_of(proposal), **typed_settings(run_config)}
     _check_and_note(folder, "request", settings)
     made = make_request(settings, out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
@@ -93,13 +92,12 @@ def learn(
     whose surrogates arrived over your authenticated network, or a single surrogate. Of the settings
     only those of this machine may be given: output-dir, device, quorum, sites.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..exchange import learn_from_files
     from ..report.quality_view import privacy_line
+    from ..runs.presets import typed_settings
     from ..runs.reader import read_run
 
-    local = parse_overrides(run_config or [])
+    local = typed_settings(run_config)
     runs = [each for each in unsigned or () if each.is_dir()]
     files = [each for each in unsigned or () if each not in runs]
     folder = learn_from_files(request, bundles or (), keys, local, runs, files)
@@ -141,16 +139,15 @@ def exchange(
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..exchange import run_by_files
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..runs.presets import typed_settings
     from .control import show_result
 
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)
 
-    overrides = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    overrides = {**settings_of(proposal), **typed_settings(run_config)}
     _check_and_note(folder, "start", overrides)
     try:
         with interruptible():

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fedsurrogate.common.command_line import complete_settings
+
 
 def complete_keys(incomplete: str) -> list[tuple[str, str]]:
     """Settings of a run, and their meaning."""
@@ -42,13 +44,19 @@ def complete_runs(incomplete: str) -> list[str]:
     return [folder for folder in folders if folder.startswith(incomplete)]
 
 
-Preset = Annotated[
-    str,
+RunSettings = Annotated[
+    list[str] | None,
     typer.Option(
-        "--preset",
-        metavar="NAME",
-        help="Named settings to start from; `coordinator settings --preset all` lists them.",
-        autocompletion=complete_presets,
+        "-c",
+        "--run-config",
+        "--set",
+        metavar="'key=value ...'",
+        help="Settings of the run, a file of them (TOML), or a preset (`coordinator settings --preset "
+        "all` lists them); may be given several times, later ones win.",
+        autocompletion=lambda incomplete: [
+            *complete_presets(incomplete),
+            *complete_settings(incomplete),
+        ],
     ),
 ]
 MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.common.command_line import console
 
-from .options import Preset
+from .options import RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,6 @@ def propose(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     purpose: Annotated[str, typer.Option(help="What it is for, in words.")],
     run_config: RunSettings = None,
-    preset: Preset = "",
     what: Annotated[
         What, typer.Option(help="A run, or keys of sites to let in or to revoke.")
     ] = What.run,
@@ -70,12 +69,11 @@ def propose(
     Example: coordinator approval propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
     """
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.settings.base import parse_overrides
 
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
     if what == What.run:
-        given = preset_settings(preset) | parse_overrides(run_config or [])
+        given = typed_settings(run_config)
         content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
         content = keys_of(folder, site if what == What.unregister else None)

@@ -17,7 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.runs.presets import preset_settings
+from fedsurrogate.server_app.runs.presets import typed_settings
 from tests.commands import coordinator
 from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 
@@ -132,7 +132,7 @@ def test_a_command_exists_with_its_options_and_accepts_its_settings(
             assert given.get(parameter.name or ""), f"{page}: {parameter.name} is missing"
     texts = [text for text in given.get("run_config") or [] if complete(text)]
     if texts:
-        parse_run(preset_settings(given.get("preset") or "") | parse_overrides(texts))
+        parse_run(typed_settings(texts) if line[0] == "coordinator" else parse_overrides(texts))
     if texts := [text for text in given.get("node_config") or [] if complete(text)]:
         parse_node_config(parse_overrides(texts))
 
