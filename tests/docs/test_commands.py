@@ -66,7 +66,7 @@ RUN_BY = {
     "site ledger show": "client_app/cli/test_main.py",
     "site ledger open": "client_app/cli/test_main.py",
     "site metrics": "deploy/test_monitoring.py",
-    "site policy": "client_app/cli/test_main.py",
+    "site policy": "docs/test_tutorials.py",
     "site audit": "client_app/audit/test_release_audit.py",
     "site dry-run": "docs/test_tutorials.py",
     "site offline key": "server_app/test_offline.py",
