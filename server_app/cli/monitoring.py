@@ -52,7 +52,6 @@ def log(
             metavar="RUNS",
             help="A run folder; for MLflow also the file that a sweep prints, for Prometheus also "
             "the folder of all runs.",
-            exists=True,
             autocompletion=complete_runs,
         ),
     ],

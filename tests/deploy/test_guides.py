@@ -58,7 +58,7 @@ def test_the_guides_print_the_commands_that_this_test_reads() -> None:
     assert {
         ("site", "site", "ledger", "show"),
         ("site", "site", "generator", "synthesize"),
-        ("node", "site", "doctor", "--superlink"),
+        ("node", "site", "doctor", "--link-only"),
         ("site",),
     } <= found
     assert {

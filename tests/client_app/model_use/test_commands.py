@@ -91,5 +91,5 @@ def test_without_a_node_config_the_list_says_what_is_missing(
 ) -> None:
     monkeypatch.delenv("FEDSURROGATE_NODE_CONFIG", raising=False)
     done = site("models", "list")
-    assert done.code == 1
-    assert "--node-config is missing" in done.stderr
+    assert done.code == 2
+    assert "Missing option '--node-config'" in done.stderr

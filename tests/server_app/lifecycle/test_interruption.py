@@ -142,7 +142,7 @@ def test_what_sites_have_sent_is_learned_from_in_place_of_asking_again(
     stop.folder = tmp_path
     _, line = goodbye(stop, ["coordinator", "run"], settings)
     assert wanted in line
-    assert ("relearn" in wanted) == (f"what {arrived} sites have sent" in line)
+    assert ("refit" in wanted) == (f"what {arrived} sites have sent" in line)
     assert "start it again: coordinator run" in line
 
 
