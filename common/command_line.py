@@ -180,7 +180,8 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Register a function as a subcommand."""
-        return super().command(name, **{"cls": _Command} | options)
+        usual: dict[str, Any] = {"cls": _Command, "options_metavar": "[OPTIONS]"}
+        return super().command(name, **usual | options)
 
 
 def new_app(text: str, program: str = "") -> App:
