@@ -11,7 +11,7 @@ import typer
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Node, node_of
+from .options import Node, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
@@ -35,14 +35,14 @@ def join(
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
 ) -> None:
-    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep
-    both running.
+    """Take part in a federation until Ctrl-C.
 
-    Only the code installed here runs. Code that arrives with a run is never started.
+    Starts this site's SuperNode and its app, and keeps both running. Only the code installed here
+    runs. Code that arrives with a run is never started.
 
     Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt
-    --auth-supernode-private-key site.key --node-config 'site="north" data="imagefolder"
-    data-dir="/data/xrays" policy="policy.toml"'
+    --auth-supernode-private-key site.key --node-config 'site=north data=imagefolder
+    data-dir=/data/xrays policy=policy.toml'
 
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
@@ -58,7 +58,7 @@ def join(
     with own_folder() as folder:
         runtime = own_socket(f"unix:{folder}/app")
         link = (superlink, root_certificates, auth_supernode_private_key)
-        Supervisor(site_commands(runtime, " ".join(node_config), *link), _print).run()
+        Supervisor(site_commands(runtime, one_text(node_config), *link), _print).run()
 
 
 def check_settings(node: NodeConfig) -> None:

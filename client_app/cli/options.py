@@ -45,7 +45,7 @@ class WholeText(click.types.StringParamType):
 _NODE = typer.Option(
     "--node-config",
     metavar="'key=value ...'",
-    help="This site's own settings: name, data, policy, folders; the same text for every command.",
+    help="This site's own settings: name, data, policy, folders; or a file of them (TOML).",
     envvar=SETTINGS,
     click_type=WholeText(),
     autocompletion=complete_node_settings,
@@ -61,3 +61,10 @@ def node_of(texts: list[str]) -> NodeConfig:
     from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))
+
+
+def one_text(texts: list[str]) -> str:
+    """A node-config from the command line as one text, for another process."""
+    from fedsurrogate.common.settings.base import parse_overrides, settings_text
+
+    return settings_text(parse_overrides(texts))

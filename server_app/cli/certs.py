@@ -1,5 +1,5 @@
-"""The `coordinator certs`, `kit`, `enrol` and `audit-log` commands: certificates and keys by which
-coordinator and sites trust each other, and the record of what was done.
+"""The `coordinator sites certs`, `kit` and `enrol` commands, and `approval log`: certificates and keys
+by which coordinator and sites trust each other, and the record of what was done.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..deployment import SERVER_DAYS
 
 REMEDIES = {
     "authority": "a federation has one authority: make another folder, and new kits for all sites",
-    "server": "sign the coordinator's certificate again: coordinator certs {folder} --renew",
-    "site": "ask {name} to run `site enrol` again, then: coordinator enrol {folder} {name}.csr",
+    "server": "sign the coordinator's certificate again: coordinator sites certs {folder} --renew",
+    "site": "ask {name} to run `site enrol` again, then: coordinator sites enrol {folder} {name}.csr",
 }
 
 
@@ -115,7 +115,9 @@ def certs(
 
 
 def kit(
-    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
+    ],
     site: Annotated[
         str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")
     ],
@@ -132,7 +134,7 @@ def kit(
     """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
     policy template, a guide.
 
-    If `coordinator certs` made the site's private key, the kit holds it: send it only over a
+    If `coordinator sites certs` made the site's private key, the kit holds it: send it only over a
     channel that you trust. The kit of a site that enrolled holds no secret.
     """
     show_kit(folder, site, coordinator, image, out)
@@ -163,7 +165,9 @@ MEANS = {
 
 
 def enrol(
-    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
+    ],
     request: Annotated[Path, typer.Argument(help="The file of `site enrol` from the hospital.")],
     accept: Annotated[
         str,
@@ -190,7 +194,7 @@ def enrol(
     leaves it.
 
     Without --accept nothing changes. Compare the fingerprint with the hospital on another way than
-    the request came. Then `coordinator register` lets the site in. The same command renews a site
+    the request came. Then `coordinator sites register` lets the site in. The same command renews a site
     whose time ends.
     """
     from fedsurrogate.common.escapes import for_rows
@@ -221,21 +225,21 @@ def enrol(
         console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
     if not accept:
         console.print(
-            "call the hospital; if it reads out the same fingerprint: coordinator enrol "
+            "call the hospital; if it reads out the same fingerprint: coordinator sites enrol "
             f"{folder} {request} --accept FINGERPRINT --coordinator HOST:PORT",
             soft_wrap=True,
         )
         return
     if coordinator:
         show_kit(folder, asks.site, coordinator, image, out)
-    console.print(f"let it in: coordinator register {folder}", soft_wrap=True)
+    console.print(f"let it in: coordinator sites register {folder}", soft_wrap=True)
 
 
 def audit_log(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="The folder that `coordinator certs` has made; else FEDSURROGATE_AUDIT_LOG."
+            help="The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG."
         ),
     ] = None,
     verify: Annotated[
@@ -268,7 +272,7 @@ def audit_log(
 
     file = audit_file(folder)
     if file is None:
-        raise ConfigError(f"name the folder of `coordinator certs`, or set {VARIABLE}")
+        raise ConfigError(f"name the folder of `coordinator sites certs`, or set {VARIABLE}")
     last, held, number, time, earlier = "", False, 0, "", list[str]()
     table = Table("", "when (UTC)", "who", "what", "facts")
     for entry, last in entries(file):

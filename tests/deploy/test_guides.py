@@ -54,16 +54,16 @@ def calls() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def test_the_guides_print_the_commands_that_this_test_reads() -> None:
-    found = {(service, *line[:2]) for _, service, line in calls()}
+    found = {(service, *line[:3]) for _, service, line in calls()}
     assert {
-        ("site", "site", "ledger"),
-        ("site", "site", "synthesize"),
-        ("node", "site", "doctor"),
+        ("site", "site", "ledger", "show"),
+        ("site", "site", "generator", "synthesize"),
+        ("node", "site", "doctor", "--link-only"),
         ("site",),
     } <= found
     assert {
-        ("superlink", "coordinator", "run"),
-        ("", "coordinator", "certs"),
+        ("superlink", "coordinator", "run", "-c"),
+        ("", "coordinator", "sites", "certs"),
         ("register",),
     } <= found
 

@@ -51,7 +51,7 @@ COMMANDS = {
     "doctor": ("doctor",),
     "features": ("features", "--out", "f.safetensors"),
     "dry-run": ("dry-run",),
-    "ledger": ("ledger",),
+    "ledger": ("ledger", "show"),
     "join": ("join", "--superlink", "localhost:1", "--insecure"),
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedsurrogate.common.command_line import LISTEN, host_and_port
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.metrics_page import is_loopback
 from fedsurrogate.server_app.cli import main as cli
@@ -131,11 +132,19 @@ def test_only_this_machine_is_answered_unless_asked(tmp_path: Path) -> None:
         assert scrape(url.replace("0.0.0.0", "127.0.0.1"))
 
 
+def test_where_to_listen_is_a_host_and_a_port() -> None:
+    assert host_and_port(LISTEN) == ("127.0.0.1", 9464)
+    assert host_and_port("[::1]:0") == ("::1", 0)
+    for wrong in ("9464", ":9464", "localhost", "localhost:x", "localhost:65536", ""):
+        with pytest.raises(ConfigError, match="must be HOST:PORT"):
+            host_and_port(wrong)
+
+
 def test_an_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match=f"--port {port}"),
+            pytest.raises(ConfigError, match=f":{port}: cannot"),
             serve(tmp_path, "127.0.0.1", port, 1, exposed=False),
         ):
             pass
@@ -156,7 +165,7 @@ def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setattr(sys, "argv", ["coordinator", "metrics", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["coordinator", "log", "--to", "prometheus", str(tmp_path)])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     error = capsys.readouterr().err

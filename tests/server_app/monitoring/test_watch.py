@@ -110,6 +110,21 @@ def test_a_run_that_goes_on_is_shown_once(
     }
 
 
+def test_a_folder_is_watched_by_its_files_and_a_name_at_the_superlink(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    change(run, status="ok")
+    monkeypatch.setenv("FEDSURROGATE_CONTROL", f"unix:{run}/nobody:9093")
+    assert coordinator(monkeypatch, "watch", run) == 0
+    capsys.readouterr()
+    for named, code in ((run.name, 0), ("latest", 0), ("123456", 1)):
+        words = ("watch", named, "--runs", run.parent)
+        assert coordinator(monkeypatch, *words) == code
+        assert (f"{run}/nobody" in capsys.readouterr().err) == bool(code), "no such SuperLink"
+        assert coordinator(monkeypatch, *words, "--once") == 1
+        assert "need a folder" in capsys.readouterr().err
+
+
 def test_nothing_to_watch_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
