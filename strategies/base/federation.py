@@ -208,7 +208,7 @@ class Federation(FlowerStrategy):
             raise RunError(
                 f"sites = {','.join(sorted(wanted))!r} names sites, and without a table of registered "
                 "sites nobody knows a site's name before it is asked; register their keys "
-                "(`coordinator register`), or give the number of sites"
+                "(`coordinator sites accept`), or give the number of sites"
             )
         if self.registered is not None and (
             unknown := wanted - {*self.registered.names().values()}

@@ -61,7 +61,7 @@ def test_a_name_that_is_not_registered_stops_the_run(grid: InProcessGrid, tmp_pa
 
 def test_without_a_table_nobody_is_asked(tmp_path: Path) -> None:
     grid = InProcessGrid([hospital(tmp_path, "berlin")])
-    with pytest.raises(RunError, match=r"coordinator register.*number of sites"):
+    with pytest.raises(RunError, match=r"coordinator sites accept.*number of sites"):
         run_federation(tmp_path, grid, **PRIVATE, sites="berlin")
     assert not grid.sent
 
