@@ -172,6 +172,7 @@ COORDINATOR = (
 )
 SPENT = "nothing more may leave; only a person may raise epsilon-total"
 REPAIR = "every release is refused until it is repaired; see `site ledger`"
+OPEN = "`site join KIT` asks whether to open it; or type once: site ledger --open"
 CLOSE = "`site join`, or the next request, closes those of this user; for others' files: chmod -R go-rwx"
 BURNED_IN = "a model may learn a name in the pixels; black it out, or leave these images (BurnedInAnnotation) out"
 
@@ -288,6 +289,8 @@ def _policy(gate: Gate, node: NodeConfig) -> Outcome:
 
 
 def _ledger(gate: Gate) -> Outcome:
+    if gate.ledger.is_new:
+        return "FAIL", "these data have none, so nothing may leave", OPEN
     entries, spent, total = gate.ledger.entries(), gate.spent(), gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     facts = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"

@@ -35,23 +35,34 @@ Control = Annotated[
         callback=_usual_control,
     ),
 ]
+
+
+def _authority_here(file: Path | None) -> Path | None:
+    from ..deployment.federation import papers_here
+
+    return file or ((papers := papers_here()) and papers / "ca.crt")
+
+
 Authority = Annotated[
     Path | None,
     typer.Option(
-        help="ca.crt, if the SuperLink uses TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES"
+        help="ca.crt, if the SuperLink uses TLS; in the folder of `coordinator init` its own.",
+        envvar="FEDSURROGATE_ROOT_CERTIFICATES",
+        callback=_authority_here,
     ),
 ]
 
 
 def superlink(context: typer.Context) -> None:
     """Start Flower's SuperLink so that many sites can reply at once. Takes the arguments of
-    flower-superlink.
+    flower-superlink; in the folder of `coordinator init` it needs none.
 
     Example: coordinator superlink --insecure --database superlink.db
     """
+    from ..deployment.federation import superlink_here
     from ..deployment.superlink import serve
 
-    serve(context.args)
+    serve(context.args or superlink_here())
 
 
 def app(
@@ -383,7 +394,7 @@ def sites(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="The folder that `coordinator certs` has made, for the names of the keys."
+            help="The folder of certificates and keys, for their names; in the folder of `coordinator init` its own."
         ),
     ] = None,
     output: Output = Path("runs"),
@@ -401,9 +412,11 @@ def sites(
     from rich.table import Column, Table
 
     from ..control_api import NEWEST, known_sites
+    from ..deployment.federation import papers_here
     from ..lifecycle.ends import complete_killed
     from ..runs.reader import run_folders
 
+    folder = folder or papers_here()
     complete_killed(*run_folders(output)[:NEWEST])
     rows = known_sites(folder, output, control, root_certificates)
     if as_json:

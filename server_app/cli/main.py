@@ -24,7 +24,7 @@ from fedsurrogate.common.command_line import (
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras import install_command
 
-from .certs import audit_log, certs, enrol, kit
+from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
 from .control import attach, register, run, runs, sites, stop, superlink, unregister
 from .model import evaluate, export, survey
@@ -254,9 +254,10 @@ app.command(name="preset")(show_preset)
 app.command(name="app")(run_app)
 for command in (
     settings,
+    init,
+    accept,
     certs,
     kit,
-    enrol,
     register,
     unregister,
     sites,
