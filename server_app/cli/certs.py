@@ -167,13 +167,12 @@ MEANS = {
 def init(
     folder: Annotated[Path, typer.Argument(help="The folder of the federation. Keep it private.")],
     host: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="A host name or address at which sites reach this machine; may be given several "
-            "times.",
-            prompt="Host name or address at which hospitals reach this machine",
+            "times; else it is asked."
         ),
-    ],
+    ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="The only port that sites reach.")
     ] = 9092,
@@ -189,6 +188,7 @@ def init(
     from ..deployment.audit_log import note
     from ..deployment.federation import PAPERS, make_federation
 
+    host = host or [typer.prompt("Host name or address at which hospitals reach this machine")]
     note(folder / PAPERS, "certify", {"hosts": host, "sites": [], "renew": False, "new_key": False})
     for file in make_federation(folder, host, port):
         console.print(f"  {file}", soft_wrap=True)

@@ -26,6 +26,7 @@ SITE_KEY, CERTIFICATE = "site.key", "site.crt"
 SOURCES = {
     "compose.yml": "compose.hospital.yml",
     "compose.gpu.yml": "compose.gpu.yml",
+    "site.sbatch": "cluster/site.sbatch",
     "policy/policy.toml": "kit/policy.toml",
     ".env": "kit/site.env",
     "README.md": "kit/README.md",
