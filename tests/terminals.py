@@ -19,8 +19,7 @@ class Terminal:
         shown: all that it has printed so far.
     """
 
-    def __init__(self, line: str, cwd: Path, environment: Mapping[str, str]) -> None:
-        words = line.split()
+    def __init__(self, words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         self._own, its = pty.openpty()
         self.shown, self._read = "", 0
         self.process = subprocess.Popen(

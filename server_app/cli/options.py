@@ -81,6 +81,7 @@ _TENSORBOARD = (
     "mlflow RUN` logs a run, and `coordinator metrics` shows one that goes on to Prometheus"
 )
 GONE = {
+    "enrol": "`coordinator accept REQUEST --folder FOLDER` takes the place of enrol, and registers the key",
     "queue": _QUEUE,
     "tensorboard": _TENSORBOARD,
     "run --queue": _QUEUE,

@@ -20,7 +20,7 @@ from fedsurrogate.client_app.processes.own_account import own_folder
 from fedsurrogate.server_app.deployment.submit import stop_process
 from tests.deploy.test_compose import DEPLOY
 from tests.documents import commands
-from tests.e2e.processes import BIN, environment, free_ports, listens, until
+from tests.e2e.processes import environment, free_ports, listens, until
 from tests.terminals import Terminal
 
 pytestmark = pytest.mark.slow
@@ -53,15 +53,15 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
     assert hospital == ["site enrol north", "tar xzf north.tar.gz", "site join north/"]
     with ExitStack() as running:
 
-        def start(line: str, folder: Path) -> Terminal:
-            terminal = Terminal(line, folder, own)
+        def start(folder: Path, *words: str) -> Terminal:
+            terminal = Terminal(words, folder, own)
             running.callback(stop_process, terminal.process.pid)
             return terminal
 
-        init = start(f"coordinator init federation --port {port}", home)
+        init = start(home, "coordinator", "init", "federation", "--port", str(port))
         assert init.answer([("reach this machine", "127.0.0.1")]).ended() == 0
         federation = home / "federation"
-        start("coordinator superlink", federation)
+        start(federation, "coordinator", "superlink")
         until(lambda: listens(own["FEDSURROGATE_CONTROL"]))
 
         joined = []
@@ -69,13 +69,13 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             (place := home / f"hospital-{name}").mkdir()
             write_images(place / "images", number)
             enrol, unpack, join = (line.replace("north", name) for line in hospital)
-            asked = start(enrol, place)
+            asked = start(place, *enrol.split())
             asked.answer([("The hospital's name", "St. Mary"), ("e-mail", "it@mary.example")])
             assert asked.ended() == 0
             said = re.search(r"fingerprint +([0-9a-f ]{39})", asked.shown)
             assert said
             shutil.copy(place / name / f"{name}.csr", federation)
-            accepts = start(f"coordinator accept {name}.csr", federation)
+            accepts = start(federation, "coordinator", "accept", f"{name}.csr")
             accepts.until("read out")
             assert said[1] not in accepts.shown, "it must come from the hospital"
             accepts.type(said[1])
@@ -86,9 +86,9 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
                 # As a script does: two edited files, and no question.
                 settings = place / name / ".env"
                 settings.write_text(settings.read_text().replace("DATA=\n", "DATA=../images\n"))
-                joined.append(start(join.replace("join", "join --yes"), place))
+                joined.append(start(place, *join.split(), "--yes"))
                 continue
-            joined.append(start(join, place))
+            joined.append(start(place, *join.split()))
             answers = {"Folder of the data": "images", "Their kind": "", "weights": ""}
             answers |= {"one run": "1.5", "together": "6"}
             joined[-1].answer(list(answers.items()))
@@ -97,20 +97,21 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
         for each in joined:
             each.until("connected; only the code installed here runs")
 
-        words = [str(BIN / "coordinator"), "run", "-c", SETTINGS]
-        done = subprocess.run(
-            words, cwd=federation, env=own, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert "finished:completed, 3 of 3 sites used" in done.stdout
+        checked = start(federation, "coordinator", "run", "--check", "-c", SETTINGS)
+        assert checked.ended() == 0, checked.shown
+        assert len(re.findall(r"(?:north|south|west) .* yes ", checked.shown)) == 3
+        ran = start(federation, "coordinator", "run", "-c", SETTINGS)
+        assert ran.ended() == 0, ran.shown
+        assert "finished:completed, 3 of 3 sites used" in ran.shown
         for each in joined:
             each.process.send_signal(signal.SIGINT)
             assert each.ended() == 0, each.shown
         for name in NAMES:
-            ledger = start(f"site ledger --node-config hospital-{name}/{name}", home)
+            ledger = start(home, "site", "ledger", "--node-config", f"hospital-{name}/{name}")
             assert ledger.ended() == 0
+            # Once: the check was free.
             total = 4 if name == "west" else 6
             ledger.until(f"spent epsilon 1 of {total} at delta 1e-05")
         # It has been answered: nothing is asked again, here without a terminal.
-        doctor = start("site doctor hospital-north/north", home)
+        doctor = start(home, "site", "doctor", "hospital-north/north")
         assert doctor.ended() == 0, doctor.shown
