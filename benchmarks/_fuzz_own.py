@@ -62,7 +62,6 @@ OWN: dict[str, tuple[str, ...]] = {
         "strategies/base/outcome.py:_stored",
     ),
     "the person at this machine wrote or named it": (
-        "client_app/cli/doctor.py:settings_in",
         "client_app/cli/models.py:add",
         "client_app/diagnostics/connection_checks.py:check_certificate",
         "client_app/governance/gate.py:decisions",
@@ -77,7 +76,8 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/sweep.py:_done_before",
         "server_app/monitoring/mlflow_runs.py:_log_sweep",
         "strategies/pooling/class_means.py:map_with_words",
-        "common/settings/base.py:parse_overrides",
+        "common/settings/base.py:_file_of_settings",
+        "common/settings/base.py:parse_value",
         "common/version.py:own_version",
         "server_app/cli/monitoring.py:parse_grid",
         "server_app/deployment/certificates.py:_certificate",

@@ -1,8 +1,8 @@
 """DP-CVAE on chest X-rays of five hospitals, from image files to a classifier at each, with the
 commands of a user.
 
-Writes the sample X-rays as PNG files, runs `coordinator simulate`, then `site synthesize` and `site
-classify` for every hospital, with epsilon and without. Prints every command, then a table of the
+Writes the sample X-rays as PNG files, runs `coordinator simulate`, then `site generator synthesize` and `site
+generator classify` for every hospital, with epsilon and without. Prints every command, then a table of the
 results.
 """
 
@@ -66,14 +66,26 @@ def main() -> None:
             (kept,) = output.iterdir()
             metrics = json.loads((kept / "metrics.json").read_text())
             made = str(place / f"synthetic-{epsilon:g}.safetensors")
-            typed("site", "synthesize", str(kept), "--per-class", "1000", "--out", made)
+            typed(
+                "site", "generator", "synthesize", str(kept), "--per-class", "1000", "--out", made
+            )
             reported = []
             for site in range(SITES):
                 node = f'data="imagefolder" data-dir="{images}" weights-path="{weights}"'
                 node += f" partition-id={site} num-partitions={SITES}"
                 reported.append(
                     json.loads(
-                        typed("site", "classify", made, "--node-config", node, "-c", kind, "--json")
+                        typed(
+                            "site",
+                            "generator",
+                            "classify",
+                            made,
+                            "--node-config",
+                            node,
+                            "-c",
+                            kind,
+                            "--json",
+                        )
                     )
                 )
             scores = [

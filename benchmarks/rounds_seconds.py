@@ -104,7 +104,14 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
             )
 
         flags = ["--control", control, "--root-certificates", "papers/ca.crt"]
-        call("certs", "papers", "--host", "127.0.0.1", *(w for n in names for w in ("--site", n)))
+        call(
+            "sites",
+            "certs",
+            "papers",
+            "--host",
+            "127.0.0.1",
+            *(w for n in names for w in ("--site", n)),
+        )
         link = [commands / "coordinator", "superlink", "--database", "state.db"]
         link += ["--enable-supernode-auth", "--fleet-api-address", f"127.0.0.1:{fleet}"]
         link += ["--control-api-address", control]
@@ -118,7 +125,7 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
             )
         try:
             wait_for_port(fleet)
-            call("register", "papers", *flags)
+            call("sites", "register", "papers", *flags)
             for index, name in enumerate(names):
                 node = f'site="{name}" data="digits" partition-id={index} num-partitions={sites} '
                 node += f'cache-dir="{home}/cache-{index}" state-dir="{home}/state-{index}"'

@@ -61,7 +61,7 @@ def main() -> None:
             report("statistics-runs", title, columns, rows)
         if options.only in ("", "relearn"):
             columns = ("released", "s", "processor s")
-            title = f"coordinator relearn RUN --without 3, CIFAR-10 features, {options.sites} sites"
+            title = f"coordinator refit RUN --without 3, CIFAR-10 features, {options.sites} sites"
             report("statistics-relearn", title, columns, charge_and_release(options.sites, fixed))
         if options.only in ("", "pacs"):
             weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))

@@ -69,7 +69,7 @@ from .offline.keys import private_key
 
 TRAINING, HELD_OUT = "training", "held-out"
 REMEDY = (
-    "sum over the same sites, or with epsilon (one joint noise); `site forget-sums` forgets "
+    "sum over the same sites, or with epsilon (one joint noise); `site ledger forget` forgets "
     "earlier sums, if this hospital accepts that together they may show its own part"
 )
 
@@ -275,7 +275,7 @@ def forget(node: NodeConfig) -> Path | None:
     """
     ledger = own_ledger(node)
     if ledger is not None and ledger.entries():
-        ledger.reopen("site forget-sums", 0.0, 0.0, keep=True)
+        ledger.reopen("site ledger forget", 0.0, 0.0, keep=True)
     with _locked(node) as file:
         return (
             file.replace(file.with_name(f"{file.name}.{datetime.now(UTC):%Y%m%dT%H%M%S%f}"))
@@ -504,7 +504,7 @@ def _check_peers(policy: Policy, node: NodeConfig) -> None:
     if policy.require_secure_sum and not node.peers:
         raise PolicyError(
             "require-secure-sum = true, but the node-config names no peers: the coordinator could "
-            "make up all other sites; set peers to a file with the lines that `site key` prints at "
+            "make up all other sites; set peers to a file with the lines that `site offline key` prints at "
             "the other sites"
         )
 

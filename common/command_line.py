@@ -21,8 +21,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
-from .errors import FedSurrogateError
+from .errors import ConfigError, FedSurrogateError
 from .escapes import for_terminal
+from .renamed_commands import gone
 from .version import NAME, own_version
 
 if TYPE_CHECKING:
@@ -67,18 +68,22 @@ RunSettings = Annotated[
     typer.Option(
         "-c",
         "--run-config",
+        "--set",
         metavar="'key=value ...'",
-        help="Settings of the run, as in `flwr run`; strings in quotes.",
+        help="Settings of the run, or a file of them (TOML); may be given several times, later ones "
+        "win.",
         autocompletion=complete_settings,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 # Of what serves figures to Prometheus, at a site and at the coordinator.
-ListenPort = Annotated[
-    int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
-]
-ListenHost = Annotated[
-    str, typer.Option(help="The address to listen on; only a loopback address without --exposed.")
+LISTEN = "127.0.0.1:9464"
+Listen = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where to listen: port 0 takes a free one; without --exposed a loopback address.",
+    ),
 ]
 Exposed = Annotated[
     bool,
@@ -133,10 +138,15 @@ class _Shared(click.Command):
         return super().get_short_help_str(limit=max(limit, LONGEST_SUMMARY))
 
 
+def _gone_from(ctx: click.Context) -> Mapping[str, str]:
+    """Commands, and commands with an option, that the program has no more, and what to use."""
+    return getattr(ctx.find_root().command, "gone", {})
+
+
 class _Command(_Shared, TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = f" {' '.join(args)} ".replace("=", " ")
-        for words, why in getattr(ctx.find_root().command, "gone", {}).items():
+        for words, why in _gone_from(ctx).items():
             name, _, option = words.partition(" ")
             if name == ctx.info_name and option and f" {option} " in given:
                 ctx.fail(why)
@@ -144,15 +154,25 @@ class _Command(_Shared, TyperCommand):
 
 
 class _Group(_Shared, TyperGroup):
-    # Commands, and commands with an option, that are no more: why, and what does the same.
     gone: Mapping[str, str] = {}
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in self.gone:
-            ctx.fail(self.gone[args[0]])
-        return super().resolve_command(ctx, args)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        # Groups last.
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The usage names the options: the list of commands then fits a screen.
+        self.format_commands(ctx, formatter)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = {*self.commands, *(name for each in self.get_params(ctx) for name in each.opts)}
+        if args and args[0].partition("=")[0] not in known:
+            # The program: a command that is no more. A group: the command of that name that was.
+            before, own = _gone_from(ctx), args[0] if ctx.parent is None else str(ctx.info_name)
+            if why := before.get(f"{own} {args[0]}", before.get(own)):
+                ctx.fail(why)
+        return super().parse_args(ctx, args)
 
 
 class App(typer.Typer):
@@ -163,26 +183,26 @@ class App(typer.Typer):
         return super().command(name, **{"cls": _Command} | options)
 
 
-def new_app(text: str | None, main: bool = True, gone: Mapping[str, str] | None = None) -> App:
+def new_app(text: str, program: str = "") -> App:
     """A command with subcommands.
 
     Args:
         text: its help.
-        main: whether it is a program, which can install shell completion.
-        gone: commands, and commands with an option, that earlier versions had, such as "run
-            --queue"; and a sentence that says what to use instead.
+        program: its name if it is a program, which can install shell completion, and knows which
+            commands it had before.
     """
     return App(
-        cls=type("_Program", (_Group,), {"gone": gone or {}}),
+        cls=type("_Program", (_Group,), {"gone": gone(program)}) if program else _Group,
         no_args_is_help=True,
         # click suggests a similar one by itself; typer would say it again.
         suggest_commands=False,
-        add_completion=main,
+        add_completion=bool(program),
         pretty_exceptions_enable=False,
         # Rich would cut long names of options and variables at 80 columns, which a reader then
         # cannot type.
         rich_markup_mode=None,
         help=text,
+        options_metavar="[-h | --version]",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
@@ -203,6 +223,14 @@ def handling(signals: Sequence[signal.Signals], handler: Callable[..., None]) ->
             # None, for a handler that was not set in Python, cannot be set again.
             with suppress(TypeError):
                 signal.signal(number, old)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of `--listen`. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise ConfigError(f"--listen {address[:80]!r}: must be HOST:PORT, such as {LISTEN}")
+    return host.strip("[]"), int(port)
 
 
 def wait_for_interrupt() -> None:

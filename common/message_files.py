@@ -127,7 +127,9 @@ def unpack_request(content: bytes, public: bytes) -> MessageRequest:
     try:
         return MessageRequest(**_unpack(content, public, REQUEST))
     except (SurrogateError, ConfigError) as error:
-        raise ConfigError(f"no request of `coordinator exchange` ({str(error)[:120]})") from None
+        raise ConfigError(
+            f"no request of `coordinator offline exchange` ({str(error)[:120]})"
+        ) from None
 
 
 def pack_reply(reply: MessageReply, private: bytes) -> bytes:
@@ -154,7 +156,7 @@ def unpack_reply(content: bytes, public: bytes) -> MessageReply:
     try:
         return MessageReply(**_unpack(content, public, REPLY))
     except ConfigError as error:
-        raise SurrogateError(f"no reply of `site release` ({str(error)[:120]})") from None
+        raise SurrogateError(f"no reply of `site offline release` ({str(error)[:120]})") from None
 
 
 def digest(content: bytes) -> str:

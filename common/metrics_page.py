@@ -141,7 +141,7 @@ def serve_page(
 
     if not (exposed or is_loopback(host)):
         raise ConfigError(
-            f"--host {host!r}: other machines reach this address, and no password protects it; "
+            f"--listen {host!r}: other machines reach this address, and no password protects it; "
             "listen on 127.0.0.1, or add --exposed and allow only your monitoring to reach it"
         )
     # Without `auto_describe`, registration reads nothing.
@@ -154,7 +154,9 @@ def serve_page(
         if is_named(environ.get("HTTP_HOST", ""), host):
             return page(environ, begin)
         begin("421 Misdirected Request", [("Content-Type", "text/plain")])
-        return [b"This page is for programs that name this machine by its address, or by --host.\n"]
+        return [
+            b"This page is for programs that name this machine by its address, or by --listen.\n"
+        ]
 
     class PageServer(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -165,7 +167,7 @@ def serve_page(
         thread.start()
     except OSError as error:
         raise ConfigError(
-            f"--host {host!r} --port {port}: cannot listen there ({error.strerror})"
+            f"--listen {host}:{port}: cannot listen there ({error.strerror})"
         ) from None
     try:
         yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
@@ -215,6 +217,6 @@ def is_loopback(host: str) -> bool:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "0.0.0.0", None)}
     except OSError as error:
         raise ConfigError(
-            f"--host {host!r}: not an address of this machine ({error.strerror})"
+            f"--listen {host!r}: not an address of this machine ({error.strerror})"
         ) from None
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)

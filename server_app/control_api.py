@@ -128,7 +128,7 @@ def known_sites(
     """All sites, with their part in the newest run, and their versions from the newest runs.
 
     Args:
-        folder: of `coordinator certs`, for the table of registered sites; None without one.
+        folder: of `coordinator sites certs`, for the table of registered sites; None without one.
         output: folder of all runs.
         address: of the Control API, host:port.
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
@@ -174,7 +174,7 @@ def list_sites(
     Args:
         address: of the Control API, host:port.
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
-        table: names of keys, from `coordinator register`.
+        table: names of keys, from `coordinator sites register`.
 
     Returns:
         The sites by name. Nodes without a name in the table come last; each is named by its key, or
@@ -217,7 +217,7 @@ def _site(node: FlowerNode, name: str | None) -> KnownSite:
 
 
 def _key(public: bytes) -> str:
-    """SHA-256 of a public key, as `coordinator certs` shows it; empty without one."""
+    """SHA-256 of a public key, as `coordinator sites certs` shows it; empty without one."""
     return fingerprint_of(public) if public else ""
 
 

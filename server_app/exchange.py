@@ -213,7 +213,7 @@ def _signed(
     """
     if file.is_dir():
         return SurrogateError(
-            "a folder without a site's signature; add a run folder with --trust-run-folder"
+            "a folder without a site's signature; add a run folder with --unsigned"
         )
     if file.suffix == ".pb":
         return SurrogateError("a surrogate without a site's signature; add it with --unsigned")
@@ -434,7 +434,7 @@ def run_by_files(
         or len({name.casefold() for name in keys}) < len(keys)
     ):
         raise ConfigError(
-            f"{str(keys_file)!r} needs a line of `site key` for each site, with a name of its own"
+            f"{str(keys_file)!r} needs a line of `site offline key` for each site, with a name of its own"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(

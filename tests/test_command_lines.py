@@ -19,6 +19,7 @@ import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.renamed_commands import RENAMED, gone
 from fedsurrogate.common.settings import kebab
 from tests import commands
 
@@ -97,13 +98,17 @@ def test_help_and_version_load_no_heavy_library_and_no_model_of_settings(program
         ["--version"],
         *([*path, "--help"] for app, path, _ in LEAVES if app == program),
     ]
-    lines += [["preset"], ["preset", "fedlap"]] if program == "coordinator" else []
+    lines += (
+        [["settings", "--preset", each] for each in ("all", "fedlap")]
+        if program == "coordinator"
+        else []
+    )
     assert loaded(program, lines, LIBRARIES + MODELS) == []
 
 
 LISTS = {
     "coordinator": [["settings"], ["settings", "fedpft.rank"]],
-    "site": [["settings"], ["policy", "check"]],
+    "site": [["settings"], ["policy"]],
 }
 
 
@@ -140,11 +145,40 @@ def test_help_fits_80_columns_and_cuts_nothing(
 
 
 @pytest.mark.parametrize("app", APPS)
+def test_the_list_of_commands_fits_a_screen_of_24_lines(app: str) -> None:
+    """With the prompt of the shell below it."""
+    shown = CliRunner().invoke(APPS[app], ["--help"], env=NARROW, prog_name=app).output
+    assert len(shown.splitlines()) < 24
+
+
+# Words of a command that is no more, and what is said of them.
+GONE = [(app, words, why) for app in APPS for words, why in gone(app).items()]
+
+
+@pytest.mark.parametrize(("app", "words", "why"), GONE, ids=[f"{a} {w}" for a, w, _ in GONE])
+def test_a_command_that_is_no_more_says_what_to_use_instead(app: str, words: str, why: str) -> None:
+    done = CliRunner().invoke(APPS[app], [*words.split(), "more"])
+    assert done.exit_code == 2
+    assert why in done.output
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_what_a_renamed_command_is_named_now_is_there(app: str) -> None:
+    there = {path: command for program, path, command in LEAVES if program == app}
+    for new in RENAMED[app].values():
+        words, _, option = new.partition(" --")
+        command = there[tuple(words.split())]
+        assert not option or f"--{option.split()[0]}" in {n for p in command.params for n in p.opts}
+
+
+@pytest.mark.parametrize("app", APPS)
 def test_summaries_of_commands_are_whole(app: str) -> None:
     shown = " ".join(CliRunner().invoke(APPS[app], ["--help"], env=NARROW).output.split())
     command = get_command(APPS[app])
     assert isinstance(command, Group)
     for each in command.commands.values():
+        if each.hidden:
+            continue
         first = " ".join((each.help or "").split("\n\n")[0].split())
         assert first.partition(". ")[0].rstrip(".") in shown
 
@@ -153,9 +187,9 @@ def test_summaries_of_commands_are_whole(app: str) -> None:
 COMPLETED = {
     "coordinator settings fedpft.r": "fedpft.rank",
     "coordinator settings --method fedl": "fedlap",
-    "coordinator simulate --preset fedlap-m": "fedlap-mnist",
+    "coordinator simulate -c fedlap-m": "fedlap-mnist",
     "coordinator simulate -c alp": "alpha=",
-    "coordinator preset fedlap-f": "fedlap-fashion-mnist",
+    "coordinator settings --preset fedlap-f": "fedlap-fashion-mnist",
     "coordinator report one/": "one/20250101T000000Z-fedpft-abc",
     "coordinator watch runs/2": "runs/20250102T000000Z-fedavg-def",
     "coordinator simu": "simulate",
@@ -197,9 +231,9 @@ def test_completion_can_be_installed(app: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 # Wrong arguments of commands that would start a server, or wait.
-STARTS = {"superlink", "app", "metrics"}
+STARTS = {"superlink", "app", "metrics", "log"}
 # Commands that do their whole work without arguments.
-COMPLETE = {"simulate", "plan", "watch", "dry-run", "settings", "preset", "check", "run", "sweep"}
+COMPLETE = {"simulate", "plan", "watch", "dry-run", "settings", "policy", "run", "sweep"}
 
 
 def filled(command: Command, value: str) -> list[str]:
@@ -282,7 +316,7 @@ def test_an_unknown_setting_of_a_site_is_refused(
 
 
 def test_the_policy_fits_80_columns() -> None:
-    done = CliRunner().invoke(fedsurrogate.client_app.cli.main.app, ["policy", "check"], env=NARROW)
+    done = CliRunner().invoke(fedsurrogate.client_app.cli.main.app, ["policy"], env=NARROW)
     assert "…" not in done.output
     assert max(map(len, done.output.splitlines())) <= 80
     for name in Policy.model_fields:

@@ -31,11 +31,10 @@ def adapt(
     remove: Annotated[bool, typer.Option("--remove", help="Go back to the shared model.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Adapt a shared model to this site's own records, if that is better beyond chance. Nothing
-    leaves.
+    """Adapt a shared model to this site's own records.
 
-    Compares by cross-validation: the shared model, its scores moved, scaled, or corrected by a ridge
-    on own records.
+    Only if that is better beyond chance. Nothing leaves. Compares by cross-validation: the shared
+    model, its scores moved, scaled, or corrected by a ridge on own records.
     """
     from fedsurrogate.common.models.classifiers import target_of_model
     from fedsurrogate.common.targets.measures import facts_of

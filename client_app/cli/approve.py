@@ -1,5 +1,5 @@
-"""The `site approve`, `enrol`, `settings`, `policy check` and `forget-sums` commands: what a person
-at a site decides or looks up.
+"""The `site approve`, `enrol`, `settings`, `policy` and `ledger forget` commands: what a person at a
+site decides or looks up.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from .options import LISTS_ALL, MaybeNode, Node, complete_node_keys, node_of
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(help="The coordinator's file of `coordinator propose`.")],
+    file: Annotated[
+        Path, typer.Argument(help="The coordinator's file of `coordinator approval propose`.")
+    ],
     officer: Annotated[str, typer.Option(help="Your name; the ledger will have it.")],
     node_config: Node,
     refuse: Annotated[
         bool, typer.Option("--refuse", help="Refuse this run: this site will not answer it.")
     ] = False,
 ) -> None:
-    """Approve or refuse a run for this site, before it starts. Nothing leaves.
+    """Approve or refuse a run for this site, before it starts.
 
-    A refusal always holds. An approval is needed where the policy says require-officer = true, and
+    Nothing leaves. A refusal always holds. An approval is needed where the policy says require-officer = true, and
     stands in the ledger with each release of the run. A later decision replaces an earlier one.
     """
     from datetime import UTC, datetime
@@ -79,11 +81,11 @@ def enrol(
         typer.Option(help="The site's folder, into which its kit is unpacked; default: ./SITE."),
     ] = None,
 ) -> None:
-    """Make this site's key, which stays here, and a request for the coordinator, which holds no
-    secret.
+    """Make this site's key, and a request for the coordinator.
 
-    A key that is there is kept: the command also renews a site whose time ends. The coordinator
-    compares the fingerprint with you, such as by telephone, and sends back a kit.
+    The key stays here; the request holds no secret. A key that is there is kept: the command also
+    renews a site whose time ends. The coordinator compares the fingerprint with you, such as by
+    telephone, and sends back a kit.
 
     Example: site enrol north --hospital 'St. Mary' --contact it@mary.example
 
@@ -129,7 +131,9 @@ def settings(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Explain the settings of a site, the node-config: meaning, default, range and unit.
+    """Explain the settings of a site, its node-config.
+
+    Shows meaning, default, range and unit.
 
     Example: site settings data-dir
     """
@@ -148,15 +152,16 @@ def settings(
         console.print(table)
 
 
-def policy_check(
+def policy(
     file: Annotated[
         Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")
     ] = None,
     node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
-    """Check a policy file, or the default policy, and show its settings. Exits with 1 if the file
-    is wrong.
+    """Check a policy file, or the default policy, and show its limits.
+
+    Exits with 1 if the file is wrong.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
@@ -166,8 +171,8 @@ def policy_check(
 
     if file is None and node_config and (named := node_of(node_config).policy):
         file = Path(named)
-    policy = load_policy(str(file)) if file else DEFAULT
-    values = policy.model_dump(by_alias=True)
+    found = load_policy(str(file)) if file else DEFAULT
+    values = found.model_dump(by_alias=True)
     if as_json:
         print(json.dumps(values, indent=2))
         return
@@ -176,7 +181,7 @@ def policy_check(
     meaning = Column("meaning", overflow="fold")
     table = Table(Column("key", no_wrap=True), *narrow, meaning, box=SIMPLE_HEAD)
     for name, field in Policy.model_fields.items():
-        value, default = getattr(policy, name), getattr(DEFAULT, name)
+        value, default = getattr(found, name), getattr(DEFAULT, name)
         shown = Text(_shown(value), style="" if value == default else "bold")
         table.add_row(name.replace("_", "-"), shown, _shown(default), field.description or "")
     console.print(table)
@@ -197,7 +202,7 @@ def _shown(value: object) -> str:
     return f"{value:_}" if isinstance(value, int) else f"{value:g}"
 
 
-def forget_sums(
+def forget(
     node_config: Node,
     yes: Annotated[
         bool,
@@ -210,17 +215,19 @@ def forget_sums(
         ),
     ],
 ) -> None:
-    """Forget with which sites this hospital has taken part in secure sums without joint noise, and
-    which records its runs without noise have selected.
+    """Forget which sites and records were in sums without noise.
+
+    With which sites this hospital has taken part in secure sums without joint noise, and which
+    records its runs without noise have selected.
 
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.
     """
-    from ..secure_sum import forget
+    from ..secure_sum import forget as forget_sums
 
     if not yes:
         raise typer.Abort
-    kept = forget(node_of(node_config))
+    kept = forget_sums(node_of(node_config))
     console.print(
         f"forgotten; the record is kept in {kept}" if kept else "nothing to forget", soft_wrap=True
     )

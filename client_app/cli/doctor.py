@@ -1,6 +1,4 @@
-"""The `site doctor`, `audit`, `disclose` and `metrics` commands: checks of a site, of a run and of
-a release.
-"""
+"""The `site doctor`, `audit` and `metrics` commands: checks of a site, of a run and of a release."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsurrogate.common.command_line import (
+    LISTEN,
     Exposed,
     Json,
-    ListenHost,
-    ListenPort,
+    Listen,
     RunSettings,
     WatchedCertificates,
     console,
+    host_and_port,
     print_error,
     run_config_of,
     stderr_console,
@@ -34,6 +33,7 @@ from .options import KitFolder, MaybeNode, Node, node_of
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
 
+    from ..audit.release_audit import ReleaseAudit
     from ..diagnostics.findings import Finding
     from ..diagnostics.site_checks import SiteCollector
     from ..node_config import NodeConfig
@@ -81,8 +81,7 @@ def doctor(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Check this machine and its connection to the coordinator before a run: PASS, WARN or FAIL,
-    and what to do.
+    """Check this machine and its connection before a run.
 
     Takes the folder of a kit, or the same options as `site join`. Without any, it asks on a terminal
     what to examine; elsewhere it lists what it needs. Nothing is changed, nothing leaves. Exits with
@@ -160,128 +159,103 @@ def _ask() -> tuple[list[str], str]:
         "Settings of this site (key=value ...), or a file with them", default="", show_default=False
     )
     superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
-    return settings_in(settings.strip()), superlink.strip()
-
-
-def settings_in(text: str) -> list[str]:
-    """The settings in a text, or in the file that it names.
-
-    Args:
-        text: key=value ..., or the name of a file: TOML, or lines of key=value.
-
-    Raises:
-        OSError: for a file that cannot be read.
-
-    Example:
-        >>> settings_in('site="north" data="digits"')
-        ['site="north" data="digits"']
-    """
-    import tomllib
-
-    if not text or "=" in text:
-        return [text] if text else []
-    content = Path(text).expanduser().read_text("utf-8-sig", errors="replace")
-    try:
-        return [
-            f"{key}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in tomllib.loads(content).items()
-        ]
-    except tomllib.TOMLDecodeError:
-        return [
-            line
-            for line in content.splitlines()
-            if line.strip() and not line.lstrip().startswith("#")
-        ]
+    return [settings] if settings.strip() else [], superlink.strip()
 
 
 def audit(
     node_config: Node,
     run_config: RunSettings = None,
-    out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path(
-        "audit"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for audit.html and audit.json.", show_default="audit"),
+    ] = None,
     seconds: Annotated[
-        float, typer.Option(help="Make further releases for this long, at least eight.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            help="Attack for this long, at least eight releases.",
+            show_default="60; with --sheet no attack",
+        ),
+    ] = None,
+    sheet: Annotated[
+        bool,
+        typer.Option(
+            "--sheet",
+            help="Write a disclosure sheet: what leaves, to whom, its claim, and what attacks find. "
+            "It lies in the state folder, and the ledger's entry of the release has its address.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Attack the release of a run with these settings: does it show which records were used?
+    """Attack a run's release: does it show which records were used?
 
     Makes the release again and again from halves of the records, and lets an attacker who knows
-    every record guess which were used. Exits with 1 if the attack beats the run's epsilon, or a
-    limit of the policy.
+    every record guess which were used. With --sheet it gives no verdict. Otherwise it exits with 1
+    if the attack beats the run's epsilon, or a limit of the policy.
 
     Example: site audit -c 'fedpft.components=10' --out audit
     """
     from rich.progress import Progress
-    from rich.table import Table
 
     from ..audit.output import limit_broken, pictures_of, write_audit
     from ..audit.release_audit import audit_release
     from ..governance.policy import policy_of
 
     run, node = run_config_of(run_config), node_of(node_config)
+    if sheet:
+        if out is not None:
+            raise ConfigError("--out: the disclosure sheet lies in the state folder; leave it out")
+        _write_sheet(run, node, seconds or 0.0, as_json)
+        return
     with Progress(console=console, transient=True, disable=as_json) as bar:
         task = bar.add_task("releases", total=None)
 
         def show(done: int, most: int) -> None:
             bar.update(task, completed=done, total=most)
 
-        result = audit_release(run, node, seconds, progress=show)
+        result = audit_release(run, node, 60.0 if seconds is None else seconds, progress=show)
     pictures = pictures_of(run, node, [each.row for each in result.standing_out])
-    facts, page = write_audit(result, out, pictures)
+    facts, page = write_audit(result, out or Path("audit"), pictures)
     broken = limit_broken(result, policy_of(node))
     if as_json:
         refusal = {"page": str(page), "refusal": broken or None}
         print(json.dumps(refusal | json.loads(facts.read_text()), indent=2))
     else:
-        attack, nearest = result.attack, result.nearest
-        table = Table("attack", "value", "95 % interval")
-        table.title = f"{result.releases} releases, {result.records} records"
-        for name, each in (
-            ("AUC (0.5 is a guess)", attack),
-            *((f"AUC, {name}", other) for name, other in result.others.items()),
-        ):
-            table.add_row(name, f"{each.auc:.3f}", f"{each.low:.3f} to {each.high:.3f}")
-        table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %")
-        table.add_row(
-            "found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %"
-        )
-        if result.epsilon:
-            table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}")
-        if nearest is not None:
-            table.add_row("means that are nearly a record", f"{100 * nearest.copies:.1f} %")
-        console.print(table)
-        if nearest is not None and nearest.classes:
-            text = f"a mean is nearly a record: class {', '.join(nearest.classes)}"
-            console.print(text, style="yellow")
-        if count := result.standing_out_count:
-            console.print(f"{count} records stand out; the page names them", style="yellow")
-        console.print(str(page), soft_wrap=True)
+        _print_audit(result, page)
     if broken:
         print_error(broken)
         raise typer.Exit(1)
 
 
-def disclose(
-    node_config: Node,
-    run_config: RunSettings = None,
-    seconds: Annotated[
-        float, typer.Option(help="Attack for this long, at least eight releases.")
-    ] = 0.0,
-    as_json: Json = False,
-) -> None:
-    """Write a disclosure sheet for a run: what leaves, to whom, its claim, and what attacks find.
+def _print_audit(result: ReleaseAudit, page: Path) -> None:
+    from rich.table import Table
 
-    The sheet lies in the state folder. The ledger's entry of the release has its address. It gives
-    no verdict.
+    attack, nearest = result.attack, result.nearest
+    table = Table("attack", "value", "95 % interval")
+    table.title = f"{result.releases} releases, {result.records} records"
+    for name, each in (
+        ("AUC (0.5 is a guess)", attack),
+        *((f"AUC, {name}", other) for name, other in result.others.items()),
+    ):
+        table.add_row(name, f"{each.auc:.3f}", f"{each.low:.3f} to {each.high:.3f}")
+    table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %")
+    table.add_row("found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %")
+    if result.epsilon:
+        table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}")
+    if nearest is not None:
+        table.add_row("means that are nearly a record", f"{100 * nearest.copies:.1f} %")
+    console.print(table)
+    if nearest is not None and nearest.classes:
+        text = f"a mean is nearly a record: class {', '.join(nearest.classes)}"
+        console.print(text, style="yellow")
+    if count := result.standing_out_count:
+        console.print(f"{count} records stand out; the page names them", style="yellow")
+    console.print(str(page), soft_wrap=True)
 
-    Example: site disclose -c 'fedpft.components=10'
-    """
-    from ..audit.disclosure import disclose as write
 
-    node = node_of(node_config)
-    content, facts, page = write(run_config_of(run_config), node, seconds)
+def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> None:
+    from ..audit.disclosure import disclose
+
+    content, facts, page = disclose(run, node, seconds)
     if as_json:
         print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
     else:
@@ -299,22 +273,20 @@ def metrics(
         ),
     ] = "",
     certificate: WatchedCertificates = None,
-    port: ListenPort = 9464,
-    host: ListenHost = "127.0.0.1",
+    listen: Listen = LISTEN,
     exposed: Exposed = False,
 ) -> None:
-    """Serve this site to Prometheus, at http://HOST:PORT/metrics, until interrupted: budget, ledger,
-    data, disks, certificates.
+    """Serve this site to Prometheus, at http://HOST:PORT/metrics, until interrupted.
 
-    With --runtime it reads nothing of the site itself, so it may have a network and needs no folder
-    but that of the socket. Otherwise it reads the ledger of the node-config. Needs the extra
-    `monitor`.
+    Shows budget, ledger, data, disks and certificates. With --runtime it reads nothing of the site
+    itself, so it may have a network and needs no folder but that of the socket. Otherwise it reads
+    the ledger of the node-config. Needs the extra `monitor`.
     """
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback, serve_page
 
     from ..diagnostics.site_checks import USER
 
-    machine = MachineCollector(certificate or (), {})
+    machine, (host, port) = MachineCollector(certificate or (), {}), host_and_port(listen)
     with (
         _of_site(runtime, node_config) as site,
         serve_page((site, machine), host, port, exposed, USER) as url,

@@ -122,8 +122,9 @@ def evaluate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Judge a model on labelled records of this site: measures with intervals, plots, by groups.
-    Nothing leaves.
+    """Judge a model on labelled records of this site.
+
+    Writes measures with intervals and plots, also by groups. Nothing leaves.
 
     Example: site evaluate --out evaluation --by scanner,sex
     """

@@ -1,4 +1,4 @@
-"""The `site` commands that use a generator: synthetic sets, classifiers, out-of-distribution
+"""The `site generator` commands: synthetic sets, classifiers, out-of-distribution
 scores.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import Json, RunSettings, console, run_config_of
+from fedsurrogate.common.command_line import Json, RunSettings, console, new_app, run_config_of
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.files import replace_file
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from ..features.site_features import SiteFeatures
     from ..methods.dpcvae.downstream import LabelledEmbeddings
 
-File = Annotated[Path, typer.Argument(help="A synthetic set, written by `site synthesize`.")]
+generator_app = new_app("Draw synthetic embeddings from a generator, and use them.")
+File = Annotated[
+    Path, typer.Argument(help="A synthetic set, written by `site generator synthesize`.")
+]
 
 
+@generator_app.command()
 def synthesize(
     run: Annotated[
         str,
@@ -51,8 +55,9 @@ def synthesize(
     node_config: MaybeNode = None,
     as_json: Json = False,
 ) -> None:
-    """Draw synthetic embeddings from the generator of a dpcvae run. This costs no privacy, even if
-    repeated.
+    """Draw synthetic embeddings from the generator of a dpcvae run.
+
+    This costs no privacy, even if repeated.
     """
     from fedsurrogate.common.models.generators import labels_evenly, labels_like
     from fedsurrogate.common.wire.generator_files import (
@@ -104,6 +109,7 @@ def synthesize(
         console.print(budget, soft_wrap=True)
 
 
+@generator_app.command()
 def classify(
     file: File,
     node_config: Node,
@@ -180,6 +186,7 @@ def classify(
     console.print(table)
 
 
+@generator_app.command()
 def ood(
     file: File,
     node_config: Node,
@@ -195,12 +202,11 @@ def ood(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Out-of-distribution scores of this site's test records: against synthetic embeddings, its
-    own, and both.
+    """Out-of-distribution scores of this site's test records.
 
-    The score is the squared Mahalanobis distance to the nearest known class. Classes in --unknown,
-    and classes that the run does not have, are not known. The area under the ROC curve measures how
-    well the scores detect them.
+    Against synthetic embeddings, its own, and both. The score is the squared Mahalanobis distance
+    to the nearest known class. Classes in --unknown, and classes that the run does not have, are
+    not known. The area under the ROC curve measures how well the scores detect them.
     """
     import torch
     from rich.table import Table

@@ -12,7 +12,7 @@ from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
 from .first_join import installed, prepare
-from .options import KitFolder, MaybeNode, node_of
+from .options import KitFolder, MaybeNode, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
@@ -43,8 +43,7 @@ def join(
         bool, typer.Option("--install", help="Write a service of systemd that joins, and end.")
     ] = False,
 ) -> None:
-    """Take part in a federation until Ctrl-C: start this site's SuperNode and its app, and keep
-    both running.
+    """Take part in a federation until Ctrl-C.
 
     With the folder of a kit it asks once for the data, the weights and the limits, checks this
     machine as `site doctor` does, and asks before it opens the ledger. Without a terminal it asks
@@ -57,7 +56,8 @@ def join(
     join.
     """
     if kit is not None:
-        if node_config or superlink or insecure or root_certificates or auth_supernode_private_key:
+        # A node-config may stand in the environment, of a job or a container.
+        if superlink or insecure or root_certificates or auth_supernode_private_key:
             raise ConfigError(
                 f"{kit} has the settings and the coordinator's address; leave the other options out"
             )
@@ -68,9 +68,10 @@ def join(
             return
         _join([ready.node_config()], *ready.link)
         return
-    if not (node_config and superlink):
+    if not (node_config and superlink) or yes or install:
         raise ConfigError(
-            "name the folder of this site's kit: site join north/; or give --superlink and --node-config"
+            "name the folder of this site's kit: site join north/; or give --superlink and --node-config, "
+            "without --yes and --install"
         )
     _join(node_config, superlink, root_certificates, auth_supernode_private_key, insecure)
 
@@ -93,7 +94,7 @@ def _join(
     with own_folder() as folder:
         runtime = own_socket(f"unix:{folder}/app")
         link = (superlink, root_certificates, auth_supernode_private_key)
-        Supervisor(site_commands(runtime, " ".join(node_config), *link), _print).run()
+        Supervisor(site_commands(runtime, one_text(node_config), *link), _print).run()
 
 
 def check_settings(node: NodeConfig) -> None:

@@ -23,19 +23,21 @@ from fedsurrogate.common.files import owner_only
 
 from ..processes.own_account import take_arguments
 from .adapt import adapt
-from .approve import approve, enrol, forget_sums, policy_check, settings
-from .doctor import audit, disclose, doctor, metrics
+from .approve import approve, enrol, forget, policy, settings
+from .doctor import audit, doctor, metrics
 from .evaluate import evaluate
-from .generator import classify, ood, synthesize
+from .generator import generator_app
 from .join import join
 from .models import models_app
-from .options import Node, node_of
+from .options import Node, node_of, one_text
 from .predict import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
+
+    from ..node_config import NodeConfig
 
 
 class Split(StrEnum):
@@ -46,19 +48,22 @@ class Split(StrEnum):
     test = "test"
 
 
-app = new_app("A site of a federation: join it, and control what leaves this hospital.")
-policy_app = new_app("The policy file: limits on releases and on work.", main=False)
-app.add_typer(policy_app, name="policy")
-policy_app.command("check")(policy_check)
+app = new_app("A site of a federation: join it, and control what leaves this hospital.", "site")
+ledger_app = new_app("The releases of this site's data, and what is left of the budget.")
+offline_app = new_app("Answer requests that come as files.")
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(models_app, name="models")
+app.add_typer(generator_app, name="generator")
+app.add_typer(offline_app, name="offline")
 for command in (
-    enrol, approve, join, doctor, metrics, settings, predict, evaluate, adapt, synthesize, classify, ood,
-    audit, disclose, forget_sums,
+    enrol, join, doctor, settings, policy, approve, audit, predict, evaluate, adapt,
 ):  # fmt: skip
     app.command()(command)
+app.command(hidden=True)(metrics)
+ledger_app.command()(forget)
 
 
-@app.command("app")
+@app.command("app", hidden=True)
 def run_app(
     runtime: Annotated[
         str,
@@ -82,10 +87,12 @@ def run_app(
     """
     from ..processes.app_process import serve
 
-    serve(runtime, " ".join(node_config), joined)
+    serve(runtime, one_text(node_config), joined)
 
 
-@app.command("node", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    "node", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
 def run_node(
     context: typer.Context,
     runtime: Annotated[
@@ -112,38 +119,40 @@ def run_node(
     serve_node(runtime, context.args, retry)
 
 
-@app.command()
-def ledger(
-    node_config: Node,
-    open_new: Annotated[
-        bool,
-        typer.Option(
-            "--open", help="Open the ledger of new data, once; without it nothing leaves."
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Show the releases of this site's data, by time and run, and the rest of the privacy budget.
-
-    Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
-    """
-    from fedsurrogate.common.settings import Settings
-
-    from ..governance.gate import open_gate, open_ledger
-    from ..governance.ledger import one_run
-
+def _with_data(node_config: list[str]) -> NodeConfig:
     node = node_of(node_config)
     if node.data_dir and not Path(node.data_dir).expanduser().exists():
         raise ConfigError(
             f"data-dir = {node.data_dir!r} is not there, and a ledger belongs to data; name their "
             "folder as the site's own node-config does"
         )
-    if open_new:
-        opened = open_ledger(node)
-        console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
-        warning = "keep both, and never restore an older copy of either: it lacks later releases"
-        console.print(warning, soft_wrap=True)
-        return
+    return node
+
+
+@ledger_app.command("open")
+def open_new(node_config: Node) -> None:
+    """Open the ledger of new data, once; without it nothing leaves."""
+    from ..governance.gate import open_ledger
+
+    node = _with_data(node_config)
+    opened = open_ledger(node)
+    console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
+    warning = "keep both, and never restore an older copy of either: it lacks later releases"
+    console.print(warning, soft_wrap=True)
+
+
+@ledger_app.command()
+def show(node_config: Node, as_json: Json = False) -> None:
+    """Show the releases of this site's data, and what is left of the budget.
+
+    Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
+    """
+    from fedsurrogate.common.settings import Settings
+
+    from ..governance.gate import open_gate
+    from ..governance.ledger import one_run
+
+    node = _with_data(node_config)
     gate = open_gate(node, Settings().data, "")
     entries, policy = gate.ledger.entries(), gate.policy
     spent, more = gate.spent(), gate.runs_left(one_run(policy))
@@ -207,8 +216,8 @@ def _row(entry: dict[str, Any]) -> list[str]:
     return [when, entry["flower_run"], f"{entry['method']}, {number}", privacy, sent]
 
 
-@app.command("reopen-ledger")
-def reopen_ledger(
+@ledger_app.command()
+def reopen(
     node_config: Node,
     reason: Annotated[
         str, typer.Option(help="The reason; it is written to the new ledger.", prompt="Why")
@@ -245,12 +254,12 @@ def reopen_ledger(
     console.print(f"{what.format(epsilon_spent)} spent: {gate.ledger.path}", soft_wrap=True)
 
 
-@app.command()
+@offline_app.command()
 def key(node_config: Node) -> None:
-    """Show this site's public key: a line for the `peers` file of other sites and for the
-    coordinator's keys file.
+    """Show this site's public key.
 
-    The private key is created when first needed and stays in the state folder.
+    It is a line of the coordinator's keys file, and of the `peers` files of other sites. The
+    private key is created when first needed and stays in the state folder.
     """
     from fedsurrogate.common.security.sealing import public_key
 
@@ -261,21 +270,23 @@ def key(node_config: Node) -> None:
     print(f'{name} = "{public_key(private_key(node, name)).hex()}"')
 
 
-@app.command()
+@offline_app.command()
 def release(
     request: Annotated[
-        Path, typer.Argument(help="A file of `coordinator request` or `coordinator exchange`.")
+        Path,
+        typer.Argument(
+            help="A file of `coordinator offline request` or `coordinator offline exchange`."
+        ),
     ],
     node_config: Node,
     out: Annotated[Path, typer.Option(help="The bundle or reply to write, for the coordinator.")],
     as_json: Json = False,
 ) -> None:
-    """Answer a request in a signed file, for a site without a network connection to the
-    coordinator.
+    """Answer a request in a signed file.
 
-    The request must be signed with the coordinator's key in the node-config (coordinator-key), and
-    is answered only once. A release is charged to the ledger, and is byte for byte the same as over
-    the network.
+    This needs no network connection to the coordinator. The request must be signed with the
+    coordinator's key in the node-config (coordinator-key), and is answered only once. A release is
+    charged to the ledger, and is byte for byte the same as over the network.
     """
     from fedsurrogate.common.escapes import human_bytes
 
@@ -298,10 +309,9 @@ def release(
 def dry_run_command(
     node_config: Node, run_config: RunSettings = None, as_json: Json = False
 ) -> None:
-    """Compute the release of a run with these settings, and show its noise and epsilon. Nothing
-    leaves.
+    """Compute the release of a run, and show its noise and epsilon.
 
-    Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
+    Nothing leaves. Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
     leave.
     """
     from ..offline.keys import dry_run
@@ -321,7 +331,7 @@ def dry_run_command(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(hidden=True)
 def features(
     out: Annotated[
         Path,

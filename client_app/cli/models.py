@@ -1,4 +1,4 @@
-"""The `site models` commands: which models this site keeps, and which one is in use."""
+"""The `site models list` commands: which models this site keeps, and which one is in use."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ import typer
 from fedsurrogate.common.command_line import Json, console, new_app
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MaybeNode, Node, node_of
+from .options import Node, node_of
 
-models_app = new_app(
-    "The models of this site's runs: list them, add one, put one in use, go back.", main=False
-)
+models_app = new_app("The models of this site: list, add, put one in use, go back.")
 
 
-@models_app.callback(invoke_without_command=True, no_args_is_help=False)
-def models(context: typer.Context, node_config: MaybeNode = None, as_json: Json = False) -> None:
-    """The models of this site's runs: list them, add one, put one in use, go back.
-
-    Without a subcommand, lists the models that this site keeps.
-    """
-    if context.invoked_subcommand is not None:
-        return
-    if not node_config:
-        raise ConfigError("--node-config is missing; models are in the state folder that it names")
+@models_app.command("list")
+def list_kept(node_config: Node, as_json: Json = False) -> None:
+    """List the models that this site keeps."""
     from rich.table import Column, Table
 
     from fedsurrogate.common.errors import FedSurrogateError
@@ -100,9 +91,10 @@ def add(
     ] = "",
     use_it: Annotated[bool, typer.Option("--use", help="Put it in use as well.")] = False,
 ) -> None:
-    """Keep a model file that was brought by a person. Its signature must fit the coordinator's key.
+    """Keep a model file that was brought by a person.
 
-    Commands take it when they name none only after --use, or `site models use`.
+    Its signature must fit the coordinator's key. Commands take it when they name none only after
+    --use, or `site models use`.
     """
     from fedsurrogate.common.signed_models.signed_model import read_signed_model
 
@@ -113,12 +105,12 @@ def add(
         trusted = frozenset({bytes.fromhex(signer)}) if signer else trusted_keys(node)
     except ValueError:
         raise ConfigError(
-            f"--signer {signer[:40]!r}: must be the digits that `coordinator key` prints"
+            f"--signer {signer[:40]!r}: must be the digits that `coordinator sites key` prints"
         ) from None
     if not trusted:
         raise ConfigError(
             "this site knows no coordinator's key, so the file could come from anyone; set "
-            "coordinator-key in the node-config to the output of `coordinator key` there, or give "
+            "coordinator-key in the node-config to the output of `coordinator sites key` there, or give "
             "it with --signer"
         )
     name = keep_model(node, read_signed_model(file, trusted), "file")

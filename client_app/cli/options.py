@@ -47,7 +47,7 @@ class WholeText(click.types.StringParamType):
     ) -> str:
         """The settings, as one text."""
         text = str(super().convert(value, param, ctx))
-        if not text or "=" in text:
+        if "=" in text or not Path(text or "-").is_dir():
             return text
         from ..kit import read_kit
 
@@ -57,7 +57,7 @@ class WholeText(click.types.StringParamType):
 _NODE = typer.Option(
     "--node-config",
     metavar="KIT|'key=value ...'",
-    help="This site's own settings: the folder of its kit, or their text; the same for every command.",
+    help="This site's own settings: the folder of its kit, their text, or a file of them (TOML).",
     envvar=SETTINGS,
     click_type=WholeText(),
     autocompletion=complete_node_settings,
@@ -77,3 +77,10 @@ def node_of(texts: list[str]) -> NodeConfig:
     from ..node_config import parse_node_config
 
     return parse_node_config(parse_overrides(texts))
+
+
+def one_text(texts: list[str]) -> str:
+    """A node-config from the command line as one text, for another process."""
+    from fedsurrogate.common.settings.base import parse_overrides, settings_text
+
+    return settings_text(parse_overrides(texts))

@@ -85,11 +85,10 @@ def predict(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Classify new images with a model: probabilities, decision and out-of-distribution score of
-    each, as CSV.
+    """Classify new images with a model, and write a CSV.
 
-    Nothing leaves this site. An interrupted command continues where it stopped when it is given
-    again.
+    It has probabilities, decision and out-of-distribution score of each. Nothing leaves this site.
+    An interrupted command continues where it stopped when it is given again.
 
     Example: site predict --data-dir /data/new --out predictions.csv
 

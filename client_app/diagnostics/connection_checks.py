@@ -243,9 +243,9 @@ RENEW_SITE = (
 )
 RENEW = "ask the coordinator to renew it"
 REFUSED = {
-    "expired": f"{RENEW} (`coordinator certs FOLDER --renew`), and {CLOCK}",
+    "expired": f"{RENEW} (`coordinator sites certs FOLDER --renew`), and {CLOCK}",
     "not yet valid": CLOCK,
-    "mismatch": "use the name in the certificate, or ask the coordinator: `coordinator certs FOLDER "
+    "mismatch": "use the name in the certificate, or ask the coordinator: `coordinator sites certs FOLDER "
     "--renew --host NAME`",
     "": "take ca.crt from the site kit again; it is of another federation, or the coordinator has a new "
     "authority",
@@ -257,7 +257,7 @@ STANDING = {
     ),
     "unknown": Finding(
         "key", "FAIL", "the coordinator does not know this site's key",
-        "ask the coordinator to add it with `coordinator register`; a key that it has revoked stays "
+        "ask the coordinator to add it with `coordinator sites register`; a key that it has revoked stays "
         "barred, and this site then needs a new kit",
     ),
     "clock": Finding(
@@ -318,7 +318,7 @@ def _steps(link: Link) -> Iterator[Finding]:
         raise _FailedError("TLS", facts, remedy)
     else:
         facts = "not used: anyone on the network path can read and change all messages"
-        remedy = "give --root-certificates; the coordinator's `certs` command makes them"
+        remedy = "give --root-certificates; `coordinator sites certs` makes them"
         yield Finding("TLS", "WARN", facts, remedy)
     if link.key is None:
         remedy = "give --auth-supernode-private-key; without it the coordinator cannot identify "
@@ -426,7 +426,7 @@ def _secured(link: Link, authority: Path, proxy: Proxy | None) -> Iterator[Findi
         raise _FailedError("TLS", facts, f"check {INTERCEPTED}") from None
     facts = f"the certificate is for {link.host}, trusted, and"
     until = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
-    yield _valid("TLS", facts, until, f"{RENEW}: `coordinator certs FOLDER --renew`")
+    yield _valid("TLS", facts, until, f"{RENEW}: `coordinator sites certs FOLDER --renew`")
     if arrive:
         yield Finding("packets", "PASS", f"large packets arrive at {link.host}")
     elif arrive is False:
@@ -457,7 +457,7 @@ def inspector(der: bytes, authority: Path) -> str:
     """The issuer of a certificate, if that is not an authority of a federation: a device on the way
     inspects TLS.
 
-    Authorities of `coordinator certs` have the common name fedsurrogate and a number.
+    Authorities of `coordinator sites certs` have the common name fedsurrogate and a number.
 
     Args:
         der: the certificate.

@@ -164,15 +164,13 @@ DATA = (
     ".env"
 )
 PEERS = (
-    "set peers in the node-config (PEERS in the .env of a kit) to a file with the lines that `site key` "
+    "set peers in the node-config (PEERS in the .env of a kit) to a file with the lines that `site offline key` "
     "prints there"
 )
-COORDINATOR = (
-    "take coordinator.pub from the site kit, or the output of `coordinator key` at the coordinator"
-)
+COORDINATOR = "take coordinator.pub from the site kit, or the output of `coordinator sites key` at the coordinator"
 SPENT = "nothing more may leave; only a person may raise epsilon-total"
-REPAIR = "every release is refused until it is repaired; see `site ledger`"
-OPEN = "`site join KIT` asks whether to open it; or type once: site ledger --open"
+REPAIR = "every release is refused until it is repaired; see `site ledger show`"
+OPEN = "`site join KIT` asks whether to open it; or type once: site ledger open"
 CLOSE = "`site join`, or the next request, closes those of this user; for others' files: chmod -R go-rwx"
 BURNED_IN = "a model may learn a name in the pixels; black it out, or leave these images (BurnedInAnnotation) out"
 
@@ -198,7 +196,7 @@ def check_site(
         yield _found(key, "", partial(_folder, key, folder, holds))
     yield _found("other accounts", "see state-dir", lambda: _other_accounts(node))
     yield from _machine(run.settings.device, node)
-    yield _found("policy", "see `site policy check`", lambda: _policy(gate(), node))
+    yield _found("policy", "see `site policy`", lambda: _policy(gate(), node))
     yield _found("ledger", REPAIR, lambda: _ledger(gate()))
     if node.peers or _demanded(gate):
         yield _found("peers", PEERS, lambda: _peers(gate, node))
@@ -224,7 +222,7 @@ def check_site(
         remedy = "give the coordinator's planned settings with -c"
         yield Finding("a run", "WARN", "no settings of a run are given", remedy)
     elif part:
-        remedy = "see `site policy check` and `site ledger`"
+        remedy = "see `site policy` and `site ledger show`"
         yield _found("a run", remedy, lambda: _run(run, gate(), part[0], dimension))
 
 

@@ -224,7 +224,7 @@ def _check_unit(entries: Sequence[Entry], release: Release) -> None:
         raise BudgetError(
             f"{len(others)} releases protected single {others[0]}s before, so no total can be guaranteed "
             f"to {release.unit}s, for a ledger counts one unit; set `unit` in the node-config as before, or "
-            "let a person decide what is spent, with `site reopen-ledger`"
+            "let a person decide what is spent, with `site ledger reopen`"
         )
 
 
@@ -241,7 +241,7 @@ def _check_selection(entries: Sequence[Entry], release: Release) -> None:
             raise PolicyError(
                 f"exact-runs-may-differ = false: an earlier run without noise had {key} = "
                 f"{first[key]}, this one has {now}, and the difference of both may be a single record; "
-                "run with the same, or with epsilon; `site forget-sums` accepts the difference once, "
+                "run with the same, or with epsilon; `site ledger forget` accepts the difference once, "
                 "exact-runs-may-differ = true in this site's policy always"
             )
 

@@ -550,7 +550,7 @@ def open_gate(node: NodeConfig, data: DataKind, flower_run: str) -> Gate:
 
 
 def open_ledger(node: NodeConfig) -> Ledger:
-    """Open the ledger of new data, as `site ledger --open` does. Raises LedgerError where one was
+    """Open the ledger of new data, as `site ledger open` does. Raises LedgerError where one was
     open before.
     """
     if (own := own_ledger(node)) is None:

@@ -44,7 +44,7 @@ BY_FILE = re.compile(r"bundle-[0-9a-f]{16}")
 # Id of a proposal in a line: nothing else in quotes has 32 digits.
 PROPOSAL = re.compile(r'"([0-9a-f]{32})"')
 REMEDY = (
-    "nothing leaves until a person has looked at it; `site reopen-ledger` starts a new one "
+    "nothing leaves until a person has looked at it; `site ledger reopen` starts a new one "
     "and keeps the old"
 )
 

@@ -144,7 +144,7 @@ class Policy(WorkLimits):
         "approvers.toml",
         min_length=1,
         description="file with the public keys of the people who may, next to this one; lines of "
-        "`coordinator approver`",
+        "`coordinator approval key`",
     )
     require_officer: bool = Field(
         False,

@@ -7,8 +7,8 @@ each charged reply contains a receipt, and later requests return it (common/secu
 
 After a kill the ledger may be one entry ahead of the witness; the witness is then updated. All
 other differences are refused: no ledger but a witness, no witness but a ledger, a shorter ledger, a
-ledger two or more entries ahead, or another ledger. `site ledger --open` begins the ledger of new
-data. With `site reopen-ledger` a person decides about a ledger that was lost or replaced.
+ledger two or more entries ahead, or another ledger. `site ledger open` begins the ledger of new
+data. With `site ledger reopen` a person decides about a ledger that was lost or replaced.
 
 The file `ID.answered` next to it lists answered requests by file, so that none is answered again
 under a new ledger.
@@ -50,9 +50,9 @@ from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.security.registrations import Receipt
 
-OPEN = "if these data are new and nothing has left them, a person runs `site ledger --open` once"
+OPEN = "if these data are new and nothing has left them, a person runs `site ledger open` once"
 DECIDE = (
-    "nothing leaves until a person has looked at it; `site reopen-ledger` takes the "
+    "nothing leaves until a person has looked at it; `site ledger reopen` takes the "
     "decision, --keep where it is whole"
 )
 PLACE = "set witness-dir in the node-config to a folder outside state-dir that this user may write"

@@ -137,7 +137,7 @@ def keep_model(node: NodeConfig, model: SignedModel, source: str) -> str:
     if node.coordinator_key and model.key != coordinator_key(node):
         raise SealError(
             f"the model is signed by key {model.signer}..., not by the coordinator-key in this "
-            "site's node-config; compare it with the output of `coordinator key` there"
+            "site's node-config; compare it with the output of `coordinator sites key` there"
         )
     name, content = model.manifest.name, save_signed_model(model)
     with _changing(node) as index:
@@ -183,7 +183,7 @@ def go_back(node: NodeConfig) -> str:
     with _changing(node) as index:
         if not index.before:
             raise StateError(
-                "no model was in use before this one; `site models` lists those that are kept"
+                "no model was in use before this one; `site models list` lists those that are kept"
             )
         *rest, name = index.before
         read_kept(node, name)

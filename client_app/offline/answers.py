@@ -129,7 +129,7 @@ KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "introdu
 
 
 def is_message(file: Path) -> bool:
-    """Whether a file may be a request of `coordinator exchange`, not one of `coordinator request`.
+    """Whether a file may be a request of `coordinator offline exchange`, not one of `coordinator offline request`.
     Raises ConfigError.
     """
     return read_at_most(file, LARGEST_FILE).startswith(MAGIC)
@@ -191,7 +191,7 @@ def reply_to(file: Path, request_file: Path, node: NodeConfig) -> str:
         if again
         else f"reply to step {request.kind!r}"
     )
-    return f"{file}: {what}; `site ledger` shows what has been charged"
+    return f"{file}: {what}; `site ledger show` shows what has been charged"
 
 
 def _begin(mark: Path, node: NodeConfig, request: MessageRequest) -> None:

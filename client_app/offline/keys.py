@@ -107,7 +107,7 @@ def coordinator_key(node: NodeConfig) -> bytes:
     if not named:
         raise ConfigError(
             "the node-config has no key of the coordinator, so a request could come from anyone; "
-            "set coordinator-key to the output of `coordinator key` there, or to a file that "
+            "set coordinator-key to the output of `coordinator sites key` there, or to a file that "
             "contains it (coordinator.pub of the site kit)"
         )
     text = named

@@ -220,7 +220,7 @@ def check_members(
         ):
             raise DisputeError(
                 f"the key of site {quoted(unknown)} in the key list is not the one in peers; for "
-                "a hospital that you know, put the line that `site key` prints there into the "
+                "a hospital that you know, put the line that `site offline key` prints there into the "
                 "file that peers in the node-config names",
                 [names.index(name) for name in unknown],
             )

@@ -163,17 +163,21 @@ def read_signed(text: str) -> SignedProposal:
         True
     """
     if len(text) > LARGEST:
-        raise ConfigError(f"no proposal of `coordinator propose`: over {LARGEST} characters")
+        raise ConfigError(
+            f"no proposal of `coordinator approval propose`: over {LARGEST} characters"
+        )
     try:
         content = json_object(text)
         signatures = content.pop("signatures")
         return SignedProposal(Proposal(**content), signatures)
     except (ValueError, KeyError, ConfigError) as error:
-        raise ConfigError(f"no proposal of `coordinator propose` ({str(error)[:300]})") from None
+        raise ConfigError(
+            f"no proposal of `coordinator approval propose` ({str(error)[:300]})"
+        ) from None
 
 
 def read_proposal(file: Path) -> SignedProposal:
-    """A file of `coordinator propose`.
+    """A file of `coordinator approval propose`.
 
     Raises:
         ConfigError: it cannot be read, or is no proposal.
@@ -188,7 +192,7 @@ def read_proposal(file: Path) -> SignedProposal:
 
 
 def read_approver_key(file: Path) -> bytes:
-    """The private key of a person, as `coordinator approver` makes it.
+    """The private key of a person, as `coordinator approval key` makes it.
 
     Raises:
         ConfigError: it cannot be read, or is no such key.
@@ -198,7 +202,7 @@ def read_approver_key(file: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror})") from None
     if len(key) != SEED_BYTES:
-        raise ConfigError(f"{file} is no key of `coordinator approver`")
+        raise ConfigError(f"{file} is no key of `coordinator approval key`")
     return key
 
 
@@ -216,7 +220,9 @@ def read_setting(text: str) -> SignedProposal:
             raise ValueError
         content = base64.b64decode(text, validate=True).decode()
     except ValueError:
-        raise ConfigError("approval: must be a proposal of `coordinator propose`") from None
+        raise ConfigError(
+            "approval: must be a proposal of `coordinator approval propose`"
+        ) from None
     return read_signed(content)
 
 

@@ -2,7 +2,7 @@
 revoked keys. Receipts of a site's ledger.
 
 A SuperLink that authenticates its SuperNodes gives each registered public key one node id. Only the
-holder of the private key can act as that node. `coordinator register` writes the site name of each
+holder of the private key can act as that node. `coordinator sites register` writes the site name of each
 key into the table. Read by commands, which import neither torch nor Flower for it.
 
 A revoked key is never accepted again, also where the SuperLink has lost its database: the list of
@@ -127,7 +127,7 @@ def read_table(file: Path) -> dict[str, Registration]:
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{file}: the table of registered sites cannot be read ({type(error).__name__}); the "
-            "SuperLink accepts only registered sites; run `coordinator register` first, which "
+            "SuperLink accepts only registered sites; run `coordinator sites register` first, which "
             "writes this table"
         ) from None
     nodes = [each.node if isinstance(each.key, str) else None for each in table.values()]
@@ -135,7 +135,7 @@ def read_table(file: Path) -> dict[str, Registration]:
     sound = all(type(node) is int for node in nodes) and all(map(SITE_NAME.fullmatch, table))
     if not sound or len(set(nodes)) < len(nodes):
         raise RunError(
-            f"{file}: each site needs a name and a node id of its own; run `coordinator register` "
+            f"{file}: each site needs a name and a node id of its own; run `coordinator sites register` "
             "again"
         )
     return table

@@ -113,7 +113,7 @@ def read_keys(file: Path) -> Mapping[str, bytes]:
     """Public keys by site.
 
     Args:
-        file: of lines `name = "hex"` as printed by `site key`.
+        file: of lines `name = "hex"` as printed by `site offline key`.
 
     Raises:
         ConfigError: for another file, also if two names have the same key: its owner would count as

@@ -105,7 +105,7 @@ class Request:
                 f"method = {config.settings.method!r}, fedpft.topology = "
                 f"{config.settings.fedpft.topology!r}, secure-sum = "
                 f"{str(config.settings.secure_sum).lower()}: a request needs a run in which every "
-                "site replies once and alone; use `coordinator exchange`, which carries every "
+                "site replies once and alone; use `coordinator offline exchange`, which carries every "
                 "message as a file"
             )
         return config
@@ -143,7 +143,7 @@ def read_request(file: Path, public: bytes | None) -> Request:
     """Read a signed request.
 
     Args:
-        file: of `coordinator request`.
+        file: of `coordinator offline request`.
         public: the coordinator's public key; None skips the check, as the coordinator reads its own
             file.
 
@@ -156,7 +156,7 @@ def read_request(file: Path, public: bytes | None) -> Request:
     signature = first.decode("ascii", "replace").removeprefix(FIRST_LINE)
     if not first.startswith(FIRST_LINE.encode()) or not SIGNATURE.fullmatch(signature):
         raise ConfigError(
-            f"{file} is no request of `coordinator request`: its first line is not {FIRST_LINE!r} "
+            f"{file} is no request of `coordinator offline request`: its first line is not {FIRST_LINE!r} "
             "followed by a signature"
         )
     if public is not None:
@@ -166,7 +166,7 @@ def read_request(file: Path, public: bytes | None) -> Request:
             raise SealError(
                 f"{file} was changed on its way, or another coordinator has made it: its signature "
                 "does not fit the coordinator's key that this site has pinned; get the file "
-                "again, and compare the key with the output of `coordinator key` there"
+                "again, and compare the key with the output of `coordinator sites key` there"
             ) from None
     request = _parsed(file, body)
     expired = request.expires and datetime.now(UTC).date() > date.fromisoformat(request.expires)
@@ -191,5 +191,5 @@ def _parsed(file: Path, body: bytes) -> Request:
         return request
     except (ValueError, TypeError, KeyError, ConfigError) as error:
         raise ConfigError(
-            f"{file} is no request of `coordinator request` ({str(error)[:200]})"
+            f"{file} is no request of `coordinator offline request` ({str(error)[:200]})"
         ) from None

@@ -5,11 +5,14 @@ settings, and methods and settings that are no more.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -253,7 +256,7 @@ def known_keys(model: type[Section]) -> tuple[str, ...]:
 
 
 _PLAIN = {
-    "tuple_type": "must be one text of names separated by commas",
+    "tuple_type": "must be one text of names separated by commas, in quotes",
     "bool_type": "must be true or false",
     "string_type": "must be a text in quotes",
     "int_type": "must be a whole number",
@@ -271,6 +274,8 @@ def _explain(error: Any) -> str:
         .removeprefix("String ")
     )
     message = _PLAIN.get(error["type"], original.replace("should", "must"))
+    if "number" in message and re.fullmatch(r"[+-]?[0-9]*,[0-9]+", str(error["input"])):
+        message = f"a number has a point: {error['input'].replace(',', '.')}"
     return f"{key} = {short(error['input'])}: {message}" if key else message
 
 
@@ -281,25 +286,79 @@ def short(value: object) -> str:
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse 'key="value" other=3', the format of `flwr run --run-config`. Raises ConfigError with
-    the unreadable part.
+    """Parse settings as a person types them.
+
+    Args:
+        texts: each 'method=fedpft classes=no,yes seed=3', or the name of a file: TOML, or lines of
+            key=value. A string needs quotes only where it could be read as something else, as in
+            `flwr run --run-config`, which wants them around every string. Later texts win.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        ConfigError: with the part that cannot be read.
+
+    Example:
+        >>> parse_overrides(["method=fedpft classes=no,yes seed=3 compare=True"])
+        {'method': 'fedpft', 'classes': 'no,yes', 'seed': 3, 'compare': True}
     """
     flat: dict[str, Scalar] = {}
     for text in texts:
-        rest = re.sub(_PAIR, "", text).strip()
-        if rest:
-            raise ConfigError(
-                f"cannot read {rest!r} in {text!r}; write key=value pairs, strings in quotes: "
-                "'method=\"fedpft\" seed=1'"
-            )
-        for key, value in re.findall(_PAIR, text):
-            try:
-                parsed = tomllib.loads(f"value = {value}")["value"]
-            except tomllib.TOMLDecodeError:
-                raise ConfigError(f"cannot read {key}={value}; {_hint(key, value)}") from None
-            flat[key] = parsed
+        flat |= _pairs(text) if "=" in text or not text.strip() else _file_of_settings(text.strip())
     check_epsilon_given(flat)
     return flat
+
+
+def settings_text(flat: Mapping[str, Scalar]) -> str:
+    """Settings in the form that `parse_overrides` and Flower read."""
+    text = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in flat.items())
+    # TOML escapes one character more than JSON.
+    return text.replace("\x7f", "\\u007f")
+
+
+def _file_of_settings(name: str) -> dict[str, Scalar]:
+    try:
+        content = Path(name).expanduser().read_text("utf-8-sig")
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"cannot read {short(name)}: it has no = and is no file that can be read; write "
+            "key=value pairs, such as 'method=fedpft seed=1', or the name of a file of settings or of a preset"
+        ) from None
+    try:
+        return flatten(tomllib.loads(content))
+    except tomllib.TOMLDecodeError:
+        lines = (line for line in content.splitlines() if not line.lstrip().startswith("#"))
+        return _pairs(" ".join(lines))
+
+
+def _pairs(text: str) -> dict[str, Scalar]:
+    if rest := re.sub(_PAIR, "", text).strip():
+        raise ConfigError(
+            f"cannot read {short(rest)} in {short(text)}; write key=value pairs, a string with blanks "
+            "in quotes: 'method=fedpft data-dir=\"/my data\"'"
+        )
+    return {key: parse_value(key, value) for key, value in re.findall(_PAIR, text)}
+
+
+def parse_value(key: str, text: str) -> Any:
+    """A value as a person types it, TOML or a plain string. Raises ConfigError where it could be
+    either.
+    """
+    if text.casefold() in ("true", "false"):
+        return text.casefold() == "true"
+    plain = not re.search(r"""["'\[\]{}=#]""", text)
+    if plain or text[:1] in "\"'[":
+        with suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
+            if isinstance(value, str | int | float | list):
+                return value
+    if not plain:
+        raise ConfigError(
+            f"cannot read {key}={short(text)}; a string with a quote, a bracket, = or # needs quotes: "
+            f'{key}="..."'
+        )
+    return text
 
 
 def check_epsilon_given(given: Mapping[str, Any]) -> None:
@@ -320,16 +379,7 @@ def check_epsilon_given(given: Mapping[str, Any]) -> None:
         )
 
 
-def _hint(key: str, value: str) -> str:
-    """What to write in place of a value that cannot be read."""
-    if value.casefold() in ("true", "false"):
-        return f"write {key}={value.casefold()}"
-    if re.fullmatch(r"[+-]?[0-9]*,[0-9]+", value):
-        return f"a number has a point: {key}={value.replace(',', '.')}"
-    return f'a string needs quotes: {key}="{value}"'
-
-
-_PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"[^"]*"|\S+)"""
+_PAIR = r"""([A-Za-z0-9_.-]+)=('[^']*'|"(?:[^"\\]|\\.)*"|\S+)"""
 
 
 _COX = "Cox models in rounds, which no release had; time-head = 'residuals' ranks as well in two rounds"
@@ -345,7 +395,7 @@ METHODS = dict.fromkeys(("afl", "fedcof", "fedcgs", "gh-ofl"), "0.2.0")
 GONE: dict[str, tuple[Scalar, str]] = {
     "counting.models": (
         0,
-        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator relearn RUN "
+        "values of sites, and fedsurrogate 0.2.0 was the last with them; `coordinator refit RUN "
         "--without SITE` learns the model without one",
     ),
     "afl.ridge": (0.1, _PEERS),

@@ -87,7 +87,7 @@ class FeaturesSettings(Section):
         "",
         pattern=r"^([0-9a-f]{128})?$",
         description="SHA-256 of the projection and of the centre that sites receive, by fedpft.public and "
-        "features.projection; `coordinator propose`, `run`, `request` and `exchange` compute it.",
+        "features.projection; `coordinator run`, `approval propose`, `offline request` and `exchange` compute it.",
     )
 
     @property

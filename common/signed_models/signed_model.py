@@ -162,7 +162,7 @@ class SignedModel:
 
     @property
     def signer(self) -> str:
-        """The first digits of the signing key, to compare with the output of `coordinator key`."""
+        """The first digits of the signing key, to compare with the output of `coordinator sites key`."""
         return self.key.hex()[:16]
 
     def scores(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -216,7 +216,7 @@ class Signed(NamedTuple):
 
     @property
     def signer(self) -> str:
-        """The first digits of the key, to compare with the output of `coordinator key`."""
+        """The first digits of the key, to compare with the output of `coordinator sites key`."""
         return self.key.hex()[:16]
 
 
@@ -331,7 +331,7 @@ def read_signed_model(file: Path, trusted: frozenset[bytes] | None = None) -> Si
         ) from None
     raise SealError(
         f"{file} is signed by key {signed.signer}..., which is not a coordinator's key that this "
-        "site knows; compare it with the output of `coordinator key` there, and set "
+        "site knows; compare it with the output of `coordinator sites key` there, and set "
         "coordinator-key in the node-config"
     )
 

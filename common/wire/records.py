@@ -336,12 +336,12 @@ def unpack_bundle(content: bytes, request: Request, keys: Mapping[str, bytes]) -
         if manifest["version"] != VERSION:
             raise ValueError(f"its version is {str(manifest['version'])[:20]!r}, not {VERSION}")
     except (SurrogateError, ValueError, TypeError, LookupError) as error:
-        raise SurrogateError(f"no bundle of `site release` ({str(error)[:120]})") from None
+        raise SurrogateError(f"no bundle of `site offline release` ({str(error)[:120]})") from None
     if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
         raise SurrogateError(f"a bundle of site {str(site)[:64]!r}, which is not a valid site name")
     if site not in keys:
         raise SurrogateError(
-            f"a bundle of site {site!r}, whose key is unknown here; `site key` at the site prints "
+            f"a bundle of site {site!r}, whose key is unknown here; `site offline key` at the site prints "
             "it"
         )
     try:

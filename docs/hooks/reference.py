@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 # Commands that take the address of a SuperLink.
 OF_A_DEPLOYMENT = "*Of a deployment: it talks to a SuperLink, to which hospitals are connected.*"
+PLUMBING = (
+    "\n*Units, compose files and charts start it, or a page names it; `--help` does not list it.*\n"
+)
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false"}
 
 
@@ -207,7 +210,7 @@ def policy_page() -> str:
     return f"""# Policy of a site
 
 The policy is a TOML file at the site; the node-config names it (`policy="/etc/fedsurrogate/policy.toml"`). The defaults hold
-without a file. `site policy check FILE` checks a file and prints its values.
+without a file. `site policy FILE` checks a file and prints its values.
 [Gate and ledger](../privacy/gate-and-ledger.md) explains how it is used.
 
 {table(Policy)}
@@ -247,7 +250,7 @@ def _commands(found: click.Command, path: str) -> list[tuple[str, click.Command]
 def _command(path: str, command: click.Command) -> str:
     context = click.Context(command, info_name=path)
     lead, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
-    text = f"\n### {path}\n\n{lead}\n"
+    text = f"\n### {path}\n\n{lead}\n" + PLUMBING * command.hidden
     if {"--control", "--superlink"} & {name for each in command.params for name in each.opts}:
         text += f"\n{OF_A_DEPLOYMENT}\n"
     if example:
@@ -274,8 +277,9 @@ def presets_page() -> str:
 
     text = """# Presets
 
-A preset is a named set of settings: `coordinator simulate --preset NAME`. `coordinator preset` lists all of them and
-`coordinator preset NAME` prints one, for `flwr run --run-config`. Settings after `-c` win over those of the preset.
+A preset is a named set of settings: `coordinator simulate -c NAME`. Settings that follow win over it.
+`coordinator settings --preset all` lists all of them and
+`coordinator settings --preset NAME` prints one, for `flwr run --run-config`.
 """
     for name in presets():
         shown = " ".join(f"`{key}={toml(value)}`" for key, value in preset_settings(name).items())

@@ -1,4 +1,4 @@
-"""The `coordinator init`, `certs`, `kit`, `accept` and `audit-log` commands: certificates and keys by which
+"""The `coordinator init` command, `sites certs`, `kit` and `accept`, and `approval log`: certificates and keys by which
 coordinator and sites trust each other, and the record of what was done.
 """
 
@@ -18,8 +18,8 @@ from .control import Authority, Control, register
 
 REMEDIES = {
     "authority": "a federation has one authority: make another folder, and new kits for all sites",
-    "server": "sign the coordinator's certificate again: coordinator certs {folder} --renew",
-    "site": "ask {name} to run `site enrol` again, then: coordinator accept {name}.csr --folder {folder}",
+    "server": "sign the coordinator's certificate again: coordinator sites certs {folder} --renew",
+    "site": "ask {name} to run `site enrol` again, then: coordinator sites accept {name}.csr --folder {folder}",
 }
 
 
@@ -117,7 +117,9 @@ def certs(
 
 
 def kit(
-    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
+    ],
     site: Annotated[
         str, typer.Argument(help="The site that gets the kit; the folder must hold its key.")
     ],
@@ -134,7 +136,7 @@ def kit(
     """Pack the kit of a hospital into one archive: certificates, key, compose file, settings,
     policy template, a guide.
 
-    If `coordinator certs` made the site's private key, the kit holds it: send it only over a
+    If `coordinator sites certs` made the site's private key, the kit holds it: send it only over a
     channel that you trust. The kit of a site that enrolled holds no secret.
     """
     show_kit(folder, site, coordinator, image, out)
@@ -180,7 +182,7 @@ def init(
     """Make the folder of a federation: certificates and keys, policy and settings that hospitals
     get, settings and compose file of this machine.
 
-    What is there stays as it is. In this folder, `coordinator superlink`, `accept` and `run` need no
+    What is there stays as it is. In this folder, `coordinator superlink`, `sites accept` and `run` need no
     address and no certificate.
 
     Example: coordinator init federation/ --host fl.example.org
@@ -195,7 +197,7 @@ def init(
     console.print(
         f"  {folder / PAPERS}: certificates and keys; keep a copy of it on another machine\n"
         f"start it: cd {folder} && coordinator superlink, or docker compose up -d\n"
-        "let a hospital in: coordinator accept REQUEST",
+        "let a hospital in: coordinator sites accept REQUEST",
         soft_wrap=True,
     )
 
@@ -210,7 +212,7 @@ def accept(
     ] = "",
     folder: Annotated[
         Path,
-        typer.Option(help="The folder of `coordinator init`, or of `coordinator certs`."),
+        typer.Option(help="The folder of `coordinator init`, or of `coordinator sites certs`."),
     ] = Path(),
     coordinator: Annotated[
         str,
@@ -233,7 +235,7 @@ def accept(
     compare it with the hospital on another way than the request came. The same command renews a site
     whose time ends.
 
-    Example: coordinator accept north.csr
+    Example: coordinator sites accept north.csr
     """
     from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.documents import in_groups
@@ -279,7 +281,7 @@ def accept(
         connect(control, seconds=5)
     except OSError:
         console.print(
-            f"no SuperLink answers at {control}; let it in when it runs: coordinator register {papers}",
+            f"no SuperLink answers at {control}; let it in when it runs: coordinator sites register {papers}",
             soft_wrap=True,
         )
     else:
@@ -290,7 +292,7 @@ def audit_log(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="The folder that `coordinator certs` has made; else FEDSURROGATE_AUDIT_LOG."
+            help="The folder that `coordinator sites certs` has made; else FEDSURROGATE_AUDIT_LOG."
         ),
     ] = None,
     verify: Annotated[
@@ -323,7 +325,7 @@ def audit_log(
 
     file = audit_file(folder)
     if file is None:
-        raise ConfigError(f"name the folder of `coordinator certs`, or set {VARIABLE}")
+        raise ConfigError(f"name the folder of `coordinator sites certs`, or set {VARIABLE}")
     last, held, number, time, earlier = "", False, 0, "", list[str]()
     table = Table("", "when (UTC)", "who", "what", "facts")
     for entry, last in entries(file):

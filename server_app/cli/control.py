@@ -1,5 +1,5 @@
-"""The `coordinator superlink`, `register`, `unregister`, `run`, `runs`, `attach`, `stop` and
-`sites` commands.
+"""The `coordinator superlink`, `app`, `run`, `runs`, `watch`, `stop`, `sites register`, `unregister`
+and `list` commands.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, stderr_console
+from fedsurrogate.common.errors import ConfigError
 
-from .options import MetricsAsJson, Preset, complete_runs
+from .options import MetricsAsJson, RunSettings, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def app(
 
 
 def register(
-    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
+    ],
     control: Control = "",
     root_certificates: Authority = None,
     wait: Annotated[
@@ -129,17 +132,17 @@ def again(folder: Path, site: str) -> list[str]:
     """What to do so that a site whose key was revoked takes part again.
 
     Args:
-        folder: of `coordinator certs`.
+        folder: of `coordinator sites certs`.
         site: its name.
 
     Returns:
         The steps, one line each.
     """
     return [
-        f"1. a new key: coordinator certs {folder} --site {site} --new-key",
-        f"2. a new kit for the hospital: coordinator kit {folder} {site} --coordinator HOST:PORT "
+        f"1. a new key: coordinator sites certs {folder} --site {site} --new-key",
+        f"2. a new kit for the hospital: coordinator sites kit {folder} {site} --coordinator HOST:PORT "
         f"--out {site}-new.tar.gz",
-        f"3. its registration: coordinator register {folder}",
+        f"3. its registration: coordinator sites register {folder}",
         f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz "
         f"{site}/papers",
         "   then its containers again: docker compose up -d --force-recreate",
@@ -147,7 +150,9 @@ def again(folder: Path, site: str) -> list[str]:
 
 
 def unregister(
-    folder: Annotated[Path, typer.Argument(help="The folder that `coordinator certs` has made.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
+    ],
     site: Annotated[
         str, typer.Argument(help="A site that leaves, or whose key is lost or stolen.")
     ],
@@ -169,7 +174,7 @@ def unregister(
     note(folder, "revoke", {"site": site, "allowed_by": allowed_by})
     known = forget(folder, site, control, root_certificates)
     console.print(f"{'unregistered' if known else 'not known':<14}{site}")
-    text = f"its key stays barred; `coordinator register` shows how {site} gets a new one"
+    text = f"its key stays barred; `coordinator sites register` shows how {site} gets a new one"
     stderr_console().print(text, soft_wrap=True)
 
 
@@ -194,7 +199,6 @@ def _check_keys_allowed(
 
 def run(
     run_config: RunSettings = None,
-    preset: Preset = "",
     proposal: ProposalFile = None,
     check: Annotated[
         bool,
@@ -213,24 +217,23 @@ def run(
 
     With --proposal the settings are those that people have signed; others may be added only if they
     change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
-    continues, and `coordinator attach` watches it again.
+    continues, and `coordinator watch` watches it again.
     """
     from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.privacy.accounting import budget_remarks
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..deployment.submit import check_connection, remark
     from ..deployment.submit import run as start
     from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
-    given, proposed = parse_overrides(run_config or []), settings_of(proposal)
-    overrides = {**proposed, **preset_settings(preset), **given}
+    given, proposed = typed_settings(run_config), settings_of(proposal)
+    overrides = {**proposed, **given}
     if proposed:
         overrides["approval"] = proposed["approval"]
     if check:
@@ -394,34 +397,83 @@ def runs(
     console.print(table)
 
 
-def attach(
-    run: Handle = "latest",
+def watch(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, or the folder of all runs, which selects the newest run. Or Flower's "
+            "number of a run, the name of its folder in --runs, or 'latest': then the SuperLink is "
+            "asked, too.",
+            autocompletion=complete_runs,
+        ),
+    ] = "runs",
     output: Output = Path("runs"),
     control: Control = "",
     root_certificates: Authority = None,
-    as_json: MetricsAsJson = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Stop after this time without a run, or without an event of the run; 0: never.",
+        ),
+    ] = 0.0,
+    wait_for_next: Annotated[
+        bool,
+        typer.Option(
+            "--next", help="Wait for the next run, and ignore the runs that exist already."
+        ),
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the current state of the run, and exit.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print each event as a JSON object on its own line, then metrics.json; with "
+            "--once the state.",
+        ),
+    ] = False,
 ) -> None:
-    """Watch a run again that was started before, as `coordinator run` does. Exits with 0 only when
-    it finished.
+    """Watch a run until it ends: rounds, accuracy, sites.
 
-    Ctrl-C ends only this command; the run continues.
+    Waits until a run begins if there is none yet. A folder is watched by its files alone, by whoever
+    can read them. Ctrl-C ends only this command; the run continues. Exits with 0 when the run
+    succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
+
+    Example: coordinator watch latest
     """
-    from ..deployment.submit import attach as follow
-    from ..monitoring.watch import Progress
+    from ..control_api import LATEST
+    from ..deployment.submit import attach
+    from ..monitoring.watch import Progress, show_once
+    from ..monitoring.watch import watch as show
+    from ..runs.reader import run_folders
 
+    named = not Path(run).expanduser().exists() and (output / run).is_dir()
+    if not (run.isdecimal() or run == LATEST or named):
+        folder = Path(run)
+        known = run_folders(folder) if wait_for_next else []
+        shown = show_once(folder, console, as_json) if once else None
+        if not (show(folder, console, timeout, known, as_json) if shown is None else shown):
+            raise typer.Exit(1)
+        return
+    if once or wait_for_next or timeout:
+        raise ConfigError(f"{run}: --once, --next and --timeout need a folder, such as {output}")
     output_console, progress = stderr_console(), Progress()
 
-    def show(event: dict[str, Any]) -> None:
+    def print_event(event: dict[str, Any]) -> None:
         output_console.print(progress.line(event), soft_wrap=True)
 
     try:
-        folder = follow(run, output, control, root_certificates, show)
+        found = attach(run, output, control, root_certificates, print_event)
     except KeyboardInterrupt:
         output_console.print(
-            "the run continues; `coordinator attach` watches it again, `coordinator stop` ends it"
+            "the run continues; `coordinator watch` watches it again, `coordinator stop` ends it"
         )
         raise typer.Exit(130) from None
-    show_result(folder, output, as_json, root_certificates is not None)
+    show_result(found, output, as_json, root_certificates is not None)
 
 
 def stop(
@@ -457,7 +509,7 @@ def sites(
     """List the sites: name, key, connection, last sign of life, and version and part in the newest
     run.
 
-    The names come from the table of `coordinator register`; other keys are shown by their first
+    The names come from the table of `coordinator sites register`; other keys are shown by their first
     digits. The version is that of a site's last run. Exits with 1 if a registered site is not
     connected.
     """
@@ -488,7 +540,7 @@ def sites(
         console.print(table)
     if folder is None and any(row.key and row.nameless for row in rows):
         stderr_console().print(
-            "a key without a name: `coordinator sites FOLDER` with the folder of `coordinator certs` "
+            "a key without a name: `coordinator sites list FOLDER` with the folder of `coordinator sites certs` "
             "shows the names",
             style="yellow",
             soft_wrap=True,

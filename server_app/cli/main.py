@@ -15,7 +15,6 @@ import typer
 
 from fedsurrogate.common.command_line import (
     Json,
-    RunSettings,
     console,
     new_app,
     run_command,
@@ -26,14 +25,13 @@ from fedsurrogate.common.extras import install_command
 
 from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
-from .control import attach, register, run, runs, sites, stop, superlink, unregister
+from .control import register, run, runs, sites, stop, superlink, unregister, watch
 from .model import evaluate, export, survey
-from .monitoring import metrics, mlflow, sweep, watch
+from .monitoring import log, sweep
 from .offline import exchange, learn, request
 from .offline import key as show_key
-from .options import GONE, Preset, RunArgument, complete_runs
+from .options import RunArgument, RunSettings, complete_runs
 from .proposals import approve, approver, propose
-from .settings import preset as show_preset
 from .settings import public_map, sample_data, settings
 
 if TYPE_CHECKING:
@@ -54,8 +52,7 @@ BASELINES = {
     "average": "average of heads",
 }
 app = new_app(
-    "The coordinator of a federation: simulate, plan, run and watch runs, and read their results.",
-    gone=GONE,
+    "The coordinator of a federation: plan runs, run them, read their results.", "coordinator"
 )
 
 
@@ -80,12 +77,10 @@ def _timed() -> Iterator[None]:
         del os.environ[COMMAND_BEGAN]
 
 
-@app.command()
 def simulate(
     sites: Annotated[
         int, typer.Option("--sites", "-n", min=1, help="How many sites to simulate.")
     ] = 3,
-    preset: Preset = "",
     run_config: RunSettings = None,
     gpus: Annotated[
         float, typer.Option(min=0, help="Share of a GPU each simulated site gets.")
@@ -112,15 +107,14 @@ def simulate(
 
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..lifecycle.before_start import check_simulation, flower_engine
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
     from ..monitoring.watch import Progress
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
     # Before the imports of an engine, which take seconds.
-    _, settings = check_simulation(preset_settings(preset) | parse_overrides(run_config or []))
+    _, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
     by_flower = flower_engine(
@@ -176,9 +170,7 @@ def simulate(
     console.print(str(folder), soft_wrap=True)
 
 
-@app.command()
 def plan(
-    preset: Preset = "",
     run_config: RunSettings = None,
     classes: Annotated[int, typer.Option(min=1, help="Number of classes at a site.")] = 10,
     records: Annotated[
@@ -192,8 +184,9 @@ def plan(
     ] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show the costs of a run for each site before it starts: bytes, rounds, messages, privacy; and
-    alternatives.
+    """Show what a run costs each site before it starts.
+
+    Bytes, rounds, messages and privacy, and those of alternatives.
     """
     from dataclasses import asdict
 
@@ -203,14 +196,13 @@ def plan(
     from fedsurrogate.common.escapes import human_bytes
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.run import parse_run
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..lifecycle.before_start import check_data_named
     from ..runs.plan import in_words
     from ..runs.plan import plan as costs
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
-    config = parse_run(preset_settings(preset) | parse_overrides(run_config or []))
+    config = parse_run(typed_settings(run_config))
     check_data_named(config.settings)
     if classes == 1 and config.target is None:
         raise ConfigError(
@@ -250,44 +242,6 @@ def plan(
         console.print(line)
 
 
-app.command(name="preset")(show_preset)
-app.command(name="app")(run_app)
-for command in (
-    settings,
-    init,
-    accept,
-    certs,
-    kit,
-    register,
-    unregister,
-    sites,
-    propose,
-    approve,
-    approver,
-    audit_log,
-    run,
-    runs,
-    attach,
-    stop,
-    watch,
-    metrics,
-    mlflow,
-    show_key,
-    request,
-    learn,
-    exchange,
-):
-    app.command()(command)
-app.command()(sweep)
-app.command()(sample_data)
-app.command()(public_map)
-app.command()(export)
-app.command()(evaluate)
-app.command()(survey)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(superlink)
-
-
-@app.command()
 def report(
     run: RunArgument,
     beside: Annotated[
@@ -321,8 +275,7 @@ def report(
         stderr_console().print(f"warning: {why}", style="yellow", soft_wrap=True)
 
 
-@app.command()
-def relearn(
+def refit(
     run: RunArgument,
     without: Annotated[
         list[str] | None, typer.Option(help="Leave this site out; may be given several times.")
@@ -335,7 +288,7 @@ def relearn(
         ),
     ] = "",
 ) -> None:
-    """Learn a new head from the stored surrogates, without contacting the sites.
+    """Learn a new head from stored surrogates, asking no site.
 
     Leaving a site out removes its contribution exactly. Prints the folder of the new head.
     """
@@ -429,6 +382,42 @@ def _measured(measures: dict[str, Any], title: str) -> Table:
     for output, own in measures["all"].items():
         table.add_row(output, *(f"{own[name]:.4g}" if name in own else "" for name in names))
     return table
+
+
+for command in (
+    simulate, sweep, plan, settings, init, run, watch, runs, stop, report, refit, evaluate, survey, export, log,
+    sample_data,
+):  # fmt: skip
+    app.command()(command)
+# Started by containers and by Flower, or once in the life of a federation: no person looks for them.
+app.command(name="app", hidden=True)(run_app)
+app.command(hidden=True)(public_map)
+app.command(
+    hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(superlink)
+for name, text, members in (
+    (
+        "sites",
+        "Certificates, keys and kits of sites, and who is connected.",
+        {
+            "list": sites, "accept": accept, "certs": certs, "kit": kit, "register": register,
+            "unregister": unregister, "key": show_key,
+        },
+    ),
+    (
+        "approval",
+        "What people sign before a run, and the record of what was done.",
+        {"propose": propose, "approve": approve, "key": approver, "log": audit_log},
+    ),
+    (
+        "offline",
+        "Runs whose messages are carried as files.",
+        {"request": request, "learn": learn, "exchange": exchange},
+    ),
+):  # fmt: skip
+    app.add_typer(group := new_app(text), name=name)
+    for member, function in members.items():
+        group.command(member)(function)
 
 
 def main() -> None:

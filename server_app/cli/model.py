@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsurrogate.common.command_line import Json, RunSettings, console, stderr_console
+from fedsurrogate.common.command_line import Json, console, stderr_console
 from fedsurrogate.common.errors import ConfigError, RunError
 
 from .control import Authority, Control
-from .options import RunArgument, complete_runs
+from .options import RunArgument, RunSettings, complete_runs
 from .proposals import (
     ProposalFile,
     ProposeFile,
@@ -65,18 +65,16 @@ def evaluate(
     purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how good a model is on their held-out records: noisy counts of decisions and
-    scores, and intervals.
+    """Ask the sites how good a model is on held-out records.
 
-    The model of a simulated run is evaluated in a simulation with the same sites, next to the exact
-    values.
+    Gives noisy counts of decisions and scores, and intervals. The model of a simulated run is
+    evaluated in a simulation with the same sites, next to the exact values.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..counting import CountingBudget, evaluation_settings
+    from ..runs.presets import typed_settings
 
     settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
-    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
         return
@@ -155,17 +153,16 @@ def survey(
     purpose: Purpose = "",
     as_json: Json = False,
 ) -> None:
-    """Ask the sites how many records of which classes they have, and estimate what accuracy a run
-    could reach.
+    """Ask the sites how many records of which classes they have.
 
-    Or how many are annotated for each label, what values a number has, or how many events there are.
+    Estimates what accuracy a run could reach. Or how many are annotated for each label, what values
+    a number has, or how many events there are.
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
 
     Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
     """
     from fedsurrogate.common.settings import split_names
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..counting import (
         CountingBudget,
@@ -175,13 +172,14 @@ def survey(
         survey_settings,
     )
     from ..report.build import write_report
+    from ..runs.presets import typed_settings
 
     try:
         names = split_names(classes or str(settings_of(proposal).get("classes", "")))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum))
-    settings = as_proposed(settings, proposal) | parse_overrides(run_config or [])
+    settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
         return
@@ -327,7 +325,7 @@ def export(
         typer.Option(help="Folder with coordinator.key, to sign a model that is not signed yet."),
     ] = None,
 ) -> None:
-    """Write a run's model: signed file for sites, graph (ONNX), or model card.
+    """Write a run's model: signed file, ONNX graph, or model card.
 
     A graph has normalisation, backbone and head in one; it is read again and compared before the
     command ends.

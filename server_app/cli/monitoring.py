@@ -1,28 +1,29 @@
-"""The `coordinator watch`, `metrics`, `mlflow` and `sweep` commands."""
+"""The `coordinator log` and `sweep` commands."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsurrogate.common.command_line import (
+    LISTEN,
     Exposed,
-    ListenHost,
-    ListenPort,
-    RunSettings,
+    Listen,
     WatchedCertificates,
     console,
+    host_and_port,
     stderr_console,
     wait_for_interrupt,
 )
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Preset, complete_runs
+from .options import RunSettings, complete_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,64 +34,43 @@ if TYPE_CHECKING:
     from ..monitoring.prometheus import LinkCollector
 
 
-RUN_HELP = "A run folder; or the folder of all runs, which selects the newest run."
-Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        metavar="SECONDS",
-        help="Stop after this time without a run, or without an event of the run; 0: never.",
-    ),
-]
-Next = Annotated[
-    bool,
-    typer.Option("--next", help="Wait for the next run, and ignore the runs that exist already."),
-]
+# Runs that Prometheus sees, newest first.
+SHOWN_RUNS = 20
 
 
-def watch(
-    run: Run = Path("runs"),
-    timeout: Timeout = 0.0,
-    wait_for_next: Next = False,
-    once: Annotated[
-        bool, typer.Option("--once", help="Show the current state of the run, and exit.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print each event as a JSON object on its own line, then metrics.json; with "
-            "--once the state.",
+class Destination(StrEnum):
+    """Where runs are logged."""
+
+    mlflow = "mlflow"
+    prometheus = "prometheus"
+
+
+def log(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUNS",
+            help="A run folder; for MLflow also the file that a sweep prints, for Prometheus also "
+            "the folder of all runs.",
+            autocompletion=complete_runs,
         ),
-    ] = False,
-) -> None:
-    """Watch a run until it ends: rounds, accuracy, the state of every site.
-
-    Waits until a run begins if there is none yet. Reads files only, so it can be started and
-    stopped at any time. Prints a line for every event, then the state. Exits with 0 when the run
-    succeeded (with --once: has not failed), with 1 when it failed or --timeout has passed.
-    """
-    from ..monitoring.watch import show_once
-    from ..monitoring.watch import watch as show
-    from ..runs.reader import run_folders
-
-    known = run_folders(run) if wait_for_next else []
-    shown = show_once(run, console, as_json) if once else None
-    if not (show(run, console, timeout, known, as_json) if shown is None else shown):
-        raise typer.Exit(1)
-
-
-def metrics(
-    runs: Annotated[
-        Path, typer.Argument(metavar="RUNS", help="The folder of all runs, or one run folder.")
     ],
-    port: ListenPort = 9464,
-    host: ListenHost = "127.0.0.1",
+    to: Annotated[
+        Destination,
+        typer.Option(
+            help="mlflow: log what there is, and end. prometheus: serve the state of runs until "
+            "interrupted."
+        ),
+    ],
+    store: Annotated[
+        str,
+        typer.Option(help="Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server."),
+    ] = "file:mlruns",
+    experiment: Annotated[
+        str, typer.Option(help="Name of the experiment in MLflow.")
+    ] = "fedsurrogate",
+    listen: Listen = LISTEN,
     exposed: Exposed = False,
-    newest: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of runs to report, newest first.")
-    ] = 20,
     superlink: Annotated[
         str,
         typer.Option(
@@ -100,20 +80,32 @@ def metrics(
     ] = "",
     certificate: WatchedCertificates = None,
 ) -> None:
-    """Serve the state of runs to Prometheus, at http://HOST:PORT/metrics, until interrupted.
+    """Log runs to MLflow, or show them to Prometheus.
 
-    Reads the run folders at each request. Needs the extra `monitor`. Of a
-    SuperLink with TLS, and for names of sites, it takes FEDSURROGATE_ROOT_CERTIFICATES and
-    FEDSURROGATE_REGISTERED, as `coordinator sites` does.
+    MLflow gets settings, metrics and files of each run, and nothing that sites sent; earlier entries
+    of the same run are replaced. Needs the extra `mlflow`. Prints the id of each run.
+
+    Prometheus reads http://HOST:PORT/metrics: the newest runs, from their folders at each request.
+    Needs the extra `monitor`. Of a SuperLink with TLS, and for names of sites, the command takes
+    FEDSURROGATE_ROOT_CERTIFICATES and FEDSURROGATE_REGISTERED, as `coordinator sites list` does.
+
+    Example: coordinator log runs/20261122T101500Z-fedpft-0bc876 --to mlflow
     """
+    if to is Destination.mlflow:
+        from ..monitoring.mlflow_runs import Place, log_to_mlflow
+
+        for run in log_to_mlflow(what, Place(store, experiment)):
+            console.print(run, soft_wrap=True)
+        return
     from fedsurrogate.common.metrics_page import MachineCollector, is_loopback
 
     from ..monitoring.prometheus import serve
 
-    more: list[Collector] = [MachineCollector(certificate or (), {"runs": runs})]
+    more: list[Collector] = [MachineCollector(certificate or (), {"runs": what})]
     more += _of_superlink(superlink)
-    with serve(runs, host, port, newest, exposed, more) as url:
-        console.print(f"{url} reports the runs in {runs}; Ctrl-C ends it", soft_wrap=True)
+    host, port = host_and_port(listen)
+    with serve(what, host, port, SHOWN_RUNS, exposed, more) as url:
+        console.print(f"{url} reports the runs in {what}; Ctrl-C ends it", soft_wrap=True)
         if not is_loopback(host):
             warning = (
                 "other machines can read site names and run states: allow only your "
@@ -121,35 +113,6 @@ def metrics(
             )
             stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
         wait_for_interrupt()
-
-
-def mlflow(
-    what: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_OR_SWEEP",
-            help="A run folder, or the file that a sweep prints.",
-            exists=True,
-            autocompletion=complete_runs,
-        ),
-    ],
-    store: Annotated[
-        str,
-        typer.Option(help="Where MLflow keeps runs: file:FOLDER, sqlite:///FILE, or a server."),
-    ] = "file:mlruns",
-    experiment: Annotated[str, typer.Option(help="Name of the experiment.")] = "fedsurrogate",
-) -> None:
-    """Log a run, or all runs of a sweep, in MLflow: settings, metrics, and the files of its folder.
-
-    What sites sent is not logged. Replaces earlier entries of the same run. Needs the extra
-    `mlflow`. Prints the id of each run.
-
-    Example: coordinator mlflow runs/20261122T101500Z-fedpft-0bc876 --store file:mlruns
-    """
-    from ..monitoring.mlflow_runs import Place, log_to_mlflow
-
-    for run in log_to_mlflow(what, Place(store, experiment)):
-        console.print(run, soft_wrap=True)
 
 
 def _of_superlink(address: str) -> list[LinkCollector]:
@@ -171,7 +134,7 @@ def sweep(
         typer.Option(
             "--grid",
             "-g",
-            metavar="'key=[value, ...]'",
+            metavar="'key=value,...'",
             help="Values of a setting; may be given several times.",
         ),
     ] = None,
@@ -193,30 +156,28 @@ def sweep(
             help="File of rows of a sweep that was interrupted; its runs without an error are kept.",
         ),
     ] = None,
-    preset: Preset = "",
     run_config: RunSettings = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON row for each run, no table.")
     ] = False,
 ) -> None:
-    """Simulate every combination of settings and seeds; print one table, and write it with a plot.
+    """Simulate every combination of settings and seeds.
 
-    Ctrl-C keeps what is done, prints its table and how to go on.
+    Prints one table, and writes it with a plot. Ctrl-C keeps what is done, prints its table and how to go on.
 
     `coordinator report RUN` draws the report of one of the runs.
 
-    Example: coordinator sweep --seeds 2 -g 'method=["fedpft", "average"]' -g 'alpha=[0.1, 1.0]'
+    Example: coordinator sweep --seeds 2 -g method=fedpft,average -g alpha=0.1,1.0
     """
     from fedsurrogate.common.extras import is_installed, missing
-    from fedsurrogate.common.settings.base import parse_overrides
 
     from ..deployment.local_engine import simulate_here
     from ..report.plots.sweep import draw_sweep
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
     from ..sweep import Varied, combinations, merged, run_sweep, summarise, sweep_file
     from ..trial_process import Start
 
-    fixed = preset_settings(preset) | parse_overrides(run_config or [])
+    fixed = typed_settings(run_config)
     trials = combinations(parse_grid(grid or []), range(seeds))
     progress = stderr_console()
     nodes = [{"partition-id": index, "num-partitions": sites} for index in range(sites)]
@@ -270,7 +231,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
     """Parse the values of a grid.
 
     Args:
-        texts: such as 'fedpft.rank=[4, 16]'.
+        texts: such as 'fedpft.rank=4,16', or 'fedpft.rank=[4, 16]'.
 
     Returns:
         The values of each setting.
@@ -279,24 +240,31 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
         ConfigError: for another form.
 
     Example:
-        >>> parse_grid(["fedpft.rank=[4, 16]"])
+        >>> parse_grid(["fedpft.rank=4,16"])
         {'fedpft.rank': [4, 16]}
     """
+    from fedsurrogate.common.settings.base import parse_value
+
     grid: dict[str, list[Scalar]] = {}
     for text in texts:
         key, _, values = text.partition("=")
+        key = key.strip()
         try:
-            parsed: Any = tomllib.loads(f"values = {values}")["values"]
-        except tomllib.TOMLDecodeError:
+            parsed: Any = (
+                tomllib.loads(f"values = {values}")["values"]
+                if values.lstrip().startswith("[")
+                else [parse_value(key, each.strip()) for each in values.split(",")]
+            )
+        except (tomllib.TOMLDecodeError, ConfigError):
             parsed = None
         if not isinstance(parsed, list) or not all(
-            isinstance(value, str | int | float) for value in parsed
+            isinstance(value, str | int | float) and value != "" for value in parsed
         ):
             raise ConfigError(
-                f"cannot read --grid {text!r}; write a key and a list of values: 'epsilon=[1.0, "
-                "8.0]'"
+                f"cannot read --grid {text!r}; write a key and its values: epsilon=1.0,8.0, or "
+                '\'classes=["a,b", "a,c"]\''
             )
-        grid[key.strip()] = parsed
+        grid[key] = parsed
     return grid
 
 

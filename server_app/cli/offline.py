@@ -1,6 +1,4 @@
-"""The `coordinator key`, `request`, `learn` and `exchange` commands: for sites without a network
-connection.
-"""
+"""The `coordinator offline` commands, for sites without a network connection, and `sites key`."""
 
 from __future__ import annotations
 
@@ -12,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.common.command_line import console
 
-from .options import MetricsAsJson
+from .options import MetricsAsJson, RunSettings
 from .proposals import ProposalFile, settings_of
 
 if TYPE_CHECKING:
@@ -22,7 +20,9 @@ if TYPE_CHECKING:
 
 Folder = Annotated[
     Path,
-    typer.Argument(help="The folder of `coordinator certs`; it holds the key, coordinator.key."),
+    typer.Argument(
+        help="The folder of `coordinator sites certs`; it holds the key, coordinator.key."
+    ),
 ]
 
 
@@ -30,7 +30,7 @@ def key(folder: Folder) -> None:
     """Show the public key that verifies this coordinator's requests: the sites' setting
     coordinator-key.
 
-    This command or `coordinator certs` makes the private key when it is missing. It stays in the
+    This command or `coordinator sites certs` makes the private key when it is missing. It stays in the
     folder.
     """
     from ..deployment.request_key import make_request_key, request_public_key
@@ -49,15 +49,14 @@ def request(
     ] = 90,
     proposal: ProposalFile = None,
 ) -> None:
-    """Write a signed request for sites without a network connection; `site release` replies with a
+    """Write a signed request for sites without a network connection; `site offline release` replies with a
     bundle.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..deployment.request_key import read_request_key
     from ..exchange import make_request
+    from ..runs.presets import typed_settings
 
-    settings = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    settings = {**settings_of(proposal), **typed_settings(run_config)}
     _check_and_note(folder, "request", settings)
     made = make_request(settings, out, read_request_key(folder), days)
     until = f", valid until {made.expires}" if made.expires else ""
@@ -72,50 +71,36 @@ def learn(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="File with the sites' public keys, one per line, as `site key` prints them."
-        ),
-    ] = None,
-    trust_run_folder: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN",
-            help="A run whose unsigned surrogates are used too; may be given several times.",
+            help="File with the sites' public keys, one per line, as `site offline key` prints them."
         ),
     ] = None,
     unsigned: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE",
-            help="An unsigned surrogate (.pb) that is used too; may be given several times.",
+            metavar="RUN_OR_FILE",
+            help="A run whose unsigned surrogates are used too, or one surrogate (.pb); may be given "
+            "several times.",
         ),
     ] = None,
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            "--run-config",
-            metavar="'key=value ...'",
-            help="For this machine: output-dir, device, quorum, sites.",
-        ),
-    ] = None,
+    run_config: RunSettings = None,
     as_json: MetricsAsJson = False,
 ) -> None:
     """Learn a head from the files with which sites replied to a request. Refused files are listed;
     the others are used.
 
-    Only files signed by a listed key are used, unless you vouch for them: --trust-run-folder names
-    a run whose surrogates arrived over your authenticated network, --unsigned a single surrogate.
+    Only files signed by a listed key are used, unless you vouch for them: --unsigned names a run
+    whose surrogates arrived over your authenticated network, or a single surrogate. Of the settings
+    only those of this machine may be given: output-dir, device, quorum, sites.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..exchange import learn_from_files
     from ..report.quality_view import privacy_line
+    from ..runs.presets import typed_settings
     from ..runs.reader import read_run
 
-    local = parse_overrides(run_config or [])
-    folder = learn_from_files(
-        request, bundles or (), keys, local, trust_run_folder or (), unsigned or ()
-    )
+    local = typed_settings(run_config)
+    runs = [each for each in unsigned or () if each.is_dir()]
+    files = [each for each in unsigned or () if each not in runs]
+    folder = learn_from_files(request, bundles or (), keys, local, runs, files)
     run = read_run(folder)
     if as_json:
         print(json.dumps(run.metrics, indent=2))
@@ -133,7 +118,9 @@ def exchange(
     folder: Folder,
     keys: Annotated[
         Path,
-        typer.Option(help="File with the public keys of all sites, as `site key` prints them."),
+        typer.Option(
+            help="File with the public keys of all sites, as `site offline key` prints them."
+        ),
     ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A new folder, for the files of all messages.")
@@ -148,20 +135,19 @@ def exchange(
     """Run a federation whose messages are carried as files: every method, also in rounds, and
     secure sums.
 
-    Each step writes one file a site, OUT/02-north.request. At the site, `site release
+    Each step writes one file a site, OUT/02-north.request. At the site, `site offline release
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
-    from fedsurrogate.common.settings.base import parse_overrides
-
     from ..exchange import run_by_files
     from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..runs.presets import typed_settings
     from .control import show_result
 
     def show(line: str) -> None:
         console.print(line, soft_wrap=True)
 
-    overrides = {**settings_of(proposal), **parse_overrides(run_config or [])}
+    overrides = {**settings_of(proposal), **typed_settings(run_config)}
     _check_and_note(folder, "start", overrides)
     try:
         with interruptible():
@@ -175,7 +161,7 @@ def exchange(
         if proposal is not None:
             words += ["--proposal", str(proposal)]
         own = {key: value for key, value in overrides.items() if key != "approval"}
-        for line in goodbye(stop, ["coordinator", "exchange", str(folder), *words], own):
+        for line in goodbye(stop, ["coordinator", "offline", "exchange", str(folder), *words], own):
             show(line)
         raise typer.Exit(stop.exit_code) from None
     show_result(made, made.parent, as_json, True)

@@ -1,5 +1,5 @@
-"""Options of `coordinator` commands only, what a shell completes in them, and commands and options
-that are no more; others are in `fedsurrogate.common.command_line`.
+"""Options of `coordinator` commands only, and what a shell completes in them; others are in
+`fedsurrogate.common.command_line`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedsurrogate.common.command_line import complete_settings
 
 
 def complete_keys(incomplete: str) -> list[tuple[str, str]]:
@@ -42,13 +44,19 @@ def complete_runs(incomplete: str) -> list[str]:
     return [folder for folder in folders if folder.startswith(incomplete)]
 
 
-Preset = Annotated[
-    str,
+RunSettings = Annotated[
+    list[str] | None,
     typer.Option(
-        "--preset",
-        metavar="NAME",
-        help="Named settings to start from; `coordinator preset` lists them.",
-        autocompletion=complete_presets,
+        "-c",
+        "--run-config",
+        "--set",
+        metavar="'key=value ...'",
+        help="Settings of the run, a file of them (TOML), or a preset (`coordinator settings --preset "
+        "all` lists them); may be given several times, later ones win.",
+        autocompletion=lambda incomplete: [
+            *complete_presets(incomplete),
+            *complete_settings(incomplete),
+        ],
     ),
 ]
 MetricsAsJson = Annotated[bool, typer.Option("--json", help="Print metrics.json instead of lines.")]
@@ -62,31 +70,3 @@ RunArgument = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-
-
-_QUEUE = (
-    "the queue of runs is gone, and no release had it; cron, at or systemd-run start `coordinator "
-    "run --proposal FILE` at a time, and the SuperLink starts one run after another"
-)
-_CRATE = (
-    "--format rocrate is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator report` and "
-    "`--format card` write what a reader needs, and any archiver packs the folder of the run"
-)
-_GRAPHS = (
-    "TorchScript and torch.export are gone, and fedsurrogate 0.2.0 was the last with them; "
-    "`--format onnx` writes the same graph for onnxruntime"
-)
-_TENSORBOARD = (
-    "`coordinator tensorboard` is gone, and fedsurrogate 0.2.0 was the last with it; `coordinator "
-    "mlflow RUN` logs a run, and `coordinator metrics` shows one that goes on to Prometheus"
-)
-GONE = {
-    "enrol": "`coordinator accept REQUEST --folder FOLDER` takes the place of enrol, and registers the key",
-    "queue": _QUEUE,
-    "tensorboard": _TENSORBOARD,
-    "run --queue": _QUEUE,
-    "run --at": _QUEUE,
-    "export --format rocrate": _CRATE,
-    "export --format torchscript": _GRAPHS,
-    "export --format torch-export": _GRAPHS,
-}

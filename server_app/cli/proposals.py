@@ -1,4 +1,4 @@
-"""The commands `coordinator propose`, `approve` and `approver`: what is to be done is written down,
+"""The commands `coordinator approval propose`, `approve` and `key`: what is to be done is written down,
 and other people sign it.
 """
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from fedsurrogate.common.command_line import RunSettings, console
+from fedsurrogate.common.command_line import console
 
-from .options import Preset
+from .options import RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,13 +52,12 @@ def propose(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     purpose: Annotated[str, typer.Option(help="What it is for, in words.")],
     run_config: RunSettings = None,
-    preset: Preset = "",
     what: Annotated[
         What, typer.Option(help="A run, or keys of sites to let in or to revoke.")
     ] = What.run,
     folder: Annotated[
         Path | None,
-        typer.Option(help="For keys: the folder that `coordinator certs` has made."),
+        typer.Option(help="For keys: the folder that `coordinator sites certs` has made."),
     ] = None,
     site: Annotated[str, typer.Option(help="For unregister: the site.")] = "",
     days: Annotated[
@@ -67,15 +66,14 @@ def propose(
 ) -> None:
     """Write down what is to be done, for people who allow it: a run with its settings, or keys.
 
-    Example: coordinator propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
+    Example: coordinator approval propose spring.json --purpose 'pneumonia, spring' -c 'epsilon=1.0 ...'
     """
     from fedsurrogate.common.errors import ConfigError
-    from fedsurrogate.common.settings.base import parse_overrides
 
-    from ..runs.presets import preset_settings
+    from ..runs.presets import typed_settings
 
     if what == What.run:
-        given = preset_settings(preset) | parse_overrides(run_config or [])
+        given = typed_settings(run_config)
         content: Mapping[str, Scalar] = {k: v for k, v in given.items() if k != "approval"}
     else:
         content = keys_of(folder, site if what == What.unregister else None)
@@ -117,7 +115,9 @@ def write_proposal(
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror})") from None
     show_proposal(proposal)
-    console.print(f"{out}: send it to the people who decide; `coordinator approve` signs it")
+    console.print(
+        f"{out}: send it to the people who decide; `coordinator approval approve` signs it"
+    )
 
 
 def settings_of(proposal: Path | None) -> dict[str, Scalar]:
@@ -166,7 +166,7 @@ def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> 
 
     Args:
         settings: of the run, flat.
-        authority: the certificate, in the folder of `coordinator certs`; None without TLS.
+        authority: the certificate, in the folder of `coordinator sites certs`; None without TLS.
     """
     from fedsurrogate.common.security.proposals import Proposal
 
@@ -183,7 +183,7 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
     """Fingerprints of keys by site, as a proposal about them has them.
 
     Args:
-        folder: of `coordinator certs`.
+        folder: of `coordinator sites certs`.
         site: one site, to revoke its key; None for all keys that are not registered yet.
 
     Raises:
@@ -226,8 +226,8 @@ def show_proposal(proposal: Proposal) -> None:
 
 
 def approve(
-    file: Annotated[Path, typer.Argument(help="A file of `coordinator propose`.")],
-    key: Annotated[Path, typer.Option(help="Your key, of `coordinator approver`.")],
+    file: Annotated[Path, typer.Argument(help="A file of `coordinator approval propose`.")],
+    key: Annotated[Path, typer.Option(help="Your key, of `coordinator approval key`.")],
     yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
 ) -> None:
     """Show a proposal, and sign it with your key: you allow it.
@@ -272,5 +272,5 @@ def approver(
     except OSError as error:
         raise ConfigError(f"{file} cannot be written ({error.strerror})") from None
     if len(private) != SEED_BYTES:
-        raise ConfigError(f"{file} is there, and is no key of `coordinator approver`")
+        raise ConfigError(f"{file} is there, and is no key of `coordinator approval key`")
     print(f"{json.dumps(name, ensure_ascii=False)} = {json.dumps(public_key(private).hex())}")

@@ -1,5 +1,5 @@
-"""The `coordinator settings`, `preset`, `sample-data` and `public-map` commands: what a run can be
-set to, and what it can begin with.
+"""The `coordinator settings`, `sample-data` and `public-map` commands: what a run can be set to, and
+what it can begin with.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import typer
 from fedsurrogate.common.command_line import Json, console
 
 from .options import complete_keys, complete_methods, complete_presets
+
+# In place of a preset's name.
+ALL = "all"
 
 
 def settings(
@@ -33,12 +36,26 @@ def settings(
             autocompletion=complete_methods,
         ),
     ] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Print the settings of a preset, as `-c` and `flwr run` take them, and how it "
+            "differs from its paper; all: list the presets.",
+            autocompletion=complete_presets,
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Explain the settings of a run: meaning, default, range, unit and the methods that use them.
+    """Explain the settings of a run, or list its presets.
+
+    Shows meaning, default, range, unit and the methods that use a setting.
 
     Example: coordinator settings --method fedlap
     """
+    if preset:
+        _show_preset(preset)
+        return
     from dataclasses import asdict
 
     from fedsurrogate.common.help import descriptions, setting_tables
@@ -51,26 +68,17 @@ def settings(
         console.print(table)
 
 
-def preset(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="The preset to print, for `flwr run --run-config`.",
-            autocompletion=complete_presets,
-        ),
-    ] = "",
-) -> None:
-    """List the presets, or print the settings of one and how it differs from its paper."""
+def _show_preset(name: str) -> None:
     from ..runs.presets import preset_notes, preset_settings, presets
 
-    if name:
-        settings = preset_settings(name)
-        for line in preset_notes(name):
-            typer.echo(line, err=True)
-        typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+    if name == ALL:
+        for each in presets():
+            typer.echo(f"{each}: {preset_notes(each)[0]}")
         return
-    for each in presets():
-        typer.echo(f"{each}: {preset_notes(each)[0]}")
+    settings = preset_settings(name)
+    for line in preset_notes(name):
+        typer.echo(line, err=True)
+    typer.echo(" ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
 class Sample(StrEnum):
@@ -92,7 +100,9 @@ def sample_data(
     size: Annotated[int, typer.Option(min=16, max=512, help="Height and width in pixels.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Another number gives other pictures.")] = 0,
 ) -> None:
-    """Draw small data sets for tutorials and first steps, without internet. No patient is in them.
+    """Draw small data sets for tutorials and first steps.
+
+    Needs no internet; no patient is in them.
 
     xrays: chest X-rays of several hospitals, with a class, fourteen findings of which each hospital
     annotated some, a number, and the time to an event.

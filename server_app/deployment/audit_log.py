@@ -91,7 +91,7 @@ def check_allowed(
         if needed:
             raise ConfigError(
                 f"{folder / RULES}: approvals = {needed}, so this needs a proposal that {needed} of "
-                f"the people in {APPROVERS} have signed: `coordinator propose`, `coordinator "
+                f"the people in {APPROVERS} have signed: `coordinator approval propose`, `coordinator "
                 "approve`, then the same command with --proposal FILE"
             )
         return []
@@ -120,7 +120,7 @@ def check_run_allowed(folder: Path, digest: str, approval: str) -> list[str]:
 
 
 NAME = "audit-log.jsonl"
-# Environment variables: the file, and the key of `coordinator approver` of the person at work.
+# Environment variables: the file, and the key of `coordinator approval key` of the person at work.
 VARIABLE, OPERATOR = "FEDSURROGATE_AUDIT_LOG", "FEDSURROGATE_OPERATOR_KEY"
 FOR = b"fedsurrogate audit log 1"
 LOCK_SECONDS = 60
@@ -131,7 +131,7 @@ def audit_file(folder: Path | None) -> Path | None:
     """The file of the audit log.
 
     Args:
-        folder: of `coordinator certs`; None where a command knows none.
+        folder: of `coordinator sites certs`; None where a command knows none.
 
     Returns:
         What the environment names, else a file next to the table of registered sites; None where
@@ -178,7 +178,7 @@ def note(folder: Path | None, action: str, facts: Mapping[str, object]) -> None:
     except (OSError, Timeout, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"{file}: the audit log cannot be written ({type(error).__name__}), so nothing is done; "
-            "`coordinator audit-log --verify` shows what is wrong with it"
+            "`coordinator approval log --verify` shows what is wrong with it"
         ) from None
 
 

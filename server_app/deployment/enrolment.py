@@ -99,7 +99,7 @@ def check_typed(asks: Enrolment, typed: str) -> None:
 
 
 def accept(folder: Path, asks: Enrolment, content: bytes, days: int) -> None:
-    """Put a site's public key and its certificate into the folder, where `coordinator register`
+    """Put a site's public key and its certificate into the folder, where `coordinator sites register`
     takes them.
 
     Args:

@@ -119,6 +119,6 @@ def key_bytes(line: str) -> bytes:
 
 @lru_cache(1024)
 def fingerprint_of(public: bytes) -> str:
-    """SHA-256 of a public key as Flower's requests have it, as `coordinator certs` shows it."""
+    """SHA-256 of a public key as Flower's requests have it, as `coordinator sites certs` shows it."""
     key = flower().read_key(public)
     return key_fingerprint(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))

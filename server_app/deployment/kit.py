@@ -42,7 +42,7 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
     """Write a site's kit as a .tar.gz that only its owner can read.
 
     Args:
-        certificates: the folder of `coordinator certs`.
+        certificates: the folder of `coordinator sites certs`.
         site: its name.
         coordinator: host:port for the site.
         image: the container image that the site runs.
@@ -89,10 +89,10 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
     own_key = (folder / CERTIFICATE).is_file()
     for name in (*PAPERS, CERTIFICATE if own_key else SITE_KEY):
-        make = f"make it with coordinator certs --site {site}"
+        make = f"make it with coordinator sites certs --site {site}"
         yield f"papers/{name}", _content(folder / name, make)
     papers = folder.parents[1]
-    yield f"papers/{PUBLIC}", _content(papers / PUBLIC, f"coordinator key {papers} makes it")
+    yield f"papers/{PUBLIC}", _content(papers / PUBLIC, f"coordinator sites key {papers} makes it")
     facts = {"{site}": site, "{coordinator}": coordinator, "{image}": image}
     for name, source in SOURCES.items():
         own = papers.parent / source

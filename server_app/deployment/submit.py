@@ -290,7 +290,7 @@ def run(
         folder, status, log = to_the_end(run_id, output, address, authority, on_event)
     except Interrupted as stop:
         if stop.terminal_is_lost:
-            # `coordinator attach` continues to watch it.
+            # `coordinator watch` continues to watch it.
             raise
         # Otherwise the run would continue at the SuperLink without anyone who watches it.
         with suppress(RunError):

@@ -31,7 +31,7 @@ from .fleet_guard import fingerprint_of, key_bytes
 
 def table_file(folder: Path) -> Path:
     """The file of the table of registered sites: from the environment, else in the folder of
-    `coordinator certs`.
+    `coordinator sites certs`.
     """
     return Path(os.environ.get(VARIABLE) or folder / TABLE)
 
@@ -40,7 +40,7 @@ def check_not_revoked(folder: Path, site: str, line: str) -> None:
     """Raise ConfigError for a revoked key.
 
     Args:
-        folder: of `coordinator certs`.
+        folder: of `coordinator sites certs`.
         site: that has the key.
         line: the key, as ssh writes it.
 
@@ -50,7 +50,7 @@ def check_not_revoked(folder: Path, site: str, line: str) -> None:
     if key_fingerprint(line.encode()) in _revoked(folder):
         raise ConfigError(
             f"the key of site {site!r} was revoked, and is never accepted again; the site needs a "
-            f"new key: `coordinator certs {folder} --site {site} --new-key`, or, where the hospital "
+            f"new key: `coordinator sites certs {folder} --site {site} --new-key`, or, where the hospital "
             "makes its own, `site enrol` after it has removed papers/site.key"
         )
 
@@ -66,7 +66,7 @@ def register(
     """Register the keys of all sites, and write the table of names, keys and node ids.
 
     Args:
-        folder: of `coordinator certs`, with the keys.
+        folder: of `coordinator sites certs`, with the keys.
         address: of the Control API, host:port.
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
         wait: seconds to wait until the SuperLink listens.
@@ -125,7 +125,7 @@ def not_registered(folder: Path) -> dict[str, str]:
     not have with this key, which was not revoked.
 
     Args:
-        folder: of `coordinator certs`.
+        folder: of `coordinator sites certs`.
 
     Raises:
         ConfigError: the folder has no keys.
@@ -144,11 +144,11 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
     """Revoke a site's key, for ever: its holder is disconnected and cannot connect again, also after
     the SuperLink has lost its database.
 
-    This revokes the keys of the site in the folder of `coordinator certs` and in the table of
+    This revokes the keys of the site in the folder of `coordinator sites certs` and in the table of
     registered sites.
 
     Args:
-        folder: of `coordinator certs`.
+        folder: of `coordinator sites certs`.
         site: its name.
         address: of the Control API, host:port.
         authority: as for `register`.
@@ -163,7 +163,9 @@ def forget(folder: Path, site: str, address: str, authority: Path | None) -> boo
     table, file = table_file(folder), folder / "sites" / site / "site.pub"
     before = read_table(table) if table.is_file() else {}
     if not file.is_file() and site not in before:
-        raise ConfigError(f"{str(file)!r} is not a site's public key; `coordinator certs` makes it")
+        raise ConfigError(
+            f"{str(file)!r} is not a site's public key; `coordinator sites certs` makes it"
+        )
     keys = {_key(file)} if file.is_file() else set()
     if site in before:
         keys.add(before[site].key)
@@ -183,7 +185,7 @@ def _keys(folder: Path) -> dict[str, str]:
     keys = {file.parent.name: _key(file) for file in sorted((folder / "sites").glob("*/site.pub"))}
     if not keys:
         raise ConfigError(
-            f"{folder} has no key of a site; `coordinator certs {folder} --site NAME` makes one"
+            f"{folder} has no key of a site; `coordinator sites certs {folder} --site NAME` makes one"
         )
     if wrong := [name for name in keys if not SITE_NAME.fullmatch(name)]:
         raise ConfigError(
@@ -205,7 +207,7 @@ def _key(file: Path) -> str:
         key_bytes(line)
     except (OSError, ValueError):
         raise ConfigError(
-            f"{str(file)!r} is not a site's public key; `coordinator certs` makes it"
+            f"{str(file)!r} is not a site's public key; `coordinator sites certs` makes it"
         ) from None
     return line
 

@@ -4,7 +4,6 @@ continued with some settings, and the command that does it.
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
-from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.settings.base import Scalar, settings_text
 
 from ..runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
 
@@ -225,11 +224,9 @@ def go_on(
         stored = folder if plan.combination.stored else None
         arrived = len([*(stored / "surrogates").glob("*.pb")]) if stored else 0
         if arrived:
-            again = shlex.join(["coordinator", "relearn", str(folder)])
+            again = shlex.join(["coordinator", "refit", str(folder)])
             # Sites pay for each release from their budget.
             costs = f"learn from what {arrived} sites have sent, which costs them nothing more"
             how = f"{costs}: {again}; or start it again"
-    text = " ".join(
-        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
-    )
+    text = settings_text(settings)
     return f"{how}: {shlex.join([*words, *(['-c', text] if text else [])])}"

@@ -57,7 +57,7 @@ def log_to_mlflow(path: Path, place: Place = Place()) -> list[str]:
     """
     os.environ.setdefault(QUIET, "true")
     os.environ.setdefault(FOLDERS, "true")
-    with needed_for("`coordinator mlflow`"):
+    with needed_for("`coordinator log --to mlflow`"):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     try:
@@ -132,7 +132,7 @@ def _new_run(client: Any, experiment: str, name: str, tags: Mapping[str, str]) -
 
 
 def _log_parameters(client: Any, run: str, values: Mapping[str, Any]) -> None:
-    with needed_for("`coordinator mlflow`"):
+    with needed_for("`coordinator log --to mlflow`"):
         from mlflow.entities import Param
 
     rows = [Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in values.items()]

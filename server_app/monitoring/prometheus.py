@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-USER = "`coordinator metrics`"
+USER = "`coordinator log --to prometheus`"
 RUN = ("run", "method")
 STATUSES = ("running", "ok", "failed", "interrupted")
 # Only the first sites of a run, by name, have their own series; the counts by fate include all
@@ -191,7 +191,7 @@ class LinkCollector:
     Args:
         address: of the Control API, host:port.
         authority: file of the certificate that the SuperLink's is signed with; None without TLS.
-        table: file of the registered sites, of `coordinator register`; without it nodes have the
+        table: file of the registered sites, of `coordinator sites register`; without it nodes have the
             names of their keys.
     """
 

@@ -209,7 +209,7 @@ def effect_lines(card: Mapping[str, Any]) -> list[str]:
         if name in card["suspects"]:
             lines.append(
                 f"{name}: left out, costs the others {100 * effect['harm']:.1f} points; "
-                "`coordinator relearn RUN --defence none` puts it back"
+                "`coordinator refit RUN --defence none` puts it back"
             )
             continue
         kept = "kept" if effect["kept"] == 1 else f"kept with {effect['kept']:.0%} of its weight"

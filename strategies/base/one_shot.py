@@ -184,7 +184,7 @@ class OneShot(Federation, Generic[S]):
         """Run the one round.
 
         Differs from Flower's loop: replies are checked as they arrive, and late ones are stored for
-        `relearn`.
+        `coordinator refit`.
 
         Args:
             grid: through which the sites are asked.

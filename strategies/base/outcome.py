@@ -532,7 +532,7 @@ def due_centre(run: Run, claim: Mechanism | None, dimension: int, centre: str = 
 
 
 NOT_REGISTERED = (
-    "its key is not in the table of registered sites, which `coordinator register` writes"
+    "its key is not in the table of registered sites, which `coordinator sites register` writes"
 )
 ABSENT = "registered, and not connected"
 

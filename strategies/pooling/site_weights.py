@@ -369,7 +369,7 @@ def check_moments(total: Total) -> None:
     raise RunError(
         "the features are so small that the fixed-point numbers of the secure sum round them away; "
         "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records, "
-        "after `site forget-sums` at each hospital"
+        "after `site ledger forget` at each hospital"
     )
 
 

@@ -584,7 +584,7 @@ def by_harm(
         harm = effects[names[at]].harm
         why = (
             f"it costs the others {100 * harm:.1f} points of {found.measure}; "
-            "`coordinator relearn RUN --defence none` puts it back"
+            "`coordinator refit RUN --defence none` puts it back"
         )
         suspects.append(Suspect(names[at], "harm", harm / found.limit, why))
     left_out = {each.site for each in suspects}

@@ -125,7 +125,7 @@ def why(name: str, disputes: frozenset[Dispute], colluding: int) -> str:
         reasons += [own.format(quoted(about))] if about else []
         reasons += [others.format(quoted(by))] if by else []
         if what == "keys" and (about or by):
-            reasons.append("`site key` prints the line that the file of peers needs")
+            reasons.append("`site offline key` prints the line that the file of peers needs")
         elif len(by) > colluding > 0:
             reasons.append(
                 f"more sites than may collude ({colluding}) report it, so its shares were false"
@@ -271,7 +271,7 @@ class Steps(Federation):
             again
             if joint
             else f"{again}; a hospital that has sent its masked vector then needs `site "
-            "forget-sums`"
+            "ledger forget`"
         )
 
     def _enough(self, there: int, needed: int, what: str) -> None:

@@ -335,7 +335,7 @@ class SecureSum(Steps):
                 "a site has withheld the secure sum, which is random now; nothing shows which one. "
                 "Its own log says why: its data have changed since an earlier sum, or its numbers "
                 "are beyond secure-sum-range, secure-sum-records or, for columns of a table, far beyond "
-                "features.ranges (for other settings, each hospital needs `site forget-sums`)"
+                "features.ranges (for other settings, each hospital needs `site ledger forget`)"
             )
         keys = (
             "pinned by every site"

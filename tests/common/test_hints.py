@@ -18,21 +18,21 @@ X, Y = [[0.1, 0.2], [0.3, 0.4], [0.9, 0.8], [0.7, 0.9]], [0, 0, 1, 1]
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("secure-sum=True", "write secure-sum=true"),
-        ("secure-sum=FALSE", "write secure-sum=false"),
-        ("fedpft.seal=True", "write fedpft.seal=true"),
-        ("epsilon=2,0", r"a number has a point: epsilon=2\.0"),
-        ("delta=0,00001", r"a number has a point: delta=0\.00001"),
-        ("alpha=,5", r"a number has a point: alpha=\.5"),
-        ("method=fedavg", 'a string needs quotes: method="fedavg"'),
-        ("classes=a,b", 'a string needs quotes: classes="a,b"'),
+        ("epsilon=2,0", r"epsilon = '2,0': a number has a point: 2\.0"),
+        ("delta=0,00001", r"a number has a point: 0\.00001"),
+        ("alpha=,5", r"a number has a point: \.5"),
+        ("classes=0", r"classes = 0: must be one text of names .* in quotes"),
+        ("output-dir=7", "output-dir = 7: must be a text in quotes"),
+        ("epsilon=1,delta=2", 'needs quotes: epsilon="'),
+        ("classes=[a,b]", 'needs quotes: classes="'),
+        ("output-dir=a#b", 'needs quotes: output-dir="'),
         ("epsilon=0", r"no differential privacy.*epsilon=8 delta=1e-5"),
         ("epsilon=0.0 seed=1", "no differential privacy"),
     ],
 )
 def test_a_value_that_cannot_be_read_says_what_to_write(text: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
-        parse_overrides([text])
+        parse_run(parse_overrides([text]))
 
 
 def test_a_budget_of_a_preset_can_be_taken_away() -> None:

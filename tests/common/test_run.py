@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
@@ -13,9 +15,20 @@ from fedsurrogate.common.help import descriptions
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
-from fedsurrogate.common.settings.base import GONE, GONE_VALUES, Scalar, known_keys, parse_overrides
+from fedsurrogate.common.settings.base import (
+    GONE,
+    GONE_VALUES,
+    Scalar,
+    known_keys,
+    parse_overrides,
+    settings_text,
+)
 from fedsurrogate.common.settings.base import METHODS as GONE_METHODS
 
+TYPED = st.dictionaries(
+    st.sampled_from(["seed", "site", "data-dir", "fedpft.rank"]),
+    st.text() | st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
+)
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
@@ -222,6 +235,11 @@ def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
         (["alpha=1e-1  classes='cat, dog'"], {"alpha": 0.1, "classes": "cat, dog"}),
         (['data-dir="/a b/x=y" output-dir=""'], {"data-dir": "/a b/x=y", "output-dir": ""}),
         (["seed=1", "seed=2"], {"seed": 2}),
+        (["method=fedpft classes=no,yes"], {"method": "fedpft", "classes": "no,yes"}),
+        (["data-dir=/a/b.c site=1st"], {"data-dir": "/a/b.c", "site": "1st"}),
+        (["compare=True secure-sum=FALSE"], {"compare": True, "secure-sum": False}),
+        (["dataset=2026-01-31 seed=1e3"], {"dataset": "2026-01-31", "seed": 1e3}),
+        ([r'dataset="a \"b\""'], {"dataset": 'a "b"'}),
         ([""], {}),
         ([], {}),
     ],
@@ -235,13 +253,33 @@ def test_overrides_are_read_as_flower_writes_them(
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        'seed = 3\nclasses = ["no", "yes"]\n[fedpft]\nrank = 4\n',
+        "# as a shell reads it\nseed=3\nclasses=no,yes\nfedpft.rank=4\n",
+    ],
+)
+def test_a_file_holds_settings_and_what_is_typed_after_it_wins(
+    content: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(content)
+    found = parse_overrides(["seed=2 alpha=1.0", str(tmp_path / "run.toml"), "classes=a,b"])
+    assert found == {"seed": 3, "alpha": 1.0, "classes": "a,b", "fedpft.rank": 4}
+
+
+@given(TYPED)
+def test_settings_are_read_as_they_are_written(flat: dict[str, Scalar]) -> None:
+    """For another process, and for the command that continues a run."""
+    assert parse_overrides([settings_text(flat)]) == flat
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("method=fedpft", 'a string needs quotes: method="fedpft"'),
-        ("seed", "cannot read 'seed'"),
+        ("seed", "cannot read 'seed': it has no ="),
         ("seed = 1", "cannot read 'seed = 1'"),
         ("seed=1 nonsense", "cannot read 'nonsense'"),
-        ("data-dir=/a/b", 'data-dir="/a/b"'),
+        ('classes="a', 'needs quotes: classes="'),
     ],
 )
 def test_an_override_that_cannot_be_read_is_named(text: str, named: str) -> None:

@@ -67,11 +67,11 @@ def job(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: Path) -> None:
-    opened = job(kit, "ledger", "--open")
+    opened = job(kit, "ledger", "open")
     assert opened.returncode == 0, opened.stderr
     assert list((kit / "state" / "ledgers").glob("*.jsonl"))
     assert list((kit / "witness").glob("*.witness"))
-    shown = job(kit, "ledger")
+    shown = job(kit, "ledger", "show")
     assert shown.returncode == 0
     assert "nothing has left yet" in shown.stdout
 
@@ -87,7 +87,7 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
     (kit.parent / "bin").mkdir()
     (kit.parent / "bin" / "apptainer").write_text(APPTAINER)
     (kit.parent / "bin" / "apptainer").chmod(0o755)
-    opened = job(kit, "ledger", "--open", OPTIONS=str(kit / "options"))
+    opened = job(kit, "ledger", "open", OPTIONS=str(kit / "options"))
     assert opened.returncode == 0, opened.stderr
     options = (kit / "options").read_text().splitlines()
     assert options[:3] == ["exec", "--containall", "--no-home"]
@@ -100,7 +100,7 @@ def test_with_apptainer_data_are_read_only_and_the_job_does_the_same(
 def test_what_is_missing_is_named(kit: Path, lacking: str) -> None:
     path = kit / lacking
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    done = job(kit, "ledger")
+    done = job(kit, "ledger", "show")
     assert done.returncode == 1
     named = (
         f"site.sbatch: {kit}" if lacking == ".env" else f"{kit}/.env: DATA=./own data is no folder"
@@ -111,13 +111,14 @@ def test_what_is_missing_is_named(kit: Path, lacking: str) -> None:
 @pytest.mark.slow
 def test_the_end_of_its_time_ends_the_site(kit: Path) -> None:
     """No coordinator is there, so it waits for one; SLURM sends SIGTERM ten minutes before the end."""
-    assert job(kit, "ledger", "--open").returncode == 0
+    assert job(kit, "ledger", "open").returncode == 0
     log = kit.parent / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
             ["bash", str(JOB)], cwd=kit, env=environment(kit), stdout=output, stderr=output
         )
     until(lambda: "waiting" in log.read_text() or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
     process.send_signal(signal.SIGTERM)
     process.wait(120)
     assert "Traceback" not in log.read_text()
@@ -154,7 +155,7 @@ def test_nothing_of_the_settings_runs_or_becomes_another_setting(
     (commands / "site").chmod(0o755)
     known = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        ["bash", str(JOB), "ledger"], cwd=kit, capture_output=True, text=True, check=False,
+        ["bash", str(JOB), "ledger", "show"], cwd=kit, capture_output=True, text=True, check=False,
         env=known | {"PATH": f"{commands}:{known['PATH']}"},
     )  # fmt: skip
     assert not (kit / "ran").exists(), done.stderr

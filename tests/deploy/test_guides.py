@@ -58,15 +58,15 @@ def test_a_hospital_reads_one_page() -> None:
 
 
 def test_the_guides_print_the_commands_that_this_test_reads() -> None:
-    found = {(service, *line[:2]) for _, service, line in calls()}
+    found = {(service, *line[:3]) for _, service, line in calls()}
     assert {
-        ("site", "site", "ledger"),
-        ("node", "site", "doctor"),
+        ("site", "site", "ledger", "open"),
+        ("node", "site", "doctor", "--link-only"),
         ("site",),
     } <= found
     assert {
-        ("superlink", "coordinator", "run"),
-        ("", "coordinator", "certs"),
+        ("superlink", "coordinator", "run", "-c"),
+        ("", "coordinator", "sites", "certs"),
         ("register",),
     } <= found
 

@@ -91,8 +91,8 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Itera
     owned(folder)
     machine = Machine(folder)
     named = ["--host", address.rpartition(":")[0], "--site", "north", "--site", "east"]
-    papers(machine, "certs", "papers", *named)
-    papers(machine, "kit", "papers", "north", "--coordinator", address, "--image", IMAGE)
+    papers(machine, "sites", "certs", "papers", *named)
+    papers(machine, "sites", "kit", "papers", "north", "--coordinator", address, "--image", IMAGE)
     try:
         machine.compose("up", "-d")
         until(lambda: (folder / "registered" / "registered.json").exists(), 180)
@@ -124,7 +124,7 @@ def hospital(coordinator: Machine) -> Iterator[Machine]:
     owned(kit.folder)
     try:
         # As both pages print it, once.
-        assert "opened" in kit.compose("run", "--rm", "site", "site", "ledger", "--open")
+        assert "opened" in kit.compose("run", "--rm", "site", "site", "ledger", "open")
         kit.compose("up", "-d")
         yield kit
     finally:
@@ -172,7 +172,7 @@ def test_the_kits_commands_work_as_printed(
     )
     assert "finished:completed" in coordinator.inside("superlink", "coordinator", "run", "-c", RUN)
     # A ledger is opened once.
-    commands = [line for line in printed if "--open" not in line]
+    commands = [line for line in printed if "open" not in line]
     assert [] in commands
     for line in commands:
         found = hospital.compose("run", "--rm", "site", *line)
@@ -192,7 +192,7 @@ def test_the_guides_commands_work_as_printed(
     for page, service, line in calls():
         words = [" ".join(line[:3]), *line] if page == "deploy/README.md" else []
         # What the fixtures have done already.
-        if not words or {"--host", "--open"} & set(line) or line[1:4] == ["kit", "papers", "north"]:
+        if not words or {"--host", "open"} & set(line) or line[2:5] == ["kit", "papers", "north"]:
             continue
         for old, new in known.items():
             line = [word.replace(old, new) for word in line]
@@ -207,18 +207,18 @@ def test_the_guides_commands_work_as_printed(
             )
         assert not any(word in found for word in ("error", "FAIL")), (line, found)
         outputs[words[0]] = found
-        if words[0] == "site key":
+        if words[0] == "site offline key":
             (key,) = (each for each in found.splitlines() if each.startswith("north = "))
             (coordinator.folder / "keys.toml").write_text(key)
         if "--renew" in line:
             coordinator.compose("restart", "superlink")
     assert "finished:completed, 1 of 1 sites used" in outputs["coordinator run -c"]
     assert "stopped" in outputs["coordinator stop latest"]
-    assert "no, yes" in hospital.compose("run", "--rm", "site", "site", "models"), (
+    assert "no, yes" in hospital.compose("run", "--rm", "site", "site", "models", "list"), (
         "the signed model of the run is kept"
     )
-    assert "epsilon 1" in outputs["coordinator learn spring.json"]
-    assert "unregistered  east" in outputs["coordinator unregister /papers"]
+    assert "epsilon 1" in outputs["coordinator offline learn"]
+    assert "unregistered  east" in outputs["coordinator sites unregister"]
     assert "known      east" in outputs[""], (
         "the last command lists the keys, with the new one of east"
     )
@@ -229,11 +229,11 @@ def before(command: str, coordinator: Machine, hospital: Machine) -> None:
     if command == "coordinator stop latest":
         coordinator.compose("exec", "-T", "-d", "superlink", "coordinator", "run", "-c", ROUNDS)
         until(lambda: any((coordinator.folder / "runs").glob("*-dp-fedavg-*/events.jsonl")))
-    elif command == "coordinator request papers":
+    elif command == "coordinator offline request":
         (coordinator.folder / "spring.json").unlink(missing_ok=True)
-    elif command == "site release /state/spring.json":
+    elif command == "site offline release":
         move(coordinator, "spring.json", hospital)
-    elif command == "coordinator learn spring.json":
+    elif command == "coordinator offline learn":
         bundle = (hospital.folder / "state" / "north.bundle").read_bytes()
         (coordinator.folder / "north.bundle").write_bytes(bundle)
         owned(coordinator.folder)

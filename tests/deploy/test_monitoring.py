@@ -324,7 +324,8 @@ class Page:
 
     def __init__(self, module: str, *words: str, more: dict[str, str]) -> None:
         (self.port,) = free_ports(1)
-        command = [sys.executable, "-m", module, "metrics", *words, "--port", str(self.port)]
+        listen = ["--listen", f"127.0.0.1:{self.port}"]
+        command = [sys.executable, "-m", module, *words, *listen]
         known = os.environ | {"PYTHONPATH": str(APP_FOLDER)} | more
         self.process = subprocess.Popen(command, env=known, stdout=subprocess.DEVNULL)
 
@@ -414,11 +415,11 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
         certificates = ("--certificate", str(papers / "server.crt"))
         pages = [
             Page(
-                "fedsurrogate.server_app.cli.main", str(runs), *certificates,
+                "fedsurrogate.server_app.cli.main", "log", str(runs), "--to", "prometheus", *certificates,
                 "--superlink", running.control[1], more=known,
             ),
             Page(
-                "fedsurrogate.client_app.cli.main", *certificates,
+                "fedsurrogate.client_app.cli.main", "metrics", *certificates,
                 "--node-config", sites[0].node_config, more={},
             ),
         ]  # fmt: skip

@@ -17,7 +17,7 @@ from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
-from fedsurrogate.server_app.runs.presets import preset_settings
+from fedsurrogate.server_app.runs.presets import typed_settings
 from tests.commands import coordinator
 from tests.documents import DOCS, PAGES, blocks, commands, name_of, words
 
@@ -26,62 +26,62 @@ APPS = {
     "coordinator": fedsurrogate.server_app.cli.main.app,
     "site": fedsurrogate.client_app.cli.main.app,
 }
-QUICK = ("plan", "preset")
+QUICK = ("plan", "settings")
 # The test that runs each documented command. Commands not listed here fail a test, so a new one
 # needs a test or a reason.
 RUN_BY = {
     "coordinator plan": "docs/test_commands.py",
-    "coordinator preset": "docs/test_commands.py",
     "coordinator settings": "server_app/cli/test_main.py",
     "coordinator simulate": "e2e/test_simulation_and_deployment.py",
     "coordinator public-map": "server_app/test_public_map.py",
     "coordinator sample-data": "server_app/sample_data/test_xrays.py",
     "coordinator sweep": "fedsurrogate/test_sweep.py",
     "coordinator report": "server_app/cli/test_main.py",
-    "coordinator relearn": "server_app/cli/test_main.py",
+    "coordinator refit": "server_app/cli/test_main.py",
     "coordinator superlink": "attacks/coordinator/test_foreign_app.py",
     "coordinator run": "attacks/coordinator/test_foreign_app.py",
     "coordinator runs": "faults/test_handles.py",
-    "coordinator attach": "faults/test_handles.py",
     "coordinator stop": "faults/test_handles.py",
-    "coordinator sites": "faults/test_handles.py",
-    "coordinator certs": "server_app/deployment/test_certificates.py",
-    "coordinator register": "e2e/test_tls.py",
+    "coordinator sites list": "faults/test_handles.py",
+    "coordinator sites certs": "server_app/deployment/test_certificates.py",
+    "coordinator sites register": "e2e/test_tls.py",
     "coordinator init": "e2e/test_minimal_path.py",
-    "coordinator accept": "e2e/test_tls.py",
-    "coordinator propose": "e2e/test_hospitals_decide.py",
-    "coordinator approve": "e2e/test_hospitals_decide.py",
-    "coordinator approver": "e2e/test_hospitals_decide.py",
-    "coordinator audit-log": "e2e/test_hospitals_decide.py",
+    "coordinator sites accept": "e2e/test_tls.py",
+    "coordinator approval propose": "e2e/test_hospitals_decide.py",
+    "coordinator approval approve": "e2e/test_hospitals_decide.py",
+    "coordinator approval key": "e2e/test_hospitals_decide.py",
+    "coordinator approval log": "e2e/test_hospitals_decide.py",
     "coordinator evaluate": "server_app/cli/test_model.py",
     "coordinator survey": "server_app/cli/test_model.py",
     "coordinator export": "server_app/export/test_export.py",
-    "coordinator key": "attacks/coordinator/test_offline_exchange.py",
-    "coordinator request": "server_app/test_offline.py",
-    "coordinator learn": "server_app/test_offline.py",
-    "coordinator exchange": "server_app/exchange/test_files.py",
+    "coordinator sites key": "attacks/coordinator/test_offline_exchange.py",
+    "coordinator offline request": "server_app/test_offline.py",
+    "coordinator offline learn": "server_app/test_offline.py",
+    "coordinator offline exchange": "server_app/exchange/test_files.py",
     "coordinator watch": "server_app/monitoring/test_watch.py",
-    "coordinator metrics": "server_app/monitoring/test_prometheus.py",
-    "coordinator mlflow": "server_app/monitoring/test_mlflow.py",
+    "coordinator log": "server_app/monitoring/test_prometheus.py",
     "site enrol": "e2e/test_tls.py",
     "site approve": "e2e/test_hospitals_decide.py",
     "site join": "e2e/test_tls.py",
     "site doctor": "e2e/test_tls.py",
-    "site ledger": "docs/test_tutorials.py",
+    "site ledger show": "client_app/cli/test_main.py",
+    "site ledger open": "client_app/cli/test_main.py",
     "site metrics": "deploy/test_monitoring.py",
     "site policy": "docs/test_tutorials.py",
     "site audit": "client_app/audit/test_release_audit.py",
-    "site disclose": "client_app/audit/test_disclosure.py",
     "site dry-run": "docs/test_tutorials.py",
-    "site key": "server_app/test_offline.py",
-    "site release": "server_app/test_offline.py",
-    "site models": "client_app/model_use/test_commands.py",
+    "site offline key": "server_app/test_offline.py",
+    "site offline release": "server_app/test_offline.py",
+    "site models list": "client_app/model_use/test_commands.py",
+    "site models add": "client_app/model_use/test_commands.py",
+    "site models use": "client_app/model_use/test_commands.py",
+    "site models back": "client_app/model_use/test_commands.py",
     "site predict": "client_app/model_use/test_prediction.py",
     "site evaluate": "client_app/model_use/test_evaluation.py",
     "site adapt": "client_app/model_use/test_adaptation.py",
-    "site synthesize": "client_app/methods/dpcvae/test_downstream.py",
-    "site classify": "client_app/methods/dpcvae/test_downstream.py",
-    "site ood": "client_app/methods/dpcvae/test_downstream.py",
+    "site generator synthesize": "client_app/methods/dpcvae/test_downstream.py",
+    "site generator classify": "client_app/methods/dpcvae/test_downstream.py",
+    "site generator ood": "client_app/methods/dpcvae/test_downstream.py",
     "site features": "client_app/cli/test_main.py",
 }
 
@@ -98,11 +98,17 @@ def ours() -> Iterator[tuple[str, list[str]]]:
 
 def leaf(found: click.Command, arguments: list[str]) -> tuple[click.Command, list[str]]:
     """The subcommand of these words, and its own words."""
-    while isinstance(found, click.Group) and (arguments or not found.invoke_without_command):
+    while isinstance(found, click.Group):
         assert arguments, "no command"
         assert arguments[0] in found.commands, f"there is no command {arguments[0]!r}"
         found, arguments = found.commands[arguments[0]], arguments[1:]
     return found, arguments
+
+
+def parted(shown: tuple[str, list[str]]) -> tuple[list[str], list[str]]:
+    """A line, and the words of it that are its command's own."""
+    line = shown[1]
+    return line, leaf(get_command(APPS[line[0]]), line[1:])[1]
 
 
 def complete(text: str) -> bool:
@@ -127,20 +133,22 @@ def test_a_command_exists_with_its_options_and_accepts_its_settings(
             assert given.get(parameter.name or ""), f"{page}: {parameter.name} is missing"
     texts = [text for text in given.get("run_config") or [] if complete(text)]
     if texts:
-        parse_run(preset_settings(given.get("preset") or "") | parse_overrides(texts))
+        parse_run(typed_settings(texts) if line[0] == "coordinator" else parse_overrides(texts))
     if texts := [text for text in given.get("node_config") or [] if complete(text)]:
         parse_node_config(parse_overrides(texts))
 
 
 def test_every_command_of_the_documentation_is_run_by_a_test() -> None:
-    shown = {f"{line[0]} {line[1]}" for _, line in ours()}
+    shown = {" ".join(line[: len(line) - len(own)]) for line, own in map(parted, ours())}
     assert len(list(ours())) > 50
     assert shown == set(RUN_BY)
     for command, file in RUN_BY.items():
         given = set(arguments_in((TESTS / file).read_text()))
-        # As a word of a command line; or a test reads the line of the documentation that begins
+        # As words of a command line; or a test reads the line of the documentation that begins
         # with it.
-        assert {command, command.split()[1]} & given, f"{command} is not run by {file}"
+        assert command in given or {*command.split()[1:]} <= given, (
+            f"{command} is not run by {file}"
+        )
 
 
 def arguments_in(source: str) -> Iterator[str]:
@@ -166,7 +174,7 @@ def arguments_in(source: str) -> Iterator[str]:
 
 def test_a_word_in_a_comment_or_a_name_is_no_command_that_runs() -> None:
     source = (
-        'def relearn():\n    """relearn"""\n    # relearn\n    text = "relearn"\n    '
+        'def refit():\n    """refit"""\n    # refit\n    text = "refit"\n    '
         'coordinator(patch, "report", x)\n'
     )
     assert set(arguments_in(source)) == {"report"}

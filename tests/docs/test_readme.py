@@ -62,7 +62,7 @@ def test_the_pages_of_methods_name_every_method(name: str) -> None:
         for page in (ROOT / "docs" / "methods").glob("*.md")
         if page.name != "index.md"
     )
-    assert f"`{name}`" in text or f'method="{name}"' in text, (
+    assert f"`{name}`" in text or f"method={name}" in text, (
         f"method {name}: docs/methods needs a page that describes it"
     )
     assert f"`{name}`" in (ROOT / "docs" / "methods" / "index.md").read_text(), (

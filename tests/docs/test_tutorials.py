@@ -164,8 +164,8 @@ def test_the_walk_from_a_folder_to_a_decision_prints_what_the_page_shows(typed: 
 
 # What a reader types, and what takes a test less time and prints the same lines.
 SHORTER = {
-    "--preset fedlap": "--preset fedlap -c 'fedlap.rounds=1 fedlap.image-steps=2'",
-    "--preset dpcvae": "--preset dpcvae -c 'dpcvae.rounds=2'",
+    "-c fedlap": "-c fedlap -c 'fedlap.rounds=1 fedlap.image-steps=2'",
+    "-c dpcvae": "-c dpcvae -c 'dpcvae.rounds=2'",
     "--seeds 3": "--seeds 2",
     "simulate --sites": "simulate --engine local --sites",
 }

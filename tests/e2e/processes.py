@@ -128,7 +128,7 @@ class Federation:
     """A running SuperLink with SuperNodes. `run` submits the app and returns Flower's status of the
     run.
 
-    papers: a folder of certificates and keys that `coordinator certs` has made for 127.0.0.1 and
+    papers: a folder of certificates and keys that `coordinator sites certs` has made for 127.0.0.1 and
     the sites `names`, or 0, 1, ...; then all traffic uses TLS, and the SuperLink accepts only nodes
     with registered keys. kits: where each site has its credentials, if it made its own key.
     at_nodes: environment of SuperNodes. isolated: every app runs below a
@@ -163,7 +163,7 @@ class Federation:
         )
         self.superlink = self.start_superlink()
         if papers:
-            done = coordinator("register", str(papers), *self.control, cwd=home)
+            done = coordinator("sites", "register", str(papers), *self.control, cwd=home)
             assert done.returncode == 0, done.stderr
         self._configs, self._lines = list(node_configs), [self.fleet] * len(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]

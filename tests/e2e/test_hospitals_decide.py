@@ -42,7 +42,7 @@ def enrol(home: Path, name: str) -> None:
     assert said, done.stderr
     request = str(home / "kits" / name / f"{name}.csr")
     ok(
-        *("accept", request, "--folder", "papers", "--fingerprint", said.group(1)),
+        *("sites", "accept", request, "--folder", "papers", "--fingerprint", said.group(1)),
         *("--coordinator", "127.0.0.1:9092", "--out", f"{name}.tar.gz"),
         cwd=home,
     )
@@ -58,10 +58,10 @@ def enrol(home: Path, name: str) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("decide")
     (home / "credentials").mkdir()
-    ok("certs", "papers", "--host", "127.0.0.1", cwd=home)
+    ok("sites", "certs", "papers", "--host", "127.0.0.1", cwd=home)
     for name in NAMES:
         enrol(home, name)
-    line = ok("approver", "ada.key", "--name", "Ada", cwd=home)
+    line = ok("approval", "key", "ada.key", "--name", "Ada", cwd=home)
     (home / "papers" / APPROVERS).write_text(line)
     return home
 
@@ -90,7 +90,16 @@ def test_a_run_is_what_people_have_allowed_and_each_hospital_decides(
     home: Path, hospitals: dict[str, Hospital], running: Federation
 ) -> None:
     proposal = str(home / "spring.json")
-    ok("propose", proposal, "--purpose", "cats and dogs, spring", "-c", SETTINGS, cwd=home)
+    ok(
+        "approval",
+        "propose",
+        proposal,
+        "--purpose",
+        "cats and dogs, spring",
+        "-c",
+        SETTINGS,
+        cwd=home,
+    )
     run = ["run", "--proposal", proposal, *running.control]
 
     refused = coordinator("run", "-c", SETTINGS, *running.control, cwd=home)
@@ -99,7 +108,7 @@ def test_a_run_is_what_people_have_allowed_and_each_hospital_decides(
     unsigned = coordinator(*run, cwd=home)
     assert "has 0 signatures of the 1 people" in unsigned.stderr
 
-    shown = ok("approve", proposal, "--key", "ada.key", "--yes", cwd=home)
+    shown = ok("approval", "approve", proposal, "--key", "ada.key", "--yes", cwd=home)
     assert "cats and dogs, spring" in shown
     assert "epsilon 1, delta 1e-05" in shown
     other = coordinator(*run, "-c", "epsilon=2.0", cwd=home)
@@ -119,7 +128,7 @@ def test_a_run_is_what_people_have_allowed_and_each_hospital_decides(
     for name in ("north", "south"):
         (charge,) = hospitals[name].charges()
         assert charge["allowed_by"] == f"Ada, here Dr. {name}"
-        ledger = site_command("ledger", "--node-config", hospitals[name].node_config)
+        ledger = site_command("ledger", "show", "--node-config", hospitals[name].node_config)
         assert "Ada" in ledger.stdout
     assert hospitals["west"].charges() == []
 
@@ -140,15 +149,16 @@ def test_a_run_that_another_program_submits_needs_the_signatures_too(
 
 
 def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation) -> None:
-    command = ["unregister", "papers", "west", *running.control]
+    command = ["sites", "unregister", "papers", "west", *running.control]
     refused = coordinator(*command, cwd=home)
     assert refused.returncode == 1
     assert "approvals = 1" in refused.stderr
     what = ["--what", "unregister", "--folder", "papers", "--site", "west"]
-    ok("propose", "leave.json", "--purpose", "west leaves", *what, cwd=home)
-    ok("approve", "leave.json", "--key", "ada.key", "--yes", cwd=home)
+    ok("approval", "propose", "leave.json", "--purpose", "west leaves", *what, cwd=home)
+    ok("approval", "approve", "leave.json", "--key", "ada.key", "--yes", cwd=home)
     wrong = coordinator(
-        *("unregister", "papers", "south", *running.control, "--proposal", "leave.json"), cwd=home
+        *("sites", "unregister", "papers", "south", *running.control, "--proposal", "leave.json"),
+        cwd=home,
     )
     assert "allows something else" in wrong.stderr
     assert "unregistered  west" in ok(*command, "--proposal", "leave.json", cwd=home)
@@ -156,7 +166,7 @@ def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation
 
 def test_the_audit_log_has_what_was_done_and_shows_a_changed_line(home: Path) -> None:
     """After the tests above."""
-    shown = ok("audit-log", "papers", "--verify", cwd=home)
+    shown = ok("approval", "log", "papers", "--verify", cwd=home)
     assert "whole" in shown
     file = home / "papers" / NAME
     done = [entry["action"] for entry, _ in entries(file)]
@@ -168,7 +178,7 @@ def test_the_audit_log_has_what_was_done_and_shows_a_changed_line(home: Path) ->
     assert all(each["proposal"] for each in started)
     honest = file.read_bytes()
     file.write_bytes(honest.replace(b'"north"', b'"n0rth"', 1))
-    changed = coordinator("audit-log", "papers", "--verify", cwd=home)
+    changed = coordinator("approval", "log", "papers", "--verify", cwd=home)
     assert changed.returncode == 1
     assert "a line was changed, removed or inserted" in changed.stderr
     file.write_bytes(honest)

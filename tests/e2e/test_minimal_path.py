@@ -75,7 +75,7 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             said = re.search(r"fingerprint +([0-9a-f ]{39})", asked.shown)
             assert said
             shutil.copy(place / name / f"{name}.csr", federation)
-            accepts = start(federation, "coordinator", "accept", f"{name}.csr")
+            accepts = start(federation, "coordinator", "sites", "accept", f"{name}.csr")
             accepts.until("read out")
             assert said[1] not in accepts.shown, "it must come from the hospital"
             accepts.type(said[1])
@@ -107,7 +107,9 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             each.process.send_signal(signal.SIGINT)
             assert each.ended() == 0, each.shown
         for name in NAMES:
-            ledger = start(home, "site", "ledger", "--node-config", f"hospital-{name}/{name}")
+            ledger = start(
+                home, "site", "ledger", "show", "--node-config", f"hospital-{name}/{name}"
+            )
             assert ledger.ended() == 0
             # Once: the check was free.
             total = 4 if name == "west" else 6

@@ -89,8 +89,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
         write(home / name, pixels[rows], labels[rows])
         write(home / f"held-{name}", held[rows], known[rows])
         assert (
-            site_command("ledger", "--open", "--node-config", node(home, name, kind)).returncode
-            == 0
+            site_command("ledger", "open", "--node-config", node(home, name, kind)).returncode == 0
         )
     write_png(home / "new-png", new, truth)
     write_dicom(home / "new-dicom", new, truth)
@@ -157,7 +156,7 @@ def test_every_hospital_keeps_the_model_that_the_coordinator_signed(home: Path) 
     assert signed.manifest.privacy is not None
     assert (signed.manifest.privacy.epsilon, signed.manifest.sites) == (2.0, 3)
     for name, kind in NODES.items():
-        done = site_command("models", "--json", "--node-config", node(home, name, kind))
+        done = site_command("models", "list", "--json", "--node-config", node(home, name, kind))
         (model,) = json.loads(done.stdout)["models"]
         assert (model["name"], model["in_use"], model["state"]) == (
             signed.manifest.name,
@@ -218,7 +217,7 @@ def test_the_coordinator_has_no_prediction_and_no_exact_count(home: Path) -> Non
 
 def test_hospitals_are_charged_for_every_count(home: Path) -> None:
     for name, kind in NODES.items():
-        done = site_command("ledger", "--json", "--node-config", node(home, name, kind))
+        done = site_command("ledger", "show", "--json", "--node-config", node(home, name, kind))
         releases = [
             entry for entry in json.loads(done.stdout)["entries"] if entry["kind"] == "release"
         ]

@@ -39,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, (name, policy) in enumerate(POLICIES.items()):
         write_features(home / f"{SECRET}-{name}", seed)
         (home / f"{name}.toml").write_text(policy)
-        assert site_command("ledger", "--open", "--node-config", _node(home, name)).returncode == 0
+        assert site_command("ledger", "open", "--node-config", _node(home, name)).returncode == 0
     with federation(home / "flower", [_node(home, name) for name in POLICIES]) as running:
         status = running.run(f'{SETTINGS} output-dir="{home}/out"', cwd=home)
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
@@ -79,14 +79,14 @@ def test_nothing_of_a_policy_or_of_the_data_is_at_the_coordinator(folder: Path) 
 
 def test_what_left_is_in_the_ledger_to_the_byte(home: Path, folder: Path) -> None:
     shown = json.loads(
-        site_command("ledger", "--json", "--node-config", _node(home, "private")).stdout
+        site_command("ledger", "show", "--json", "--node-config", _node(home, "private")).stdout
     )
     (release,) = (entry for entry in shown["entries"] if entry.get("mechanism"))
     assert release["bytes"] == len((folder / "surrogates" / "private.pb").read_bytes())
     assert shown["epsilon"] == pytest.approx(1.0)
     for name in ("spent", "strict"):
         shown = json.loads(
-            site_command("ledger", "--json", "--node-config", _node(home, name)).stdout
+            site_command("ledger", "show", "--json", "--node-config", _node(home, name)).stdout
         )
         assert not [entry for entry in shown["entries"] if entry.get("mechanism")]
 
@@ -103,7 +103,7 @@ def test_a_dry_run_tells_what_would_leave_and_charges_nothing(home: Path) -> Non
     assert done.returncode == 0
     assert shown["may_leave"] is True
     assert shown["epsilon_after"] == pytest.approx(1.4, abs=0.15)
-    again = json.loads(site_command("ledger", "--json", "--node-config", node).stdout)
+    again = json.loads(site_command("ledger", "show", "--json", "--node-config", node).stdout)
     assert again["epsilon"] == pytest.approx(1.0)
     refused = site_command(
         "dry-run", "--json", "--node-config", _node(home, "spent"), "-c", SETTINGS

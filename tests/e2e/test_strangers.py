@@ -39,7 +39,7 @@ def check_all(programs: Path, folder: Path, *engines: str) -> None:
         (folder / f"{room}.py").write_text(RAISES)
     (folder / "policy.toml").write_text("epsilon-per-run = 1.0\n")
     run(programs / "python", "-c", "import fedsurrogate as fs; fs.simulate", folder=folder)
-    assert "is fine" in run(programs / "site", "policy", "check", "policy.toml", folder=folder)
+    assert "is fine" in run(programs / "site", "policy", "policy.toml", folder=folder)
     for engine in engines:
         words = ("simulate", "--engine", engine, "--sites", 2, "-c", SETTINGS, "--json")
         found = json.loads(run(programs / "coordinator", *words, folder=folder))

@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     )
     for name in HOSPITALS:
-        opened = site_command("ledger", "--open", "--node-config", node(home, name))
+        opened = site_command("ledger", "open", "--node-config", node(home, name))
         assert opened.returncode == 0, opened.stderr
     with federation(home / "flower", [node(home, name) for name in HOSPITALS]) as running:
         for kind, settings in RUNS.items():
@@ -128,7 +128,7 @@ def test_new_patients_are_answered_at_every_hospital_and_judged(home: Path, kind
 
 def test_the_ledger_of_a_hospital_has_both_runs_as_spent(home: Path) -> None:
     for name in HOSPITALS:
-        done = site_command("ledger", "--json", "--node-config", node(home, name))
+        done = site_command("ledger", "show", "--json", "--node-config", node(home, name))
         shown = json.loads(done.stdout)
         # Together less than the sum: what both spend is composed.
         assert 4.0 < shown["epsilon"] <= 8.0

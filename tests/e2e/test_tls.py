@@ -37,7 +37,7 @@ NODE = 'data="digits" partition-id={} num-partitions=2'
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     home = tmp_path_factory.mktemp("tls")
     done = coordinator(
-        "certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home
+        "sites", "certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home
     )
     assert done.returncode == 0, done.stderr
     nodes = [
@@ -86,7 +86,7 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     asked = site_command("enrol", "west", *words).stdout
     fingerprint = asked.partition("fingerprint ")[2].splitlines()[0]
     request = str(own.parent / "west.csr")
-    words = ["accept", request, "--folder", str(papers), "--fingerprint", fingerprint]
+    words = ["sites", "accept", request, "--folder", str(papers), "--fingerprint", fingerprint]
     done = coordinator(*words, *running.control, cwd=running.home)
     assert done.returncode == 0, done.stderr
     assert "registered west" in done.stdout
@@ -113,11 +113,13 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     assert doctor(running, *link)["key"] == "FAIL"
     # The others are heard, and this one after its renewal.
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
-    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
     assert "known      west" in done.stdout
     take_kit((papers / "sites" / "west" / "site.crt").read_bytes())
     assert set(doctor(running, *link).values()) == {"PASS"}
-    done = coordinator("unregister", str(papers), "west", *running.control, cwd=running.home)
+    done = coordinator(
+        "sites", "unregister", str(papers), "west", *running.control, cwd=running.home
+    )
     assert doctor(running, *link)["key"] == "FAIL"
 
 
@@ -138,10 +140,10 @@ def test_keys_that_are_known_stay_known(running: Federation) -> None:
     (running.home / "known" / "sites" / "0").mkdir(parents=True)
     key = (running.papers / "sites" / "0" / "site.pub").read_bytes()  # type: ignore[operator]
     (running.home / "known" / "sites" / "0" / "site.pub").write_bytes(key)
-    done = coordinator("register", "known", *running.control, cwd=running.home)
+    done = coordinator("sites", "register", "known", *running.control, cwd=running.home)
     assert (done.returncode, done.stdout.split()) == (0, ["known", "0"])
     for wrong in (["--control", "127.0.0.1:1"], ["--control", "nowhere"]):
-        done = coordinator("register", "known", *wrong, cwd=running.home)
+        done = coordinator("sites", "register", "known", *wrong, cwd=running.home)
         assert done.returncode == 1
         assert done.stderr.startswith("error: ")
 
@@ -278,7 +280,7 @@ def test_a_site_that_claims_the_name_of_another_is_refused_and_the_run_finishes(
     papers = running.papers
     assert papers is not None
     issue(papers, (), ("2",))
-    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
     # This includes the unknown site: it is registered from now on, but does not connect.
     assert done.stdout.split() == [
         "known",
@@ -316,18 +318,21 @@ def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) 
         # Another worker runs the test that registers this site.
         issue(papers, (), ("2",))
         assert (
-            coordinator("register", str(papers), *running.control, cwd=running.home).returncode == 0
+            coordinator(
+                "sites", "register", str(papers), *running.control, cwd=running.home
+            ).returncode
+            == 0
         )
     (papers / "sites" / "2").rename(running.home / "old")
     issue(papers, (), ("2",))
     node = read_table(papers / TABLE)["2"].node
-    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
     assert done.stdout.split()[4:6] == ["replaced", "2"]
     assert read_table(papers / TABLE)["2"].node != node
     (running.home / "old").rename(papers / "sites" / "old")
     assert doctor(running, *running.credentials("old"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("2"))["key"] == "PASS"
-    done = coordinator("register", str(papers), *running.control, cwd=running.home)
+    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
     # A revoked key stays revoked.
     assert "taken back old" in done.stdout
     assert "old" not in read_table(papers / TABLE)
@@ -340,32 +345,32 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
     papers = str(running.papers)
     doomed = running.nodes[1]
     for sentence in ("unregistered", "not known"):
-        done = coordinator("unregister", papers, "1", *running.control, cwd=running.home)
+        done = coordinator("sites", "unregister", papers, "1", *running.control, cwd=running.home)
         assert (done.returncode, done.stdout.strip()) == (0, f"{sentence:<14}1"), done.stderr
     assert "1" not in read_table(running.papers / TABLE)  # type: ignore[operator]
     doomed.wait(PATIENCE)
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
     # The site takes part again with a new key, by the steps that `register` prints.
-    refused = coordinator("register", papers, *running.control, cwd=running.home)
+    refused = coordinator("sites", "register", papers, *running.control, cwd=running.home)
     assert "taken back 1" in refused.stdout
     steps = [
         line.partition(": ")[2].strip()
         for line in refused.stdout.splitlines()
-        if f"coordinator certs {papers}" in line
+        if f"coordinator sites certs {papers}" in line
     ]
     (step,) = [each for each in steps if "--site 1 " in f"{each} "]
     renewed = coordinator(*step.split()[1:], cwd=running.home)
     assert renewed.returncode == 0, renewed.stderr
-    again = coordinator("register", papers, *running.control, cwd=running.home)
+    again = coordinator("sites", "register", papers, *running.control, cwd=running.home)
     assert "registered 1" in again.stdout
     running.restart_node(1)
     assert doctor(running, *running.credentials("1"))["key"] == "PASS"
     listed = json.loads(
-        coordinator("sites", papers, "--json", *running.control, cwd=running.home).stdout
+        coordinator("sites", "list", papers, "--json", *running.control, cwd=running.home).stdout
     )
     assert {"connected", "key revoked"} <= {row["health"] for row in listed}
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
-        done = coordinator("unregister", papers, *wrong, cwd=running.home)
+        done = coordinator("sites", "unregister", papers, *wrong, cwd=running.home)
         assert done.returncode == 1
         assert done.stderr.startswith("error: ")

@@ -120,7 +120,9 @@ class Two:
         """Start everything, and wait until all sites are connected."""
         home = self.home
         names = [part for each in (*range(4), "bare") for part in ("--site", str(each))]
-        done = self.command("coordinator", "certs", "papers", "--host", "127.0.0.1", *names)
+        done = self.command(
+            "coordinator", "sites", "certs", "papers", "--host", "127.0.0.1", *names
+        )
         assert done.returncode == 0, done.stderr
         papers = home / "papers"
         named = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
@@ -148,7 +150,9 @@ class Two:
     def register(self, flower: Mapping[str, str]) -> None:
         """Register the sites' keys once the SuperLink listens."""
         until(lambda: listens(self.control[1]))
-        done = self.command("coordinator", "register", "papers", *self.control, flower=flower)
+        done = self.command(
+            "coordinator", "sites", "register", "papers", *self.control, flower=flower
+        )
         assert done.returncode == 0, done.stderr
         word = "registered" if flower is OLD else "known"
         assert done.stdout.count(word) == 5, done.stdout
@@ -283,7 +287,7 @@ def test_the_doctor_of_each_finds_a_key_that_is_not_registered(
 
 
 def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
-    done = two.command("coordinator", "sites", "papers", *two.control)
+    done = two.command("coordinator", "sites", "list", "papers", *two.control)
     connected = re.findall(r"│ \d +│ \w+ +│ connected", done.stdout)
     assert len(connected) == len(FLOWERS), done.stdout
     assert "never" in done.stdout, "the key of a node that has not come"
@@ -293,7 +297,7 @@ def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
     known = {each.name for each in folders.glob("*")}
     until(lambda: {each.name for each in folders.glob("*")} > known)
     folder = next(each for each in folders.iterdir() if each.name not in known)
-    follower = two.start("attach", NEW, "coordinator", "attach", folder.name, *two.control)
+    follower = two.start("attach", NEW, "coordinator", "watch", folder.name, *two.control)
     until(lambda: "invited" in two.log("attach"))
     assert two.command("coordinator", "runs", *two.control).stdout != before
     done = two.command("coordinator", "stop", folder.name, *two.control)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsurrogate.common.renamed_commands import RENAMED
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import until
 from tests.grid import events_of, metrics_of, run_folders
@@ -51,7 +52,16 @@ class Version:
         )  # fmt: skip
 
     def run(self, *words: str) -> str:
-        """Run a command to its end, which must be a success, and return its output."""
+        """Run a command to its end, which must be a success, and return its output. The version
+        before may have it under another name.
+        """
+        if not (self.source / "common" / "renamed_commands.py").exists():
+            before = {new: old for old, new in RENAMED[words[0]].items()}
+            words = (
+                words[0],
+                *before.get(" ".join(words[1:3]), " ".join(words[1:3])).split(),
+                *words[3:],
+            )
         process = self.begin(*words)
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
@@ -83,25 +93,27 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
 ) -> None:
     before, now = versions
     write_features(tmp_path / "data", 0)
-    before.run("coordinator", "key", "papers")
+    before.run("coordinator", "sites", "key", "papers")
     node = (
         f'site="north" data="safetensors" data-dir="{tmp_path}/data" dataset="f" '
         f'state-dir="{tmp_path}/state" witness-dir="{tmp_path}/witness" '
         f'cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/papers/coordinator.pub"'
     )
-    before.run("site", "ledger", "--open", "--node-config", node)
-    (tmp_path / "keys.toml").write_text(before.run("site", "key", "--node-config", node))
+    before.run("site", "ledger", "open", "--node-config", node)
+    (tmp_path / "keys.toml").write_text(before.run("site", "offline", "key", "--node-config", node))
     pairs = [(before, before), (before, now), (now, before)]
     for number, (coordinator, site) in enumerate(pairs):
         request, bundle = f"{number}.json", f"{number}.bundle"
         # Request and release by each pair of versions, and the learning by the other one.
         # A site of the version before knows no public map.
         plain = ' features.projection=""' if coordinator is now else ""
-        coordinator.run("coordinator", "request", "papers", "--out", request, "-c", PRIVATE + plain)
-        site.run("site", "release", request, "--out", bundle, "--node-config", node)
+        coordinator.run(
+            "coordinator", "offline", "request", "papers", "--out", request, "-c", PRIVATE + plain
+        )
+        site.run("site", "offline", "release", request, "--out", bundle, "--node-config", node)
         learner = now if coordinator is before else before
         assert "epsilon 0.5" in learner.run(
-            "coordinator", "learn", request, bundle, "--keys", "keys.toml"
+            "coordinator", "offline", "learn", request, bundle, "--keys", "keys.toml"
         )
     ledgers = [
         line
@@ -110,11 +122,14 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
     ]
     assert sum(json.loads(line).get("kind") == "release" for line in ledgers) == len(pairs)
     first, second = (
-        json.loads(version.run("site", "ledger", "--json", "--node-config", node))
+        json.loads(version.run("site", "ledger", "show", "--json", "--node-config", node))
         for version in versions
     )
     assert first == second, "both versions read the same"
-    assert now.run("site", "key", "--node-config", node) == (tmp_path / "keys.toml").read_text()
+    assert (
+        now.run("site", "offline", "key", "--node-config", node)
+        == (tmp_path / "keys.toml").read_text()
+    )
 
 
 def test_a_run_is_continued_by_the_version_that_began_it_and_read_by_both(

@@ -218,9 +218,11 @@ def test_the_script_of_the_readme_runs(installed: Path, tmp_path: Path) -> None:
 def test_the_commands_run(installed: Path, tmp_path: Path) -> None:
     assert "simulate" in run(installed / "coordinator", "--help", folder=tmp_path)
     assert "join" in run(installed / "site", "--help", folder=tmp_path)
-    assert "digits" in run(installed / "coordinator", "preset", folder=tmp_path)
+    assert "digits" in run(
+        installed / "coordinator", "settings", "--preset", "all", folder=tmp_path
+    )
     (tmp_path / "policy.toml").write_text("epsilon-per-run = 1.0\n")
-    assert "is fine" in run(installed / "site", "policy", "check", "policy.toml", folder=tmp_path)
+    assert "is fine" in run(installed / "site", "policy", "policy.toml", folder=tmp_path)
 
 
 def test_a_simulation_runs_and_is_drawn(installed: Path, tmp_path: Path) -> None:
@@ -257,6 +259,7 @@ with app_folder() as app:
 def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None:
     run(
         installed / "coordinator",
+        "sites",
         "certs",
         "pki",
         "--host",
@@ -267,6 +270,7 @@ def test_a_kit_for_a_hospital_is_packed(installed: Path, tmp_path: Path) -> None
     )
     listed = run(
         installed / "coordinator",
+        "sites",
         "kit",
         "pki",
         "a",

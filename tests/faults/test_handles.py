@@ -137,7 +137,7 @@ def test_a_run_whose_terminal_was_lost_is_attached_again_and_ends_well(here: Coo
     run.communicate(timeout=60)
     assert run.returncode == 129
     assert here.listed()[0]["state"] == "running"
-    again = here.call("attach", "latest")
+    again = here.call("watch", "latest")
     assert again.returncode == 0, again.stderr
     assert "finished:completed, 2 of 2 sites used" in again.stdout
     assert newest(here.output)[1]["status"] == "ok"
@@ -203,24 +203,24 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
 
 
 def test_sites_are_listed_by_name_with_what_became_of_them(here: Coordinator) -> None:
-    found = here.call("sites", str(here.running.papers), "--json")
+    found = here.call("sites", "list", str(here.running.papers), "--json")
     rows = {row["name"]: row for row in json.loads(found.stdout)}
     assert set(rows) == {"0", "1"}
     assert {row["health"] for row in rows.values()} == {"connected"}
     assert found.returncode == 0
     assert "FOLDER" not in found.stderr
-    nameless = here.call("sites")
-    assert "`coordinator sites FOLDER`" in nameless.stderr
+    nameless = here.call("sites", "list")
+    assert "`coordinator sites list FOLDER`" in nameless.stderr
     stop_process(here.running.nodes[1].pid)
 
     def silent() -> bool:
-        rows = json.loads(here.call("sites", str(here.running.papers), "--json").stdout)
+        rows = json.loads(here.call("sites", "list", str(here.running.papers), "--json").stdout)
         return {row["name"]: row["health"] for row in rows} == {"0": "connected", "1": "silent"}
 
     until(silent, 120)
-    assert here.call("sites", str(here.running.papers)).returncode == 1
+    assert here.call("sites", "list", str(here.running.papers)).returncode == 1
     here.running.restart_node(1)
-    until(lambda: here.call("sites", str(here.running.papers)).returncode == 0, 120)
+    until(lambda: here.call("sites", "list", str(here.running.papers)).returncode == 0, 120)
 
 
 def test_a_command_whose_superlink_is_restarted_ends_with_the_truth(here: Coordinator) -> None:

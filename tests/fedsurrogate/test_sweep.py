@@ -134,8 +134,8 @@ def test_the_command_prints_one_table_and_fails_if_a_run_fails(
     printed = capsys.readouterr()
     assert [bool(row["error"]) for row in json.loads(printed.out)] == [False, True, False, True]
     assert "2 of 4 runs failed" in printed.err
-    assert coordinator(monkeypatch, "sweep", "-g", "epsilon=2.0") == 1
-    assert "write a key and a list" in capsys.readouterr().err
+    assert coordinator(monkeypatch, "sweep", "-g", "epsilon=[2.0") == 1
+    assert "write a key and its values" in capsys.readouterr().err
 
 
 def test_no_privacy_has_no_place_on_an_axis_of_epsilon() -> None:

@@ -188,17 +188,28 @@ def _hospital(home: Path, out: Path) -> dict[str, Any]:
         "coordinator-key": str(home / "certificates" / "coordinator.pub")
     }
     node = " ".join(f'{key}="{value}"' for key, value in north.items())
-    command(home, "coordinator", "key", "certificates")
-    command(home, "site", "ledger", "--open", "--node-config", node)
+    command(home, "coordinator", "sites", "key", "certificates")
+    command(home, "site", "ledger", "open", "--node-config", node)
     (out / "exchange").mkdir()
-    (out / "exchange" / "keys.toml").write_text(command(home, "site", "key", "--node-config", node))
+    (out / "exchange" / "keys.toml").write_text(
+        command(home, "site", "offline", "key", "--node-config", node)
+    )
     for number in (1, 2):
         command(
-            home, "coordinator", "request", "certificates", "--out", f"{number}.json", "-c", BY_FILE
+            home,
+            "coordinator",
+            "offline",
+            "request",
+            "certificates",
+            "--out",
+            f"{number}.json",
+            "-c",
+            BY_FILE,
         )
         command(
             home,
             "site",
+            "offline",
             "release",
             f"{number}.json",
             "--out",

@@ -181,7 +181,7 @@ def test_what_others_signed_what_is_replayed_and_what_is_none_is_refused_and_the
     assert f"this is request {plain.request.id!r}" in message["replayed"]
     assert "has not signed" in message["renamed"]
     assert "key is unknown here" in message["stranger"]
-    assert "no bundle of `site release`" in message["none"]
+    assert "no bundle of `site offline release`" in message["none"]
     assert "names another site as its sender" in message["1"]
     assert metrics_of(folder)["sites"] == {"invited": 7, "used": 1, "rejected": 6, "dropped": 0}
 
@@ -309,8 +309,17 @@ def test_the_commands_go_from_request_to_head(
 
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"{key}={json.dumps(value)}" for key, value in PLAIN.items())
-    known = run(fedsurrogate.server_app.cli.main.main, "key", "papers").strip()
-    run(fedsurrogate.server_app.cli.main.main, "request", "papers", "--out", "r.json", "-c", given)
+    known = run(fedsurrogate.server_app.cli.main.main, "sites", "key", "papers").strip()
+    run(
+        fedsurrogate.server_app.cli.main.main,
+        "offline",
+        "request",
+        "papers",
+        "--out",
+        "r.json",
+        "-c",
+        given,
+    )
     keys = ""
     for index in range(2):
         text = (
@@ -318,9 +327,10 @@ def test_the_commands_go_from_request_to_head(
             f'state-dir="s{index}" cache-dir="c"'
         )
         text += f' coordinator-key="{known}"'
-        keys += run(fedsurrogate.client_app.cli.main.main, "key", "--node-config", text)
+        keys += run(fedsurrogate.client_app.cli.main.main, "offline", "key", "--node-config", text)
         message = run(
             fedsurrogate.client_app.cli.main.main,
+            "offline",
             "release",
             "r.json",
             "--out",
@@ -332,6 +342,7 @@ def test_the_commands_go_from_request_to_head(
     (tmp_path / "keys.toml").write_text(keys)
     shown = run(
         fedsurrogate.server_app.cli.main.main,
+        "offline",
         "learn",
         "r.json",
         "0.bundle",

@@ -60,7 +60,7 @@ class World:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
         self.folder, self._patch, self._capsys, self.wrong = folder, monkeypatch, capsys, ""
-        self.pinned = self.coordinator("key", "papers").strip()
+        self.pinned = self.coordinator("sites", "key", "papers").strip()
 
     def _run(self, main: Callable[[], None], arguments: tuple[object, ...], code: int) -> str:
         self._patch.chdir(self.folder)
@@ -89,7 +89,7 @@ class World:
         self, name: str = "r.json", settings: dict[str, Any] = SETTINGS, *more: object
     ) -> Path:
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        self.coordinator("request", "papers", "--out", name, "-c", given, *more)
+        self.coordinator("offline", "request", "papers", "--out", name, "-c", given, *more)
         return self.folder / name
 
     def release(
@@ -102,17 +102,26 @@ class World:
     ) -> Path:
         out = out or f"h{index}.bundle"
         self.site(
-            "release", request, "--out", out, "--node-config", self.node(index, pinned), code=code
+            "offline",
+            "release",
+            request,
+            "--out",
+            out,
+            "--node-config",
+            self.node(index, pinned),
+            code=code,
         )
         return self.folder / out
 
     def keys(self, *indices: int) -> None:
-        lines = (self.site("key", "--node-config", self.node(index)) for index in indices)
+        lines = (
+            self.site("offline", "key", "--node-config", self.node(index)) for index in indices
+        )
         (self.folder / "keys.toml").write_text("".join(lines))
 
     def learn(self, *arguments: object, code: int = 0) -> Path:
         before = set((self.folder / "runs").glob("*"))
-        self.coordinator("learn", "r.json", *arguments, "-c", "quorum=0.1", code=code)
+        self.coordinator("offline", "learn", "r.json", *arguments, "-c", "quorum=0.1", code=code)
         (run,) = set((self.folder / "runs").glob("*")) - before
         return run
 
@@ -194,14 +203,16 @@ def test_a_run_folder_counts_only_where_it_is_named_as_trusted(
     network = run_federation(tmp_path / "network", sites(2), **SETTINGS)
     run = world.learn("h0.bundle", network, "--keys", "keys.toml")
     assert set(used(run)) == {"h0"}
-    assert "--trust-run-folder" in refusals(run)[network.name]
-    assert set(
-        used(world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml"))
-    ) == {"h0", "0", "1"}
+    assert "--unsigned" in refusals(run)[network.name]
+    assert set(used(world.learn("h0.bundle", "--unsigned", network, "--keys", "keys.toml"))) == {
+        "h0",
+        "0",
+        "1",
+    }
     # A file added to the folder, whose site name differs from its file name.
     (first, _) = sorted((network / "surrogates").glob("*.pb"))
     forged(network / "surrogates" / "z.pb", "h2", first.read_bytes())
-    run = world.learn("h0.bundle", "--trust-run-folder", network, "--keys", "keys.toml")
+    run = world.learn("h0.bundle", "--unsigned", network, "--keys", "keys.toml")
     assert set(used(run)) == {"h0", "0", "1"}
     assert "but the run folder stores it under 'z'" in refusals(run)["z.pb"]
 
@@ -225,9 +236,9 @@ def test_a_site_counts_once_and_what_it_signed_counts_first(world: World, tmp_pa
 def test_one_key_under_two_names_is_no_two_sites(world: World, tmp_path: Path) -> None:
     world.request()
     world.release(0)
-    line = world.site("key", "--node-config", world.node(0))
+    line = world.site("offline", "key", "--node-config", world.node(0))
     (tmp_path / "keys.toml").write_text(line + line.replace("h0", "h1"))
-    world.coordinator("learn", "r.json", "h0.bundle", "--keys", "keys.toml", code=1)
+    world.coordinator("offline", "learn", "r.json", "h0.bundle", "--keys", "keys.toml", code=1)
     assert "'h0' and 'h1' have the same key" in world.wrong
 
 
@@ -288,7 +299,7 @@ def test_a_request_without_a_signature_is_refused_before_any_work(world: World) 
 def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path) -> None:
     world.request()
     assert not world.release(0, code=1, pinned="").exists()
-    assert "set coordinator-key to the output of `coordinator key`" in world.wrong
+    assert "set coordinator-key to the output of `coordinator sites key`" in world.wrong
     for pinned in ("ab" * 64, "ab" * 63, str(tmp_path / "nowhere.pub"), str(tmp_path)):
         assert not world.release(0, code=1, pinned=pinned).exists()
     assert world.untouched(0)
@@ -348,20 +359,24 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
     )
     own += f' coordinator-key="{world.pinned}"'
     world.request(settings=IMAGES)
-    world.site("ledger", "--open", "--node-config", own)
-    world.site("release", "r.json", "--out", "first.bundle", "--node-config", own)
+    world.site("ledger", "open", "--node-config", own)
+    world.site("offline", "release", "r.json", "--out", "first.bundle", "--node-config", own)
     for _ in range(2):
         if loss == "damaged":
             (file,) = (world.folder / "state" / "ledgers").glob("*.jsonl")
             file.write_bytes(file.read_bytes().replace(b'"release"', b'"relapse"') + b"\xff\n")
         if loss == "state-dir":
             shutil.rmtree(world.folder / "state")
-        world.site("reopen-ledger", "--reason", "x", "--epsilon-spent", "0.5", "--node-config", own)
-        world.site("release", "r.json", "--out", "second.bundle", "--node-config", own, code=1)
+        world.site(
+            "ledger", "reopen", "--reason", "x", "--epsilon-spent", "0.5", "--node-config", own
+        )
+        world.site(
+            "offline", "release", "r.json", "--out", "second.bundle", "--node-config", own, code=1
+        )
         assert "was answered" in world.wrong
         assert not (world.folder / "second.bundle").exists()
     world.request("new.json", IMAGES)
-    world.site("release", "new.json", "--out", "second.bundle", "--node-config", own)
+    world.site("offline", "release", "new.json", "--out", "second.bundle", "--node-config", own)
 
 
 def test_an_expired_request_is_refused_before_any_work(world: World) -> None:
@@ -414,13 +429,13 @@ def test_the_coordinators_key_is_made_once_and_for_its_owner_alone(world: World)
     papers = world.folder / "papers"
     assert (papers / "coordinator.key").stat().st_mode & 0o77 == 0
     assert (papers / "coordinator.pub").read_text().strip() == world.pinned
-    world.coordinator("certs", "papers", "--host", "localhost", "--site", "h0")
-    assert world.coordinator("key", "papers").strip() == world.pinned
+    world.coordinator("sites", "certs", "papers", "--host", "localhost", "--site", "h0")
+    assert world.coordinator("sites", "key", "papers").strip() == world.pinned
     (papers / "coordinator.pub").unlink()
-    assert world.coordinator("key", "papers").strip() == world.pinned
+    assert world.coordinator("sites", "key", "papers").strip() == world.pinned
     # A key that sites have pinned is not silently replaced by another.
     (papers / "coordinator.key").unlink()
-    world.coordinator("key", "papers", code=1)
+    world.coordinator("sites", "key", "papers", code=1)
     assert "restore it" in world.wrong
-    world.coordinator("request", "papers", "--out", "r.json", code=1)
+    world.coordinator("offline", "request", "papers", "--out", "r.json", code=1)
     assert not (world.folder / "r.json").exists()

@@ -277,7 +277,7 @@ def test_a_site_without_peers_believes_no_coordinator_about_keys(hospitals: Hosp
     assert hospitals.untouched()
     run = parse_run(SEALED)
     (found,) = [each for each in check_site(run, parse_node_config(alone)) if each.what == "peers"]
-    assert (found.state, "`site key`" in found.remedy) == ("FAIL", True)
+    assert (found.state, "`site offline key`" in found.remedy) == ("FAIL", True)
     (found,) = [
         each
         for each in check_site(run, parse_node_config(hospitals.node("north")))

@@ -150,7 +150,9 @@ class Coordinator(Federation):
     """A SuperLink with keys, rules that ask for one signature, and its app; no site."""
 
     def __init__(self, home: Path) -> None:
-        done = coordinator(*("certs", "papers", "--host", "127.0.0.1", "--site", "north"), cwd=home)
+        done = coordinator(
+            *("sites", "certs", "papers", "--host", "127.0.0.1", "--site", "north"), cwd=home
+        )
         assert done.returncode == 0, done.stderr
         self.loot = home / "loot"
         super().__init__(home, [], papers=home / "papers")

@@ -431,10 +431,12 @@ def test_a_person_may_forget_earlier_sums(seven: Hospitals) -> None:
     assert (
         seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "policy"
     )
-    assert "site forget-sums" in seven.log("1")
-    asked = CliRunner().invoke(app, ["forget-sums", "--node-config", node], input="n\n")
+    assert "site ledger forget" in seven.log("1")
+    asked = CliRunner().invoke(app, ["ledger", "forget", "--node-config", node], input="n\n")
     assert asked.exit_code == 1
-    assert CliRunner().invoke(app, ["forget-sums", "--node-config", node, "--yes"]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["ledger", "forget", "--node-config", node, "--yes"]).exit_code == 0
+    )
     assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "ok"
     assert list((seven.folder / "1" / "state" / "sums").glob("*.json.*")), "the old record is kept"
 
@@ -445,7 +447,7 @@ def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> No
     file.write_text('[["0", "1"]]')
     dealt = seven.shares(seven.keys("123"), "123")
     assert seven.status("1", "train", surrogate_proto.pack_delivery(dealt.values(), "1")) == "state"
-    assert "site forget-sums" in seven.log("1")
+    assert "site ledger forget" in seven.log("1")
 
 
 def test_sums_with_joint_noise_may_be_over_any_sites(seven: Hospitals) -> None:

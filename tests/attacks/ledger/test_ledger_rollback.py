@@ -190,7 +190,7 @@ def test_a_deleted_witness_stops_releases_until_a_person_decides(hospital: Hospi
     before = hospital.ledger.path.read_bytes()
     assert hospital.run() == LEDGER
     assert hospital.ledger.path.read_bytes() == before
-    with pytest.raises(LedgerError, match="reopen-ledger"):
+    with pytest.raises(LedgerError, match="ledger reopen"):
         hospital.ledger.open()
     hospital.ledger.reopen("the folder was lost", 0.0, 1e-5, keep=True)
     assert hospital.run() == BUDGET, "what the ledger records still counts"

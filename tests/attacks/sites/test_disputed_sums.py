@@ -173,7 +173,7 @@ def test_shares_that_too_few_can_open_end_the_run_and_their_sender_is_named(tmp_
         failure.value
     )
     assert "run again without the site that is at fault" in str(failure.value)
-    assert "site forget-sums" in str(failure.value)
+    assert "site ledger forget" in str(failure.value)
     assert len(grid.asked("train")) == 5, (
         "nobody is asked, and charged, for a sum that cannot be completed"
     )
@@ -268,7 +268,7 @@ def test_shares_that_do_not_fit_together_end_the_run_and_name_their_sender(tmp_p
         run_federation(
             tmp_path, InProcessGrid(sites(5), {4: Fault(kind=SHARES, payload=unfit)}), **PLAIN
         )
-    assert "site forget-sums" in str(failure.value)
+    assert "site ledger forget" in str(failure.value)
 
 
 @pytest.mark.parametrize("key", ["masking", "sharing"])
@@ -329,7 +329,7 @@ def test_a_site_that_is_in_no_list_of_peers_costs_only_itself(
     assert (
         "by their own report it is not in the peers of 'centre', 'north', 'south', 'west'" in reason
     )
-    assert "`site key` prints the line" in reason
+    assert "`site offline key` prints the line" in reason
     assert rejected(folder).keys() == {"east"}
     releases = {name: hospitals.released(name) for name in NAMES}
     assert releases == {name: int(name != "east") for name in NAMES}, "each is charged once"

@@ -366,7 +366,7 @@ def test_the_list_of_models_shows_names_as_text(classes: list[str]) -> None:
     with tempfile.TemporaryDirectory() as home:
         node = NodeConfig(state_dir=home)
         keep_model(node, model_of(classes), "file")
-        done = site("models", "--node-config", f'state-dir="{home}"')
+        done = site("models", "list", "--node-config", f'state-dir="{home}"')
     assert done.code == 0
     assert unsafe(done.stdout) == set()
 

@@ -232,7 +232,7 @@ def test_no_run_begins_without_the_table_it_should_have(
 ) -> None:
     table.file.unlink() if content is None else table.file.write_text(content)
     grid = InProcessGrid(named(*NAMES))
-    with pytest.raises(RunError, match="coordinator register"):
+    with pytest.raises(RunError, match="coordinator sites register"):
         quick(tmp_path, grid)
     assert not grid.sent
 

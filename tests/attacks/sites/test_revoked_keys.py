@@ -111,7 +111,7 @@ class Federation:
         forget(self.folder, site, "", None)
 
     def new_key(self, site: str) -> None:
-        """As `coordinator certs --new-key`."""
+        """As `coordinator sites certs --new-key`."""
         drop_site_keys(self.folder, [site])
         issue(self.folder, (), [site])
 
@@ -261,12 +261,12 @@ def _loses_its_database(
         return capsys.readouterr().out
 
     with superlink(folder, fleet, sockets):
-        run("register", "--wait", "60")
-        assert coordinator(monkeypatch, "unregister", str(folder), "east", *link) == 0
+        run("sites", "register", "--wait", "60")
+        assert coordinator(monkeypatch, "sites", "unregister", str(folder), "east", *link) == 0
         assert "stays barred" in capsys.readouterr().err
     (folder / "state.db").unlink()
     with superlink(folder, fleet, sockets):
-        printed = run("register", "--wait", "60")
+        printed = run("sites", "register", "--wait", "60")
         assert "registered west" in printed
         assert "taken back east" in printed
         assert "--site east --new-key" in printed

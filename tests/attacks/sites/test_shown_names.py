@@ -56,7 +56,12 @@ def test_a_purpose_forges_no_row_of_the_approvers_screen(
     purpose = "a test" + " " * 64 + "digest    " + "0f" * 32 + " " * 6 + "privacy   epsilon 0.1"
     proposal = Proposal.fresh("run", {"epsilon": 0.0}, purpose, 3)
     (tmp_path / "p.json").write_text(SignedProposal(proposal).text())
-    assert coordinator(monkeypatch, "approve", tmp_path / "p.json", "--key", tmp_path / "none") == 1
+    assert (
+        coordinator(
+            monkeypatch, "approval", "approve", tmp_path / "p.json", "--key", tmp_path / "none"
+        )
+        == 1
+    )
     shown = capsys.readouterr().out
     rows = [line[at : at + 80] for line in shown.split("\n") for at in range(0, len(line), 80)]
     assert sum(each.startswith("digest ") for each in rows) == 1

@@ -100,7 +100,10 @@ def test_a_private_sheet_has_the_claim_and_what_it_does_not_cover_but_no_hash(
         'backbone="none" data="safetensors" fedpft.covariance="spherical" epsilon=1.0 '
         'delta=1e-5 classes="0,1"'
     )
-    assert commands.site(monkeypatch, "disclose", "--node-config", text, "-c", run, "--json") == 0
+    assert (
+        commands.site(monkeypatch, "audit", "--sheet", "--node-config", text, "-c", run, "--json")
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     outputs = found["outputs"]
     assert outputs["claim"]["epsilon"] == 1.0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.cli.doctor import settings_in
 from tests.commands import site
 from tests.e2e.processes import PATIENCE
 
@@ -62,22 +61,6 @@ def test_on_a_terminal_it_asks_and_examines_the_answers(tmp_path: Path) -> None:
     assert "FAIL" in shown
     assert f"{tmp_path}/missing" in shown
     assert process.returncode == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        'data = "digits"\nsite = "a"\n',
-        '# mine\ndata="digits" site="a"\n',
-        'data="digits"\nsite="a"',
-    ],
-)
-def test_a_file_of_settings_is_toml_or_lines(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "node"
-    file.write_text(content)
-    assert " ".join(settings_in(str(file))) == 'data="digits" site="a"'
-    assert settings_in('data="digits"') == ['data="digits"']
-    assert settings_in("") == []
 
 
 def test_a_health_check_of_no_connection_is_wrong_usage(

@@ -49,13 +49,13 @@ def node(tmp_path: Path) -> str:
 def test_the_ledger_tells_what_left_and_what_is_left(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "show", "--json", "--node-config", node) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["epsilon"] + shown["epsilon_left"] == pytest.approx(4.0)
     assert shown["without_privacy"] == 0
     assert [entry["flower_run"] for entry in shown["entries"]] == ["7"]
     monkeypatch.setattr(cli.console, "width", 200)
-    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "show", "--node-config", node) == 0
     assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
 
 
@@ -69,8 +69,8 @@ def test_the_ledger_fits_80_columns(
         "2.5",
         "--keep",
     )
-    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
-    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "show", "--json", "--node-config", node) == 0
     *_, first, last = ["", *json.loads(capsys.readouterr().out.partition("\n")[2])["entries"]]
     monkeypatch.setattr(cli.console, "width", 80)
     cli.console.print(cli.ledger_table([first, last]))
@@ -88,13 +88,13 @@ def test_the_ledger_fits_80_columns(
     assert first["flower_run"] in shown
 
 
-@pytest.mark.parametrize("more", [(), ("--open",)])
+@pytest.mark.parametrize("word", ["show", "open"])
 def test_a_ledger_of_a_folder_that_is_not_there_is_refused(
-    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """It would show the ledger of the digits, or open one."""
     node = f'data="imagefolder" data-dir="{tmp_path}/nope" state-dir="{tmp_path}/state"'
-    assert site(monkeypatch, "ledger", *more, "--node-config", node) == 1
+    assert site(monkeypatch, "ledger", word, "--node-config", node) == 1
     error = capsys.readouterr().err
     assert f"data-dir = '{tmp_path}/nope' is not there" in error
     assert error.count("\n") == 1
@@ -109,7 +109,7 @@ def test_ledgers_of_public_data_are_listed(
     for run in ("7", "8"):
         open_gate(config, "digits", run).let_out(release(10.0, run=run))
     monkeypatch.setattr(cli.console, "width", 200)
-    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "show", "--node-config", node) == 0
     message = capsys.readouterr().out
     assert "public data" in message
     assert [line.split("/")[-2] for line in message.splitlines()[-2:]] == ["7", "8"]
@@ -120,7 +120,7 @@ def test_the_policy_of_the_node_config_is_the_one_that_is_checked(
 ) -> None:
     (tmp_path / "policy.toml").write_text("epsilon-total = 2.5\n")
     monkeypatch.setenv("FEDSURROGATE_NODE_CONFIG", f'data="digits" policy="{tmp_path}/policy.toml"')
-    assert site(monkeypatch, "policy", "check", "--json") == 0
+    assert site(monkeypatch, "policy", "--json") == 0
     assert json.loads(capsys.readouterr().out)["epsilon-total"] == 2.5
 
 
@@ -129,12 +129,12 @@ def test_a_damaged_ledger_is_one_line_until_a_person_decides(
 ) -> None:
     (ledger,) = (tmp_path / "state" / "ledgers").glob("*.jsonl")
     ledger.write_text("edited\n")
-    assert site(monkeypatch, "ledger", "--node-config", node) == 1
-    assert "site reopen-ledger" in capsys.readouterr().err
+    assert site(monkeypatch, "ledger", "show", "--node-config", node) == 1
+    assert "site ledger reopen" in capsys.readouterr().err
     decision = ("--reason", "restored from a backup", "--epsilon-spent", "2.5")
-    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 0
     capsys.readouterr()
-    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "show", "--json", "--node-config", node) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["epsilon"] == pytest.approx(2.5)
     assert shown["entries"][0]["reason"] == "restored from a backup"
@@ -145,17 +145,17 @@ def test_a_policy_is_checked_and_explained(
 ) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("epsilon-total = 8.0\n")
-    assert site(monkeypatch, "policy", "check", str(file), "--json") == 0
+    assert site(monkeypatch, "policy", str(file), "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["epsilon-total"], shown["without-dp"], shown["smallest-class"]) == (
         8.0,
         False,
         10,
     )
-    assert site(monkeypatch, "policy", "check") == 0
+    assert site(monkeypatch, "policy") == 0
     assert "without a policy file" in capsys.readouterr().out
     file.write_text("epsilon-total = 'much'\n")
-    assert site(monkeypatch, "policy", "check", str(file)) == 1
+    assert site(monkeypatch, "policy", str(file)) == 1
     assert "epsilon-total = 'much': must be a number" in capsys.readouterr().err
 
 
@@ -165,11 +165,11 @@ def test_what_people_wrote_is_shown_as_they_wrote_it(
     monkeypatch.setattr(cli.console, "width", 250)
     file = tmp_path / "policy.toml"
     file.write_text('backbones = ["timm:resnet[a-z]*", "open_clip:cat:x"]\n')
-    assert site(monkeypatch, "policy", "check", str(file)) == 0
+    assert site(monkeypatch, "policy", str(file)) == 0
     assert "timm:resnet[a-z]*, open_clip:cat:x" in capsys.readouterr().out
     decision = ("--reason", "see [/7] :cat:", "--epsilon-spent", "0")
-    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 0
-    assert site(monkeypatch, "ledger", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 0
+    assert site(monkeypatch, "ledger", "show", "--node-config", node) == 0
     assert "see [/7] :cat:" in capsys.readouterr().out
 
 
@@ -177,7 +177,7 @@ def test_what_was_spent_must_be_reported_as_a_number(
     node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     decision = ("--reason", "mistyped", "--epsilon-spent", "nan")
-    assert site(monkeypatch, "reopen-ledger", "--node-config", node, *decision) == 1
+    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 1
     assert "epsilon = nan: must be a positive number" in capsys.readouterr().err
     assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
 
@@ -198,7 +198,7 @@ def test_a_dry_run_shows_the_noise_and_charges_nothing(
         "signal-to-noise-counts",
         "signal-to-noise-sums",
     }
-    assert site(monkeypatch, "ledger", "--json", "--node-config", node) == 0
+    assert site(monkeypatch, "ledger", "show", "--json", "--node-config", node) == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] == shown["epsilon_before"]
 
 
@@ -210,7 +210,7 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
         f"{node.replace('/state', '/another').replace('/witness', '/other')} "
         'patient-column="patient"'
     )
-    assert site(monkeypatch, "ledger", "--open", "--node-config", with_patients) == 0
+    assert site(monkeypatch, "ledger", "open", "--node-config", with_patients) == 0
     capsys.readouterr()
     assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "patient"
@@ -246,12 +246,12 @@ def test_the_key_of_a_site_is_shown_as_peers_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     named = f'site="north" state-dir="{tmp_path}"'
-    assert site(monkeypatch, "key", "--node-config", named) == 0
+    assert site(monkeypatch, "offline", "key", "--node-config", named) == 0
     line = capsys.readouterr().out
     assert re.fullmatch(r'north = "[0-9a-f]{128}"\n', line)
-    assert site(monkeypatch, "key", "--node-config", named) == 0
+    assert site(monkeypatch, "offline", "key", "--node-config", named) == 0
     assert capsys.readouterr().out == line
-    assert site(monkeypatch, "key", "--node-config", f'state-dir="{tmp_path}"') == 1
+    assert site(monkeypatch, "offline", "key", "--node-config", f'state-dir="{tmp_path}"') == 1
     assert "names no site" in capsys.readouterr().err
 
 

@@ -422,7 +422,7 @@ def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_t
     assert examined(hospital)["ledger"].state == "PASS"
     shutil.rmtree(hospital.state)
     lost = examined(hospital)["ledger"]
-    assert (lost.state, "`site reopen-ledger`" in lost.found) == ("FAIL", True)
+    assert (lost.state, "`site ledger reopen`" in lost.found) == ("FAIL", True)
     within = examined(hospital.model_copy(update={"witness_dir": f"{hospital.state}/witness"}))[
         "ledger"
     ]

@@ -1,4 +1,4 @@
-"""The `site models` commands as a hospital types them."""
+"""The `site models list` commands as a hospital types them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def test_models_are_added_listed_used_and_left_again(tmp_path: Path, node: tuple
         done = site("models", "add", file, *node)
         assert (done.code, done.stdout.strip()) == (0, f"kept as {model.manifest.name}")
     assert site("models", "add", first[0], *node).code == 0, "the same file twice is no error"
-    listed = json.loads(site("models", *node, "--json").stdout)["models"]
+    listed = json.loads(site("models", "list", *node, "--json").stdout)["models"]
     assert not any(each["in_use"] for each in listed), "no person has decided yet"
-    assert f"`site models use {second[1].manifest.name}`" in site("models", *node).stdout
+    assert f"`site models use {second[1].manifest.name}`" in site("models", "list", *node).stdout
     several = site("models", "use", *node)
     assert (several.code, "name one of them" in several.stderr) == (1, True)
     done = site("models", "add", first[0], "--use", *node)
     assert done.stdout.splitlines()[1] == f"in use: {first[1].manifest.name}"
-    listed = json.loads(site("models", *node, "--json").stdout)["models"]
+    listed = json.loads(site("models", "list", *node, "--json").stdout)["models"]
     assert [(each["name"], each["in_use"], each["state"]) for each in listed] == [
         (first[1].manifest.name, True, "intact"),
         (second[1].manifest.name, False, "intact"),
     ]
     assert site("models", "use", second[1].manifest.name, *node).code == 0
-    shown = site("models", *node)
+    shown = site("models", "list", *node)
     assert shown.code == 0
     assert "a, b, c" in shown.stdout
     assert "epsilon 2" in " ".join(shown.stdout.split())
@@ -81,15 +81,15 @@ def test_a_changed_model_is_shown_as_changed(tmp_path: Path, node: tuple[str, st
     site("models", "add", write(tmp_path)[0], *node)
     (kept,) = (tmp_path / "state" / "models").glob("*.fedsurrogate")
     kept.write_bytes(kept.read_bytes()[:-1] + b"\x00\x01")
-    (row,) = json.loads(site("models", *node, "--json").stdout)["models"]
+    (row,) = json.loads(site("models", "list", *node, "--json").stdout)["models"]
     assert "was changed after it was kept" in row["state"]
-    assert site("models", *node).code == 0
+    assert site("models", "list", *node).code == 0
 
 
 def test_without_a_node_config_the_list_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FEDSURROGATE_NODE_CONFIG", raising=False)
-    done = site("models")
-    assert done.code == 1
-    assert "--node-config is missing" in done.stderr
+    done = site("models", "list")
+    assert done.code == 2
+    assert "Missing option '--node-config'" in done.stderr

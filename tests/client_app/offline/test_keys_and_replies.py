@@ -151,7 +151,7 @@ def test_a_reply_names_its_request_and_is_made_once(
     site = Answers(monkeypatch, tmp_path)
     asked, first, second = site.write(), tmp_path / "first", tmp_path / "second"
     line = reply_to(first, asked, site.node)
-    assert line == f"{first}: reply to step 'train'; `site ledger` shows what has been charged"
+    assert line == f"{first}: reply to step 'train'; `site ledger show` shows what has been charged"
     (seen,) = site.asked
     assert seen == (
         "surrogate",

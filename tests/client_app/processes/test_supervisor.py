@@ -231,7 +231,7 @@ def test_a_site_that_is_refused_is_not_started_and_the_remedy_is_named(start: St
         "key",
         "FAIL",
         "the coordinator does not know this site's key",
-        "ask for `coordinator register`",
+        "ask for `coordinator sites register`",
     ]
     site = start(CONNECTS, [[*WELL, refused]])
     assert site.process.wait(PATIENCE) == 1
@@ -272,7 +272,7 @@ def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
     [
         ('site="north"', "data is not set"),
         ('data="imagefolder" data-dir="{tmp}/nowhere"', "data-dir = "),
-        ('data="imagefolder" data-dir="{tmp}" witness-dir="{tmp}/witness"', "site ledger --open"),
+        ('data="imagefolder" data-dir="{tmp}" witness-dir="{tmp}/witness"', "site ledger open"),
         ('data="digits" policy="{tmp}/none.toml"', "none.toml"),
         ('data="digits" policy="{tmp}/wrong.toml"', "epsilon-totl"),
         ('data="digits" peers="{tmp}/none.toml"', "peers = "),

@@ -104,11 +104,11 @@ SHORT = {name: MANIFEST[name] for name in ("id", "site", "info", "has-payload")}
 def test_a_signed_request_in_another_form_is_refused(wrong: dict[str, Any]) -> None:
     purpose = message_files.REQUEST
     assert unpack_request(signed(MANIFEST, purpose), PUBLIC).id == "a" * 64
-    with pytest.raises(ConfigError, match="no request of `coordinator exchange`"):
+    with pytest.raises(ConfigError, match="no request of `coordinator offline exchange`"):
         unpack_request(signed(MANIFEST | wrong, purpose), PUBLIC)
     for name in MANIFEST:
         less = {key: value for key, value in MANIFEST.items() if key != name}
-        with pytest.raises(ConfigError, match="no request of `coordinator exchange`"):
+        with pytest.raises(ConfigError, match="no request of `coordinator offline exchange`"):
             unpack_request(signed(less, purpose), PUBLIC)
 
 

@@ -194,7 +194,7 @@ def test_a_text_has_65536_characters_and_50_signatures_at_most() -> None:
             read_signed(json.dumps(content))
     twice = text.replace('"id"', '"id": "0", "id"')
     for other in (twice, "[" * 60_000, "{", "3", "[]", json.dumps(json.loads(text) | {"more": 1})):
-        with pytest.raises(ConfigError, match="no proposal of `coordinator propose`"):
+        with pytest.raises(ConfigError, match="no proposal of `coordinator approval propose`"):
             read_signed(other)
 
 

@@ -70,7 +70,7 @@ def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: str | 
         file.unlink()
     else:
         file.write_text(content)
-    with pytest.raises(RunError, match="coordinator register"):
+    with pytest.raises(RunError, match="coordinator sites register"):
         read_table(file)
     file.write_bytes(b"\xff")
     with pytest.raises(RunError, match="cannot be read"):

@@ -250,11 +250,11 @@ def test_a_manifest_has_a_mebibyte_at_most_and_is_read_whatever_it_holds() -> No
     fits = text + b" " * (2**20 - len(text))
     assert unpack_bundle(signed_bundle(fits), REQUEST, keys).site == "north"
     for wrong in (fits + b" ", b"[" * 100_000, b"{", b"\xff", b"[]", b"{}", b"3", b""):
-        with pytest.raises(SurrogateError, match="no bundle of `site release`"):
+        with pytest.raises(SurrogateError, match="no bundle of `site offline release`"):
             unpack_bundle(signed_bundle(wrong), REQUEST, keys)
     whole_bundle = signed_bundle(text)
     for content in (b"", b"\xff", whole_bundle[:-1], whole_bundle + b"\x7b\x7c", whole_bundle * 2):
-        with pytest.raises(SurrogateError, match="no bundle of `site release`"):
+        with pytest.raises(SurrogateError, match="no bundle of `site offline release`"):
             unpack_bundle(content, REQUEST, keys)
 
 

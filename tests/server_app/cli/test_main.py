@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.server_app.cli import main as cli
-from fedsurrogate.server_app.cli.options import GONE
 from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
 from tests.commands import coordinator
 from tests.grid import run_federation, sites
 
-COMMANDS = ["simulate", "plan", "report", "relearn"]
+COMMANDS = ["simulate", "plan", "report", "refit"]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -39,15 +38,6 @@ def test_the_command_without_anything_shows_what_there_is() -> None:
     for arguments in ([], ["--help"]):
         output = CliRunner().invoke(cli.app, arguments).output
         assert all(command in output for command in COMMANDS)
-
-
-@pytest.mark.parametrize("words", GONE)
-def test_a_command_that_is_gone_says_what_to_use_instead(words: str) -> None:
-    for given in (words.split(), [*words.split(), "more"]):
-        done = CliRunner().invoke(cli.app, given)
-        assert done.exit_code == 2
-        assert GONE[words] in done.output
-    assert " gone" in GONE[words]
 
 
 def test_the_installed_script_starts() -> None:
@@ -249,7 +239,7 @@ def test_a_report_is_written_again(
 def test_relearn_says_where_the_head_is(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    assert coordinator(monkeypatch, "relearn", run, "--without", "1", "--classes", "8, 3") == 0
+    assert coordinator(monkeypatch, "refit", run, "--without", "1", "--classes", "8, 3") == 0
     described, folder = capsys.readouterr().out.strip().splitlines()
     assert described == "2 classes: 3, 8"
     assert (Path(folder) / "model.safetensors").exists()
@@ -268,7 +258,7 @@ def test_relearn_says_where_the_head_is(
 def test_relearn_refuses_in_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, arguments: list[str], word: str
 ) -> None:
-    assert coordinator(monkeypatch, "relearn", run, *arguments) == 1
+    assert coordinator(monkeypatch, "refit", run, *arguments) == 1
     error = capsys.readouterr().err
     assert word in error
     assert error.count("\n") == 1
@@ -284,7 +274,7 @@ def test_a_plan_of_one_class_is_refused_but_of_one_number_is_not(
     assert coordinator(monkeypatch, *words, "-c", number) == 0
 
 
-@pytest.mark.parametrize("command", ["report", "relearn"])
+@pytest.mark.parametrize("command", ["report", "refit"])
 def test_a_folder_that_is_no_run_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: str
 ) -> None:

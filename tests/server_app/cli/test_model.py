@@ -77,7 +77,7 @@ def test_survey_prints_counts_and_an_estimate(
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Path:
-    """A folder of `coordinator certs` whose rules ask for one signature; and a person's key."""
+    """A folder of `coordinator sites certs` whose rules ask for one signature; and a person's key."""
     papers = tmp_path / "papers"
     papers.mkdir()
     (papers / "ca.crt").write_text("a certificate")
@@ -126,7 +126,10 @@ def test_what_counts_at_sites_needs_the_signatures_of_a_run(
     )
     assert "has 0 signatures of the 1 people" in refused("--proposal", proposal)
     assert (
-        coordinator(monkeypatch, "approve", proposal, "--key", tmp_path / "ada.key", "--yes") == 0
+        coordinator(
+            monkeypatch, "approval", "approve", proposal, "--key", tmp_path / "ada.key", "--yes"
+        )
+        == 0
     )
     capsys.readouterr()
     assert "no SuperLink listens there" in refused("--proposal", proposal)

@@ -1,4 +1,4 @@
-"""`coordinator approve`: what is signed is what was read, and nobody's signature is lost."""
+"""`coordinator approval approve`: what is signed is what was read, and nobody's signature is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_happens_while_a_person_reads_is_kept_or_noticed(
         return True
 
     monkeypatch.setattr(typer, "confirm", reads)
-    ended = coordinator(monkeypatch, "approve", file, "--key", tmp_path / "ada.key")
+    ended = coordinator(monkeypatch, "approval", "approve", file, "--key", tmp_path / "ada.key")
     known = {"Ada": public_key(ADA), "Bob": public_key(BOB)}
     expected = {"nothing": ["Ada"], "another signs": ["Ada", "Bob"], "another changes it": []}
     assert read_proposal(file).signers(known) == expected[meanwhile]
@@ -49,7 +49,7 @@ def test_a_proposed_run_resumes_the_folder_of_who_typed_it(
 ) -> None:
     """Another process starts it, in another folder."""
     monkeypatch.chdir(tmp_path)
-    words = ("propose", "p.json", "--purpose", "go on")
+    words = ("approval", "propose", "p.json", "--purpose", "go on")
     assert coordinator(monkeypatch, *words, "-c", 'method="fedavg" resume="runs/one"') == 0
     content = read_proposal(tmp_path / "p.json").proposal.content
     assert content["resume"] == str(tmp_path / "runs" / "one")

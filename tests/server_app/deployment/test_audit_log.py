@@ -90,27 +90,32 @@ def test_the_command_shows_the_log_and_ends_with_one_for_a_changed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "fed"
-    assert coordinator(monkeypatch, "certs", folder, "--host", "fl.example.org", "--site", "n") == 0
+    assert (
+        coordinator(
+            monkeypatch, "sites", "certs", folder, "--host", "fl.example.org", "--site", "n"
+        )
+        == 0
+    )
     note(folder, "start", {"purpose": "=1+1 \x1b[31m[bold]"})
     capsys.readouterr()
-    assert coordinator(monkeypatch, "audit-log", folder) == 0
+    assert coordinator(monkeypatch, "approval", "log", folder) == 0
     shown = capsys.readouterr().out
     assert "certify" in shown
     assert "\x1b" not in shown
     last = shown.split()[-1]
-    assert coordinator(monkeypatch, "audit-log", folder, "--verify", "--holds", last) == 0
+    assert coordinator(monkeypatch, "approval", "log", folder, "--verify", "--holds", last) == 0
     assert "2 entries, whole" in capsys.readouterr().out
-    assert coordinator(monkeypatch, "audit-log", folder, "--json") == 0
+    assert coordinator(monkeypatch, "approval", "log", folder, "--json") == 0
     assert [json.loads(each)["number"] for each in capsys.readouterr().out.splitlines()] == [1, 2]
     file = folder / audit_log.NAME
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    assert coordinator(monkeypatch, "audit-log", folder, "--holds", last) == 1
+    assert coordinator(monkeypatch, "approval", "log", folder, "--holds", last) == 1
     assert "lines were cut off" in capsys.readouterr().err
     file.write_bytes(file.read_bytes().replace(b"certify", b"approve"))
     note(folder, "start", {})
-    assert coordinator(monkeypatch, "audit-log", folder) == 0, "one line follows any other"
+    assert coordinator(monkeypatch, "approval", "log", folder) == 0, "one line follows any other"
     file.write_bytes(file.read_bytes().replace(b"approve", b"certify"))
-    assert coordinator(monkeypatch, "audit-log", folder) == 1
+    assert coordinator(monkeypatch, "approval", "log", folder) == 1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
@@ -124,7 +129,7 @@ def test_lines_that_are_dated_before_the_line_before_are_named(
             clock = SimpleNamespace(now=lambda _, hour=hour: now + timedelta(hours=hour))
             patch.setattr(audit_log, "datetime", clock)
             note(folder, "start", {})
-        assert coordinator(patch, "audit-log", folder, "--verify") == 0
+        assert coordinator(patch, "approval", "log", folder, "--verify") == 0
     back = [str(n + 2) for n, (a, b) in enumerate(pairwise(hours)) if b < a]
     expected = f"dated before the line before them: {', '.join(back)};" if back else ""
     shown = " ".join(printed.getvalue().split())
@@ -136,12 +141,12 @@ def test_without_its_entry_nothing_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "fed"
-    coordinator(monkeypatch, "certs", folder, "--host", "fl.example.org")
+    coordinator(monkeypatch, "sites", "certs", folder, "--host", "fl.example.org")
     file = folder / audit_log.NAME
     with file.open("ab") as stream:
         stream.write(b'{"torn')
     for name in ("a", "b"):
-        assert coordinator(monkeypatch, "certs", folder, "--site", name) == 1
+        assert coordinator(monkeypatch, "sites", "certs", folder, "--site", name) == 1
         assert "so nothing is done" in capsys.readouterr().err
         assert not (folder / "sites" / name).exists()
     with pytest.raises(RunError, match="line 2: its end is missing"):
@@ -163,7 +168,7 @@ def test_an_operators_key_signs_and_a_line_of_another_does_not_pass(
     with pytest.raises(RunError, match="its signature does not fit"):
         list(entries(file))
     (tmp_path / "ada").write_bytes(b"short")
-    with pytest.raises(ConfigError, match="no key of `coordinator approver`"):
+    with pytest.raises(ConfigError, match="no key of `coordinator approval key`"):
         note(tmp_path, "start", {})
 
 

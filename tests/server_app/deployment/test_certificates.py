@@ -149,7 +149,7 @@ def test_a_folder_that_does_not_fit_together_is_named(folder: Path, tmp_path: Pa
 
 
 def certs(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["coordinator", "certs", *arguments])
+    monkeypatch.setattr(sys, "argv", ["coordinator", "sites", "certs", *arguments])
     try:
         cli.main()
     except SystemExit as end:
@@ -176,7 +176,7 @@ def test_the_command_tells_what_expires_when_and_exits_with_one_when_it_has(
     assert certs(monkeypatch, where, "--renew", "--days", "20") == 0
     shown = capsys.readouterr().out
     assert "expires soon" in shown
-    assert f"coordinator certs {where} --renew" in shown.replace("\n", "")
+    assert f"coordinator sites certs {where} --renew" in shown.replace("\n", "")
     issue(Path(where), (), (), renew=True, days=0)
     assert certs(monkeypatch, where) == 1
     assert "expired" in capsys.readouterr().out

@@ -56,7 +56,7 @@ class Commands:
     def accepted(self, request: str, fingerprint: str, *more: str) -> int:
         """The exit code of accepting a request."""
         return self.coordinator(
-            "accept", request, "--folder", "fed", "--fingerprint", fingerprint, *more
+            "sites", "accept", request, "--folder", "fed", "--fingerprint", fingerprint, *more
         )
 
     def printed(self) -> str:
@@ -90,7 +90,7 @@ def test_the_kit_of_a_site_that_enrolled_holds_no_secret(folder: Path, commands:
     assert all(secret not in content for content in [*contents, *everywhere])
     assert set(_keys(folder)) == {"east", "north"}
     # What the coordinator makes for other sites leaves this one as it is.
-    assert commands.coordinator("certs", "fed", "--site", "north") == 0
+    assert commands.coordinator("sites", "certs", "fed", "--site", "north") == 0
     assert not (folder / "sites" / "north" / "site.key").exists()
 
 
@@ -119,7 +119,7 @@ def test_without_the_fingerprint_nothing_changes(
         assert commands.accepted("north/north.csr", wrong) == 1
         assert fingerprint not in commands.printed()
     else:
-        assert commands.coordinator("accept", "north/north.csr", "--folder", "fed") == 0
+        assert commands.coordinator("sites", "accept", "north/north.csr", "--folder", "fed") == 0
         assert fingerprint in commands.printed()
     assert listed(folder) == before
     assert not (folder / "sites" / "north").exists()
@@ -130,7 +130,7 @@ def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Comma
     commands.accepted("north/north.csr", fingerprint, "--days", "20")
     first = listed(folder)["north"]
     assert commands.asked("north") == fingerprint
-    commands.coordinator("accept", "north/north.csr", "--folder", "fed")
+    commands.coordinator("sites", "accept", "north/north.csr", "--folder", "fed")
     assert "its certificate is made anew" in commands.printed()
     assert commands.accepted("north/north.csr", fingerprint, "--days", "300") == 0
     assert first is not None
@@ -140,7 +140,7 @@ def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Comma
 def test_another_key_for_a_known_name_is_shown_as_such(folder: Path, commands: Commands) -> None:
     """Who asks for the name of a hospital that is in: only its fingerprint, read out, lets him."""
     fingerprint = commands.asked("east")
-    commands.coordinator("accept", "east/east.csr", "--folder", "fed")
+    commands.coordinator("sites", "accept", "east/east.csr", "--folder", "fed")
     assert "ANOTHER KEY" in commands.printed()
     assert (folder / "sites" / "east" / "site.key").exists()
     commands.accepted("east/east.csr", fingerprint)

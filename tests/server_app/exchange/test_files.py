@@ -271,6 +271,7 @@ def test_a_method_in_rounds_works_by_files(
     post = Post(tmp_path, 2)
     settings = f'method="fedavg" fedavg.rounds=2 fedavg.local-epochs=1 output-dir="{tmp_path}/runs"'
     words = [
+        "offline",
         "exchange",
         tmp_path / "keys",
         "--keys",
@@ -305,7 +306,7 @@ def test_an_interrupted_exchange_prints_the_command_that_continues_it(
             post.answer(file)
 
     with post.walking(until_a_round):
-        assert coordinator(monkeypatch, "exchange", tmp_path / "keys", *shared) == 130
+        assert coordinator(monkeypatch, "offline", "exchange", tmp_path / "keys", *shared) == 130
     (line,) = (
         each for each in capsys.readouterr().out.splitlines() if each.startswith("continue it: ")
     )
@@ -381,7 +382,17 @@ def test_a_request_is_answered_once_and_repeated_without_a_charge(
     own = post.nodes["site-0"].model_dump(by_alias=True, exclude_defaults=True, mode="json")
     text = " ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
     assert (
-        site(monkeypatch, "release", file, "--out", tmp_path / "typed", "--node-config", text) == 0
+        site(
+            monkeypatch,
+            "offline",
+            "release",
+            file,
+            "--out",
+            tmp_path / "typed",
+            "--node-config",
+            text,
+        )
+        == 0
     )
     assert (tmp_path / "typed").read_bytes() == (tmp_path / "first").read_bytes()
 

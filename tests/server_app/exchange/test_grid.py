@@ -224,7 +224,7 @@ def test_sites_have_names_that_every_file_system_tells_apart(
     tmp_path: Path, signing: Path, names: tuple[str, ...]
 ) -> None:
     keys = keys_in(tmp_path / "keys.toml", *names)
-    with pytest.raises(ConfigError, match="needs a line of `site key` for each site"):
+    with pytest.raises(ConfigError, match="needs a line of `site offline key` for each site"):
         run_by_files({}, signing, keys, tmp_path / "out", 3, print)
     assert not (tmp_path / "out").exists()
 

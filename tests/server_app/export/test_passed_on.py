@@ -110,7 +110,9 @@ def test_the_claim_of_the_signed_model_names_what_the_sites_protect(
         f"Neighbouring relation: {relation}."
         in exported(monkeypatch, run, "card", tmp_path / "c.md").read_text()
     )
-    (row,) = json.loads(site("models", "--json", "--node-config", text(nodes[0])).stdout)["models"]
+    (row,) = json.loads(site("models", "list", "--json", "--node-config", text(nodes[0])).stdout)[
+        "models"
+    ]
     assert row["privacy"] == f"epsilon 8, delta 1e-05; neighbouring relation: {relation}"
     # A run without a signed file is signed at export, from what its metrics say.
     (run / "model.fedsurrogate").unlink()

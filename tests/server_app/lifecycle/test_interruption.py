@@ -124,9 +124,9 @@ def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(
 @pytest.mark.parametrize(
     ("settings", "arrived", "wanted"),
     [
-        ({"method": "fedpft"}, 3, "coordinator relearn"),
-        ({"method": "ensemble"}, 1, "coordinator relearn"),
-        ({"method": "fedpft", "fedpft.covariance": "gram"}, 2, "coordinator relearn"),
+        ({"method": "fedpft"}, 3, "coordinator refit"),
+        ({"method": "ensemble"}, 1, "coordinator refit"),
+        ({"method": "fedpft", "fedpft.covariance": "gram"}, 2, "coordinator refit"),
         ({"method": "fedpft"}, 0, "nothing is left to continue from"),
         ({"method": "fedpft", "secure-sum": True, "classes": "a,b"}, 2, "nothing is left"),
         ({"method": "fedavg"}, 2, "nothing is left to continue from"),
@@ -142,7 +142,7 @@ def test_what_sites_have_sent_is_learned_from_in_place_of_asking_again(
     stop.folder = tmp_path
     _, line = goodbye(stop, ["coordinator", "run"], settings)
     assert wanted in line
-    assert ("relearn" in wanted) == (f"what {arrived} sites have sent" in line)
+    assert ("refit" in wanted) == (f"what {arrived} sites have sent" in line)
     assert "start it again: coordinator run" in line
 
 

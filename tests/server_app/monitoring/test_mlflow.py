@@ -54,7 +54,7 @@ def test_a_run_has_its_settings_metrics_and_files_but_nothing_that_a_site_sent(
     assert logged == {name for name in FILES if (result.folder / name).is_file()}
     assert {"metrics.json", "report.html", "model.safetensors"} <= logged
     assert (result.folder / "surrogates").is_dir()
-    # Again, as after `relearn`: one entry, not two.
+    # Again, as after `refit`: one entry, not two.
     log_to_mlflow(result.folder, place)
     assert len(all_runs(place)) == 1
 
@@ -82,7 +82,7 @@ def test_the_runs_of_a_sweep_are_below_one_and_a_failed_one_says_why(
     )
     assert len(table.failed) == 1
     words = ("--store", place.store, "--experiment", place.experiment)
-    assert coordinator(monkeypatch, "mlflow", table.file, *words) == 0
+    assert coordinator(monkeypatch, "log", "--to", "mlflow", table.file, *words) == 0
     parent, *children = capsys.readouterr().out.split()
     found = {run.info.run_id: run for run in all_runs(place)}
     assert set(found) == {parent, *children}

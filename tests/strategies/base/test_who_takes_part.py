@@ -114,9 +114,9 @@ ONE = {"key": "k", "node": 1}
 )  # fmt: skip
 def test_another_table_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "t").write_text(content)
-    with pytest.raises(RunError, match="coordinator register"):
+    with pytest.raises(RunError, match="coordinator sites register"):
         read_table(tmp_path / "t")
-    with pytest.raises(RunError, match="coordinator register"):
+    with pytest.raises(RunError, match="coordinator sites register"):
         read_table(tmp_path / "missing")
 
 

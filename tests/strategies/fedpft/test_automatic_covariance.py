@@ -60,7 +60,7 @@ def run_of(flat: dict[str, Any]) -> Run | None:
 @given(RUNS)
 @settings(max_examples=150, deadline=None)
 def test_a_run_of_resolved_settings_is_the_same_run(flat: dict[str, Any]) -> None:
-    """Runs are resolved at both sides, and again by `relearn`."""
+    """Runs are resolved at both sides, and again by `refit`."""
     run = run_of(flat)
     if run is None:
         return

@@ -205,7 +205,7 @@ def test_the_end_of_a_sum_names_the_lost_sites_and_what_helps(joint: bool) -> No
     strategy._disputes = frozenset({Dispute("s1", "s0", "keys")})
     text += "; run again without the site that is at fault"
     if not joint:
-        text += "; a hospital that has sent its masked vector then needs `site forget-sums`"
+        text += "; a hospital that has sent its masked vector then needs `site ledger forget`"
     with pytest.raises(RunError) as refusal:
         strategy._enough(2, 3, "there")
     assert str(refusal.value) == text

@@ -176,28 +176,28 @@ def test_a_refusal_names_other_sites_of_the_sum_by_their_places(
         (
             "a",
             1,
-            "it says that the key of 'b' is not the one in its peers; `site key` prints the line "
+            "it says that the key of 'b' is not the one in its peers; `site offline key` prints the line "
             "that the file of peers needs; it says that it cannot use the shares of 'b', 'c'; either "
             "side may be at fault: the shares were false, or the report is",
         ),
         (
             "b",
             1,
-            "by their own report it is not in the peers of 'a'; `site key` prints the line that the "
+            "by their own report it is not in the peers of 'a'; `site offline key` prints the line that the "
             "file of peers needs; its shares cannot be used, by the report of 'a', 'd'; more sites "
             "than may collude (1) report it, so its shares were false",
         ),
         (
             "b",
             2,
-            "by their own report it is not in the peers of 'a'; `site key` prints the line that the "
+            "by their own report it is not in the peers of 'a'; `site offline key` prints the line that the "
             "file of peers needs; its shares cannot be used, by the report of 'a', 'd'; either side "
             "may be at fault: the shares were false, or the report is",
         ),
         (
             "b",
             0,
-            "by their own report it is not in the peers of 'a'; `site key` prints the line that the "
+            "by their own report it is not in the peers of 'a'; `site offline key` prints the line that the "
             "file of peers needs; its shares cannot be used, by the report of 'a', 'd'; either side "
             "may be at fault: the shares were false, or the report is",
         ),

@@ -193,13 +193,13 @@ def test_from_a_generator_to_a_classifier_one_command_each(
         str(tmp_path / "set.safetensors"),
         f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3",
     )
-    made = call("synthesize", str(generator_file), "--per-class", "150", "--out", out)
+    made = call("generator", "synthesize", str(generator_file), "--per-class", "150", "--out", out)
     assert made.exit_code == 0, made.output
     assert "no differential privacy" in made.output
     assert load_file(out)["x"].shape == (1500, 64)
     heads = str(tmp_path / "heads.safetensors")
     reported = json.loads(
-        call("classify", out, "--node-config", node, "--out", heads, "--json").output
+        call("generator", "classify", out, "--node-config", node, "--out", heads, "--json").output
     )
     assert reported["scores"]["synthetic"]["accuracy"] > 0.6
     assert reported["scores"]["mixed"]["accuracy"] > 0.8
@@ -211,6 +211,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
     }
     coarse = json.loads(
         call(
+            "generator",
             "classify",
             out,
             "--node-config",
@@ -224,14 +225,23 @@ def test_from_a_generator_to_a_classifier_one_command_each(
     csv = tmp_path / "scores.csv"
     strange = json.loads(
         call(
-            "ood", out, "--node-config", node, "--unknown", "0", "--out", str(csv), "--json"
+            "generator",
+            "ood",
+            out,
+            "--node-config",
+            node,
+            "--unknown",
+            "0",
+            "--out",
+            str(csv),
+            "--json",
         ).output
     )
     assert strange["area"]["both"] > 0.6
     assert len(csv.read_text().splitlines()) == strange["tested"] + 1
     for shown in (
-        call("classify", out, "--node-config", node),
-        call("ood", out, "--node-config", node),
+        call("generator", "classify", out, "--node-config", node),
+        call("generator", "ood", out, "--node-config", node),
     ):
         assert shown.exit_code == 0
         assert "test records" in shown.output
@@ -241,7 +251,14 @@ def test_a_set_can_have_the_federations_own_mix_of_classes(
     tmp_path: Path, generator_file: Path
 ) -> None:
     reported = call(
-        "synthesize", str(tmp_path), "--total", "40", "--out", str(tmp_path / "s"), "--json"
+        "generator",
+        "synthesize",
+        str(tmp_path),
+        "--total",
+        "40",
+        "--out",
+        str(tmp_path / "s"),
+        "--json",
     )
     assert json.loads(reported.output)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
@@ -258,7 +275,13 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
     )
     for run in ("latest", "77"):
         made = call(
-            "synthesize", run, "--per-class", "2", "--out", str(tmp_path / f"{run}.safetensors")
+            "generator",
+            "synthesize",
+            run,
+            "--per-class",
+            "2",
+            "--out",
+            str(tmp_path / f"{run}.safetensors"),
         )
         assert made.exit_code == 0, made.exception
         assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
@@ -267,17 +290,18 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("synthesize", "{g}", "--out", "x"), "either --per-class"),
+        (("generator", "synthesize", "{g}", "--out", "x"), "either --per-class"),
         (
-            ("synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"),
+            ("generator", "synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"),
             "either --per-class",
         ),
         (
-            ("synthesize", "nowhere", "--per-class", "1", "--out", "x"),
+            ("generator", "synthesize", "nowhere", "--per-class", "1", "--out", "x"),
             "neither a run folder nor a file",
         ),
         (
             (
+                "generator",
                 "synthesize",
                 "latest",
                 "--per-class",
@@ -290,10 +314,13 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
             "it has: none",
         ),
         (
-            ("synthesize", "{d}/cache", "--per-class", "1", "--out", "x"),
+            ("generator", "synthesize", "{d}/cache", "--per-class", "1", "--out", "x"),
             "has no generator.safetensors",
         ),
-        (("classify", "{g}", "--node-config", "data='digits'"), "not a synthetic embeddings"),
+        (
+            ("generator", "classify", "{g}", "--node-config", "data='digits'"),
+            "not a synthetic embeddings",
+        ),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
@@ -307,8 +334,14 @@ def test_mistakes_are_reported_in_one_line(
 
 def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:
     out = str(tmp_path / "set.safetensors")
-    assert call("synthesize", str(generator_file), "--per-class", "5", "--out", out).exit_code == 0
+    assert (
+        call(
+            "generator", "synthesize", str(generator_file), "--per-class", "5", "--out", out
+        ).exit_code
+        == 0
+    )
     found = call(
+        "generator",
         "classify",
         out,
         "--node-config",
