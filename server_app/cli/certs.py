@@ -190,6 +190,8 @@ def init(
     from ..deployment.audit_log import note
     from ..deployment.federation import PAPERS, make_federation
 
+    if not host and not sys.stdin.isatty():
+        raise typer.BadParameter("name this machine, as hospitals reach it", param_hint="--host")
     host = host or [typer.prompt("Host name or address at which hospitals reach this machine")]
     note(folder / PAPERS, "certify", {"hosts": host, "sites": [], "renew": False, "new_key": False})
     for file in make_federation(folder, host, port):
