@@ -37,7 +37,7 @@ GONE = {
 RENAMED = {
     "coordinator": {
         "approve": "approval approve", "approver": "approval key", "attach": "watch",
-        "audit-log": "approval log", "certs": "sites certs", "enrol": "sites enrol",
+        "audit-log": "approval log", "certs": "sites certs", "enrol": "sites accept",
         "exchange": "offline exchange", "key": "sites key", "kit": "sites kit",
         "learn": "offline learn", "metrics": "log --to prometheus", "mlflow": "log --to mlflow",
         "preset": "settings --preset", "propose": "approval propose", "register": "sites register",

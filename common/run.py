@@ -41,7 +41,7 @@ REASONS = {
     "a site with data of its own has these in its node-config, or refuses them": "data data-dir "
     "dataset label-column patient-column bag-column weights-path device compare",
     "whom the coordinator waits for, what it accepts and trusts; what sites send by it is resolved": (
-        "sites quorum deadline grace max-payload-mib max-share defence"
+        "sites quorum deadline check-only grace max-payload-mib max-share defence"
     ),
     "paths of files whose content has a digest": "fedpft.public features.projection counting.model",
 }

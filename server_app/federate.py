@@ -63,16 +63,20 @@ def federate(
     strategy.registered, strategy.simulated = registered, simulated
     strategy.signer = None if simulated else _signer(config, flower_run_id)
     log.info("Run folder: %s", folder.path)
-    failure = None
+    failure, checks = None, config.settings.check_only
+    report = report and not checks
     try:
         with finished(folder, strategy, report=report):
-            strategy.run(grid)
+            if checks:
+                strategy.introduce(grid, config.settings.deadline)
+            else:
+                strategy.run(grid)
     except FedSurrogateError as error:
         # Late replies are still kept, so the error is raised after them.
         failure = error
     if report:
         log.info("Report: %s", folder.path / "report.html")
-    if strategy.receive_late(config.settings.grace):
+    if not checks and strategy.receive_late(config.settings.grace):
         folder.update(strategy.outcome)
         if report:
             write_report(folder.path)

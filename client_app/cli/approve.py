@@ -66,8 +66,16 @@ def enrol(
     name: Annotated[
         str, typer.Argument(metavar="SITE", help="This site's name in the federation.")
     ],
-    hospital: Annotated[str, typer.Option(help="The hospital's name, in words.")],
-    contact: Annotated[str, typer.Option(help="An e-mail address, for the coordinator.")],
+    hospital: Annotated[
+        str, typer.Option(help="The hospital's name, in words.", prompt="The hospital's name")
+    ],
+    contact: Annotated[
+        str,
+        typer.Option(
+            help="An e-mail address, for the coordinator.",
+            prompt="An e-mail address for the coordinator",
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="The site's folder, into which its kit is unpacked; default: ./SITE."),
@@ -80,6 +88,8 @@ def enrol(
     telephone, and sends back a kit.
 
     Example: site enrol north --hospital 'St. Mary' --contact it@mary.example
+
+    Asks for what is not given.
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import replace_file
@@ -106,7 +116,7 @@ def enrol(
     console.print(
         f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
-        f"  tar xzf {name}.tar.gz           the first time\n"
+        f"  tar xzf {name}.tar.gz           the first time; then: site join {folder}\n"
         f"  tar xzf {name}.tar.gz {name}/papers    to renew: settings and policy stay as they are",
         soft_wrap=True,
     )

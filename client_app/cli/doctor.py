@@ -27,7 +27,8 @@ from fedsurrogate.common.command_line import (
 )
 from fedsurrogate.common.errors import ConfigError
 
-from .options import MaybeNode, Node, node_of
+from .first_join import UNOPENED, opened
+from .options import KitFolder, MaybeNode, Node, node_of
 
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
@@ -49,6 +50,7 @@ STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def doctor(
+    kit: KitFolder = None,
     node_config: MaybeNode = None,
     run_config: RunSettings = None,
     superlink: Annotated[
@@ -81,20 +83,23 @@ def doctor(
 ) -> None:
     """Check this machine and its connection before a run.
 
-    Shows PASS, WARN or FAIL, and what to do. Takes the same options as `site join`. Without any, it
-    asks on a terminal what to examine; elsewhere it lists what it needs. Nothing is changed,
-    nothing leaves. Exits with 1 if a check fails, with 2 if there is nothing to examine.
+    Takes the folder of a kit, or the same options as `site join`. Without any, it asks on a terminal
+    what to examine; elsewhere it lists what it needs. Nothing is changed, nothing leaves. Exits with
+    1 if a check fails, with 2 if there is nothing to examine, with 3 if only the ledger fails, because
+    nobody has opened it.
     """
     from dataclasses import asdict
     from itertools import chain
-
-    from rich.text import Text
 
     from ..diagnostics.connection_checks import check_link
     from ..diagnostics.findings import Link
     from ..processes.app_report import check_app
     from ..processes.supervisor import check_data
 
+    if kit is not None:
+        unpacked = opened(kit)
+        node_config = [unpacked.node_config()]
+        superlink, root_certificates, auth_supernode_private_key = unpacked.link
     if link_only and not superlink:
         raise typer.BadParameter("needs --superlink, the coordinator", param_hint="--link-only")
     if not (node_config or run_config or superlink or runtime):
@@ -118,14 +123,26 @@ def doctor(
     ):
         findings.append(each)
         if not as_json:
-            line = Text.assemble((each.state, STYLES[each.state]), f"  {each.what:<16}{each.found}")
-            console.print(line, soft_wrap=True)
-            if each.remedy:
-                console.print(f"{'':<22}{each.remedy}", style="italic", soft_wrap=True)
+            _show(each)
     if as_json:
         print(json.dumps([asdict(each) for each in findings], indent=2))
-    if any(each.state == "FAIL" for each in findings):
-        raise typer.Exit(1)
+    if failed := {each.what for each in findings if each.state == "FAIL"}:
+        raise typer.Exit(UNOPENED if failed == {"ledger"} and _is_unopened(node) else 1)
+
+
+def _show(finding: Finding) -> None:
+    from rich.text import Text
+
+    state = (finding.state, STYLES[finding.state])
+    console.print(Text.assemble(state, f"  {finding.what:<16}{finding.found}"), soft_wrap=True)
+    if finding.remedy:
+        console.print(f"{'':<22}{finding.remedy}", style="italic", soft_wrap=True)
+
+
+def _is_unopened(node: NodeConfig) -> bool:
+    from ..governance.ledger import own_ledger
+
+    return (ledger := own_ledger(node)) is not None and ledger.is_new
 
 
 def _check_site(run: Run, node: NodeConfig, fingerprint: str, run_named: bool) -> Iterator[Finding]:

@@ -11,7 +11,8 @@ import typer
 from fedsurrogate.common.command_line import console
 from fedsurrogate.common.errors import ConfigError
 
-from .options import Node, node_of, one_text
+from .first_join import installed, prepare
+from .options import KitFolder, MaybeNode, node_of, one_text
 
 if TYPE_CHECKING:
     from ..diagnostics.findings import Link
@@ -21,10 +22,11 @@ FILES = ("policy", "peers")
 
 
 def join(
-    node_config: Node,
+    kit: KitFolder = None,
+    node_config: MaybeNode = None,
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The coordinator's Fleet API.")
-    ],
+    ] = "",
     root_certificates: Annotated[
         Path | None, typer.Option(help="ca.crt of the site kit, to authenticate the coordinator.")
     ] = None,
@@ -34,19 +36,53 @@ def join(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing, and open the ledger of new data.")
+    ] = False,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write a service of systemd that joins, and end.")
+    ] = False,
 ) -> None:
     """Take part in a federation until Ctrl-C.
 
-    Starts this site's SuperNode and its app, and keeps both running. Only the code installed here
-    runs. Code that arrives with a run is never started.
+    With the folder of a kit it asks once for the data, the weights and the limits, checks this
+    machine as `site doctor` does, and asks before it opens the ledger. Without a terminal it asks
+    nothing, and names what is missing. Only the code installed here runs. Code that arrives with a
+    run is never started.
 
-    Example: site join --superlink fl.example.org:9092 --root-certificates ca.crt
-    --auth-supernode-private-key site.key --node-config 'site=north data=imagefolder
-    data-dir=/data/xrays policy=policy.toml'
+    Example: site join north/
 
     Waits for a coordinator that is not running yet. Exits with 1 and the reason if this site cannot
     join.
     """
+    if kit is not None:
+        # A node-config may stand in the environment, of a job or a container.
+        if superlink or insecure or root_certificates or auth_supernode_private_key:
+            raise ConfigError(
+                f"{kit} has the settings and the coordinator's address; leave the other options out"
+            )
+        ready = prepare(kit, yes)
+        if install:
+            for line in installed(ready):
+                console.print(line, soft_wrap=True)
+            return
+        _join([ready.node_config()], *ready.link)
+        return
+    if not (node_config and superlink) or yes or install:
+        raise ConfigError(
+            "name the folder of this site's kit: site join north/; or give --superlink and --node-config, "
+            "without --yes and --install"
+        )
+    _join(node_config, superlink, root_certificates, auth_supernode_private_key, insecure)
+
+
+def _join(
+    node_config: list[str],
+    superlink: str,
+    root_certificates: Path | None,
+    auth_supernode_private_key: Path | None,
+    insecure: bool = False,
+) -> None:
     from ..diagnostics.findings import Link
     from ..processes.own_account import own_folder, own_socket
     from ..processes.supervisor import Supervisor, looked_at, site_commands

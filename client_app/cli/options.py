@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -35,23 +36,38 @@ def complete_node_settings(incomplete: str) -> list[tuple[str, str]]:
 
 
 class WholeText(click.types.StringParamType):
-    """A text that the environment gives as one: click would divide it at its blanks, also inside
-    quotes, as in the path of a folder.
+    """Settings, or the folder of a kit that has them. The environment gives one text: click would
+    divide it at its blanks, also inside quotes, as in the path of a folder.
     """
 
     envvar_list_splitter = "\0"
 
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """The settings, as one text."""
+        text = str(super().convert(value, param, ctx))
+        if "=" in text or not Path(text or "-").is_dir():
+            return text
+        from ..kit import read_kit
+
+        return read_kit(Path(text)).node_config()
+
 
 _NODE = typer.Option(
     "--node-config",
-    metavar="'key=value ...'",
-    help="This site's own settings: name, data, policy, folders; or a file of them (TOML).",
+    metavar="KIT|'key=value ...'",
+    help="This site's own settings: the folder of its kit, their text, or a file of them (TOML).",
     envvar=SETTINGS,
     click_type=WholeText(),
     autocompletion=complete_node_settings,
 )
 Node = Annotated[list[str], _NODE]
 MaybeNode = Annotated[list[str] | None, _NODE]
+KitFolder = Annotated[
+    Path | None,
+    typer.Argument(metavar="[KIT]", help="The folder into which this site's kit was unpacked."),
+]
 
 
 def node_of(texts: list[str]) -> NodeConfig:

@@ -171,6 +171,7 @@ PEERS = (
 COORDINATOR = "take coordinator.pub from the site kit, or the output of `coordinator sites key` at the coordinator"
 SPENT = "nothing more may leave; only a person may raise epsilon-total"
 REPAIR = "every release is refused until it is repaired; see `site ledger show`"
+OPEN = "`site join KIT` asks whether to open it; or type once: site ledger open"
 CLOSE = "`site join`, or the next request, closes those of this user; for others' files: chmod -R go-rwx"
 BURNED_IN = "a model may learn a name in the pixels; black it out, or leave these images (BurnedInAnnotation) out"
 
@@ -290,6 +291,8 @@ def _policy(gate: Gate, node: NodeConfig) -> Outcome:
 
 
 def _ledger(gate: Gate) -> Outcome:
+    if gate.ledger.is_new:
+        return "FAIL", "these data have none, so nothing may leave", OPEN
     entries, spent, total = gate.ledger.entries(), gate.spent(), gate.policy.epsilon_total
     allowed = f" of {total:g}" if total < NO_LIMIT else ""
     facts = f"{len(entries)} releases so far, epsilon {spent:.4g}{allowed} spent"

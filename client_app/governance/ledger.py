@@ -105,6 +105,11 @@ class Ledger:
         """What the witness knows; None for public data, and before the first entry."""
         return None if self.witness is None else self.witness.read()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether a person has yet to open it: these data never had one."""
+        return self.witness is not None and not any(file.exists() for file in self._files())
+
     def open(self) -> None:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""
         with self._locked():

@@ -199,6 +199,11 @@ class Waiting(Section):
         0.5, gt=0, le=1, description="Smallest share of the sites whose replies must be usable."
     )
     deadline: Seconds = Field(3600.0, gt=0, description="Time that sites have for one reply.")
+    check_only: bool = Field(
+        False,
+        description="Only ask the sites who they are and whether they could take part; nothing is "
+        "charged and nothing learned.",
+    )
     grace: Seconds = Field(
         0.0,
         ge=0,

@@ -1,10 +1,11 @@
-"""The `coordinator sites certs`, `kit` and `enrol` commands, and `approval log`: certificates and keys
-by which coordinator and sites trust each other, and the record of what was done.
+"""The `coordinator init` command, `sites certs`, `kit` and `accept`, and `approval log`: certificates and keys by which
+coordinator and sites trust each other, and the record of what was done.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,12 @@ import typer
 from fedsurrogate.common.command_line import Json, console, stderr_console
 
 from ..deployment import SERVER_DAYS
+from .control import Authority, Control, register
 
 REMEDIES = {
     "authority": "a federation has one authority: make another folder, and new kits for all sites",
     "server": "sign the coordinator's certificate again: coordinator sites certs {folder} --renew",
-    "site": "ask {name} to run `site enrol` again, then: coordinator sites enrol {folder} {name}.csr",
+    "site": "ask {name} to run `site enrol` again, then: coordinator sites accept {name}.csr --folder {folder}",
 }
 
 
@@ -164,75 +166,128 @@ MEANS = {
 }
 
 
-def enrol(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder that `coordinator sites certs` has made.")
-    ],
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder of the federation. Keep it private.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host name or address at which sites reach this machine; may be given several "
+            "times; else it is asked."
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The only port that sites reach.")
+    ] = 9092,
+) -> None:
+    """Make the folder of a federation: certificates and keys, policy and settings that hospitals
+    get, settings and compose file of this machine.
+
+    What is there stays as it is. In this folder, `coordinator superlink`, `sites accept` and `run` need no
+    address and no certificate.
+
+    Example: coordinator init federation/ --host fl.example.org
+    """
+    from ..deployment.audit_log import note
+    from ..deployment.federation import PAPERS, make_federation
+
+    if not host and not sys.stdin.isatty():
+        raise typer.BadParameter("name this machine, as hospitals reach it", param_hint="--host")
+    host = host or [typer.prompt("Host name or address at which hospitals reach this machine")]
+    note(folder / PAPERS, "certify", {"hosts": host, "sites": [], "renew": False, "new_key": False})
+    for file in make_federation(folder, host, port):
+        console.print(f"  {file}", soft_wrap=True)
+    console.print(
+        f"  {folder / PAPERS}: certificates and keys; keep a copy of it on another machine\n"
+        f"start it: cd {folder} && coordinator superlink, or docker compose up -d\n"
+        "let a hospital in: coordinator sites accept REQUEST",
+        soft_wrap=True,
+    )
+
+
+def accept(
     request: Annotated[Path, typer.Argument(help="The file of `site enrol` from the hospital.")],
-    accept: Annotated[
+    fingerprint: Annotated[
         str,
         typer.Option(
-            metavar="FINGERPRINT",
-            help="Accept it: the fingerprint that the hospital has read out, such as by telephone.",
+            help="What the hospital has read out, such as by telephone; else it is asked."
         ),
     ] = "",
+    folder: Annotated[
+        Path,
+        typer.Option(help="The folder of `coordinator init`, or of `coordinator sites certs`."),
+    ] = Path(),
     coordinator: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Pack the site's kit, too: where it reaches you."),
+        typer.Option(
+            metavar="HOST:PORT", help="Where the site reaches you; default: as `init` has it."
+        ),
     ] = "",
-    image: Annotated[
-        str, typer.Option(help="Name of the container image at the site.")
-    ] = "fedsurrogate",
     out: Annotated[
         Path | None, typer.Option(help="The kit to write; default: SITE.tar.gz.")
     ] = None,
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="Days for which the site's key is accepted.")
     ] = SERVER_DAYS,
+    control: Control = "",
+    root_certificates: Authority = None,
 ) -> None:
-    """Show who asks to take part, and accept it: a key that was made at the hospital, and never
-    leaves it.
+    """Show who asks to take part, and accept it: pack the site's kit, and let it in.
 
-    Without --accept nothing changes. Compare the fingerprint with the hospital on another way than
-    the request came. Then `coordinator sites register` lets the site in. The same command renews a site
+    The key was made at the hospital, and never leaves it. Without the fingerprint nothing changes:
+    compare it with the hospital on another way than the request came. The same command renews a site
     whose time ends.
+
+    Example: coordinator sites accept north.csr
     """
     from fedsurrogate.common.escapes import for_rows
     from fedsurrogate.common.security.documents import in_groups
 
+    from ..deployment.addresses import connect
     from ..deployment.audit_log import note
     from ..deployment.certificates import valid_until
     from ..deployment.enrolment import accept as accept_request
     from ..deployment.enrolment import check_typed, request_in, standing
+    from ..deployment.federation import papers_of, settings_of
 
+    papers, settings = papers_of(folder), settings_of(folder)
     asks, content = request_in(request)
-    means = MEANS[standing(folder, asks)]
-    if accept:
-        check_typed(asks, accept)
-        facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
-        note(folder, "accept", facts)
-        accept_request(folder, asks, content, days)
+    if fingerprint:
+        check_typed(asks, fingerprint)
+    asked = not fingerprint and sys.stdin.isatty()
     rows = {
         "site": asks.site,
         "hospital": asks.hospital,
         "contact": asks.contact,
-        "fingerprint": in_groups(asks.fingerprint()),
-        "": means if not accept else f"accepted until {valid_until(folder / 'sites' / asks.site)}",
+        # Where a person types it, it must come from the hospital, not from this screen.
+        "fingerprint": "" if asked else in_groups(asks.fingerprint()),
+        "": MEANS[standing(papers, asks)],
     }
     for name, value in rows.items():
         # The last one is ours.
         width = console.width if name else len(value) + 20
-        console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
-    if not accept:
+        if value:
+            console.print(for_rows(f"{name:<13}", value, width), soft_wrap=True, markup=False)
+    if asked:
+        fingerprint = typer.prompt("Call the hospital. What fingerprint does it read out")
+        check_typed(asks, fingerprint)
+    if not fingerprint:
+        console.print("nothing has changed; call the hospital, and give --fingerprint")
+        return
+    facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
+    note(papers, "accept", facts)
+    accept_request(papers, asks, content, days)
+    console.print(f"accepted until {valid_until(papers / 'sites' / asks.site)}")
+    if address := coordinator or settings.get("COORDINATOR", ""):
+        show_kit(papers, asks.site, address, settings.get("IMAGE") or "fedsurrogate", out)
+    try:
+        connect(control, seconds=5)
+    except OSError:
         console.print(
-            "call the hospital; if it reads out the same fingerprint: coordinator sites enrol "
-            f"{folder} {request} --accept FINGERPRINT --coordinator HOST:PORT",
+            f"no SuperLink answers at {control}; let it in when it runs: coordinator sites register {papers}",
             soft_wrap=True,
         )
-        return
-    if coordinator:
-        show_kit(folder, asks.site, coordinator, image, out)
-    console.print(f"let it in: coordinator sites register {folder}", soft_wrap=True)
+    else:
+        register(papers, control, root_certificates)
 
 
 def audit_log(

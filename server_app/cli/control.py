@@ -18,6 +18,8 @@ from .options import MetricsAsJson, RunSettings, complete_runs
 from .proposals import ProposalFile, check_run_signed, keys_of, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..control_api import KnownSite
 
 
@@ -36,23 +38,38 @@ Control = Annotated[
         callback=_usual_control,
     ),
 ]
+
+
+def _authority_here(file: Path | None) -> Path | None:
+    from ..deployment.federation import papers_here
+
+    return file or ((papers := papers_here()) and papers / "ca.crt")
+
+
 Authority = Annotated[
     Path | None,
     typer.Option(
-        help="ca.crt, if the SuperLink uses TLS.", envvar="FEDSURROGATE_ROOT_CERTIFICATES"
+        help="ca.crt, if the SuperLink uses TLS; in the folder of `coordinator init` its own.",
+        envvar="FEDSURROGATE_ROOT_CERTIFICATES",
+        callback=_authority_here,
     ),
 ]
 
 
+# Events that say whether a site could take part; the last one of a site counts.
+CHECKED = ("invited", "introduced", "rejected", "dropped", "absent")
+
+
 def superlink(context: typer.Context) -> None:
     """Start Flower's SuperLink so that many sites can reply at once. Takes the arguments of
-    flower-superlink.
+    flower-superlink; in the folder of `coordinator init` it needs none.
 
     Example: coordinator superlink --insecure --database superlink.db
     """
+    from ..deployment.federation import superlink_here
     from ..deployment.superlink import serve
 
-    serve(context.args)
+    serve(context.args or superlink_here())
 
 
 def app(
@@ -183,16 +200,26 @@ def _check_keys_allowed(
 def run(
     run_config: RunSettings = None,
     proposal: ProposalFile = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Only show which sites could take part, and why others could not."
+        ),
+    ] = False,
     control: Control = "",
     root_certificates: Authority = None,
     as_json: MetricsAsJson = False,
 ) -> None:
     """Run a federation with the connected sites, and watch it. Exits with 0 only when it finished.
 
+    With --check every connected site says who it is, and whether policy and budget allow the run;
+    nothing is charged. Exits with 0 only if all could take part.
+
     With --proposal the settings are those that people have signed; others may be added only if they
     change nothing of what sites release. Ctrl-C stops the run. If the terminal is lost, the run
     continues, and `coordinator watch` watches it again.
     """
+    from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
     from fedsurrogate.common.privacy.accounting import budget_remarks
@@ -209,15 +236,18 @@ def run(
     overrides = {**proposed, **given}
     if proposed:
         overrides["approval"] = proposed["approval"]
+    if check:
+        overrides["check-only"] = True
     config = parse_run(overrides)
     check_connection(control, root_certificates)
     overrides = with_map_digest(overrides) if is_loopback(control) else overrides
     check_run_signed(overrides, root_certificates)
     check_submission(config, control)
     output = Path(config.settings.output_dir).expanduser().absolute()
-    output_console, progress = stderr_console(), Progress()
+    output_console, progress, events = stderr_console(), Progress(), list[dict[str, Any]]()
 
     def show(event: dict[str, Any]) -> None:
+        events.append(event)
         output_console.print(progress.line(event), soft_wrap=True)
 
     budget = budget_remarks(config.settings.epsilon, config.settings.delta)
@@ -226,6 +256,10 @@ def run(
     try:
         with interruptible():
             folder = start(settings, output, control, root_certificates, show)
+    except RunError as error:
+        if not check:
+            raise
+        _show_check(events, str(error))
     except Interrupted as stop:
         if stop.terminal_is_lost:
             # Nothing is printed: there is no terminal.
@@ -234,7 +268,36 @@ def run(
         for line in goodbye(stop, ["coordinator", "run", *at], settings):
             output_console.print(line, soft_wrap=True)
         raise typer.Exit(stop.exit_code) from None
+    if check:
+        _show_check(events)
+        return
     show_result(folder, output, as_json, root_certificates is not None)
+
+
+def _show_check(events: Sequence[dict[str, Any]], problem: str = "") -> None:
+    """Show which sites could take part; exit with 1 if one could not."""
+    from rich.table import Column, Table
+
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] in CHECKED and "site" in event:
+            found.setdefault(event["site"], {}).update(event)
+    table = Table(
+        "site", "version", Column("backbone", overflow="fold"), "classes",
+        Column("could take part", overflow="fold"),
+    )  # fmt: skip
+    for site, facts in sorted(found.items()):
+        backbone = f"{facts['fingerprint']}, {facts['dimension']}" if "dimension" in facts else ""
+        classes = str(facts.get("classes") or "")
+        why = facts.get("reason") or (
+            "yes" if facts["event"] == "introduced" else "it did not reply"
+        )
+        table.add_row(site, facts.get("version", ""), backbone, classes, why)
+    console.print(table)
+    if problem:
+        console.print(problem, soft_wrap=True)
+    if problem or any(facts["event"] != "introduced" for facts in found.values()):
+        raise typer.Exit(1)
 
 
 def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool) -> None:
@@ -438,7 +501,7 @@ def sites(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="The folder that `coordinator sites certs` has made, for the names of the keys."
+            help="The folder of certificates and keys, for their names; in the folder of `coordinator init` its own."
         ),
     ] = None,
     output: Output = Path("runs"),
@@ -456,9 +519,11 @@ def sites(
     from rich.table import Column, Table
 
     from ..control_api import NEWEST, known_sites
+    from ..deployment.federation import papers_here
     from ..lifecycle.ends import complete_killed
     from ..runs.reader import run_folders
 
+    folder = folder or papers_here()
     complete_killed(*run_folders(output)[:NEWEST])
     rows = known_sites(folder, output, control, root_certificates)
     if as_json:

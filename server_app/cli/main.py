@@ -23,7 +23,7 @@ from fedsurrogate.common.command_line import (
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.extras import install_command
 
-from .certs import audit_log, certs, enrol, kit
+from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
 from .control import register, run, runs, sites, stop, superlink, unregister, watch
 from .model import evaluate, export, survey
@@ -385,7 +385,7 @@ def _measured(measures: dict[str, Any], title: str) -> Table:
 
 
 for command in (
-    simulate, sweep, plan, settings, run, watch, runs, stop, report, refit, evaluate, survey, export, log,
+    simulate, sweep, plan, settings, init, run, watch, runs, stop, report, refit, evaluate, survey, export, log,
     sample_data,
 ):  # fmt: skip
     app.command()(command)
@@ -400,7 +400,7 @@ for name, text, members in (
         "sites",
         "Certificates, keys and kits of sites, and who is connected.",
         {
-            "list": sites, "certs": certs, "kit": kit, "enrol": enrol, "register": register,
+            "list": sites, "accept": accept, "certs": certs, "kit": kit, "register": register,
             "unregister": unregister, "key": show_key,
         },
     ),

@@ -93,7 +93,7 @@ def check_typed(asks: Enrolment, typed: str) -> None:
     """
     if not is_fingerprint(typed, asks.fingerprint()):
         raise ConfigError(
-            f"--accept {typed[:80]!r}: not the {COMPARED} digits of the key in this request; if the "
+            f"fingerprint {typed[:80]!r}: not the {COMPARED} digits of the key in this request; if the "
             "hospital has read out these, the request was changed on its way"
         )
 

@@ -23,12 +23,16 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PAPERS = ("ca.crt", "site.pub")
 SITE_KEY, CERTIFICATE = "site.key", "site.crt"
 # File names in the kit, and their sources in the folder deploy/.
-TEMPLATES = {
+SOURCES = {
     "compose.yml": "compose.hospital.yml",
     "compose.gpu.yml": "compose.gpu.yml",
+    "site.sbatch": "cluster/site.sbatch",
     "policy/policy.toml": "kit/policy.toml",
+    ".env": "kit/site.env",
     "README.md": "kit/README.md",
 }
+# Those that a federation may change before it packs kits: in its folder, next to the certificates.
+TEMPLATES = {f"kit/{name}": f"kit/{name}" for name in ("policy.toml", "site.env")}
 # If these are missing, Docker makes them, and root owns them.
 FOLDERS = ("state", "witness", "cache", "runtime", "data", "weights", "held-out")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
@@ -89,10 +93,14 @@ def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator
         yield f"papers/{name}", _content(folder / name, make)
     papers = folder.parents[1]
     yield f"papers/{PUBLIC}", _content(papers / PUBLIC, f"coordinator sites key {papers} makes it")
-    for name, source in TEMPLATES.items():
-        content = _content(DEPLOY / source, "use a checkout or the image, which have it")
-        yield name, content.replace(b"{coordinator}", coordinator.encode())
-    yield ".env", _settings(site, coordinator, image).encode()
+    facts = {"{site}": site, "{coordinator}": coordinator, "{image}": image}
+    for name, source in SOURCES.items():
+        own = papers.parent / source
+        file = own if source in TEMPLATES and own.is_file() else DEPLOY / source
+        content = _content(file, "use a checkout or the image, which have it").decode()
+        for mark, fact in facts.items():
+            content = content.replace(mark, fact)
+        yield name, content.encode()
 
 
 def _content(file: Path, remedy: str) -> bytes:
@@ -100,43 +108,6 @@ def _content(file: Path, remedy: str) -> bytes:
         return file.read_bytes()
     except OSError:
         raise ConfigError(f"{file} is missing; {remedy}") from None
-
-
-def _settings(site: str, coordinator: str, image: str) -> str:
-    return f"""\
-# Settings of this site; compose reads them. Write values without quotes.
-SITE={site}
-COORDINATOR={coordinator}
-IMAGE={image}
-
-# The folder of this site's data, and its kind: imagefolder, dicom, parquet, safetensors or slides. For a test without data:
-# DATA_KIND=digits; for a test with three hospitals also NUM_PARTITIONS=3 and PARTITION_ID=0, 1 or 2.
-DATA=./data
-DATA_KIND=imagefolder
-# Data set in this folder, and its columns, if it has any. With PATIENT_COLUMN, privacy protects patients, not single images.
-DATASET=
-LABEL_COLUMN=label
-PATIENT_COLUMN=
-# Weights of a backbone, such as /weights/vit_b_32.safetensors for the file vit_b_32.safetensors in the folder weights.
-WEIGHTS=
-# Labelled records that no run trains on, for `coordinator evaluate`: /held-out for the folder held-out, or /data if the
-# files of the data name a test split. HELD_OUT_DIR=FOLDER puts them elsewhere. Empty: this site takes part in no evaluation.
-HELD_OUT=
-# Public keys of other sites, for sealed chains, such as /state/peers.toml for the file peers.toml in the folder state.
-PEERS=
-# The witness detects that the folder state was lost or restored. Put it on another disk, and never in the backup of state.
-WITNESS=./witness
-# The proxy through which this machine reaches the coordinator, if it needs one: http://HOST:PORT or http://USER:PASSWORD@HOST:PORT
-PROXY=
-# auto, cpu or cuda. For a GPU also: COMPOSE_FILE=compose.yml:compose.gpu.yml
-DEVICE=auto
-# The most memory of a container.
-MEMORY=16g
-# json: the log as lines of JSON on stdout, for a collector.
-LOG_FORMAT=text
-
-# The user that runs the site: echo "RUN_AS=$(id -u):$(id -g)" >> .env
-"""
 
 
 def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:

@@ -133,8 +133,16 @@ class Federation(FlowerStrategy):
             except SurrogateError as error:
                 self._reject(node, str(error))
                 continue
-            site.simulated = introduced[node].simulated
-            self.recorder.event("introduced", site=site.name, version=site.version)
+            own = introduced[node]
+            site.simulated = own.simulated
+            self.recorder.event(
+                "introduced",
+                site=site.name,
+                version=site.version,
+                fingerprint=shown(own.fingerprint),
+                dimension=own.dimension,
+                classes=len(own.classes),
+            )
         group, misfits = settle(
             introduced,
             self.config.settings.classes,

@@ -5,11 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from fedsurrogate.client_app.kit import read_kit
+from fedsurrogate.client_app.node_config import parse_node_config
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.deploy.test_compose import DEPLOY, settings_of_a_kit
 from tests.e2e.processes import until
@@ -33,7 +38,7 @@ def kit(tmp_path: Path) -> Path:
     settings_of_a_kit(tmp_path)
     kit = (tmp_path / "north").rename(tmp_path / "the kit")
     (kit / ".env").write_text(
-        (kit / ".env").read_text().replace("DATA=./data", "DATA=./own data").replace("DEVICE=auto", "DEVICE=cpu")
+        (kit / ".env").read_text().replace("DATA=\n", "DATA=./own data\nDEVICE=cpu\n")
     )  # fmt: skip
     (kit / "data").rename(kit / "own data")
     for name in ("no", "yes"):
@@ -97,7 +102,10 @@ def test_what_is_missing_is_named(kit: Path, lacking: str) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     done = job(kit, "ledger", "show")
     assert done.returncode == 1
-    assert f"site.sbatch: {kit if lacking == '.env' else 'DATA=./own data'}" in done.stderr
+    named = (
+        f"site.sbatch: {kit}" if lacking == ".env" else f"{kit}/.env: DATA=./own data is no folder"
+    )
+    assert named in done.stderr
 
 
 @pytest.mark.slow
@@ -110,6 +118,7 @@ def test_the_end_of_its_time_ends_the_site(kit: Path) -> None:
             ["bash", str(JOB)], cwd=kit, env=environment(kit), stdout=output, stderr=output
         )
     until(lambda: "waiting" in log.read_text() or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
     process.send_signal(signal.SIGTERM)
     process.wait(120)
     assert "Traceback" not in log.read_text()
@@ -139,7 +148,7 @@ COMMAND = 'touch "$PWD/ran"'
 def test_nothing_of_the_settings_runs_or_becomes_another_setting(
     kit: Path, line: str, end: str
 ) -> None:
-    """The coordinator made the file; a subscript of a name was evaluated."""
+    """The coordinator made the file; a subscript of a name was evaluated by a shell."""
     (kit / ".env").write_text((kit / ".env").read_text() + line + end)
     (commands := kit.parent / "bin").mkdir()
     (commands / "site").write_text("#!/bin/sh\nenv > seen\n")
@@ -154,5 +163,8 @@ def test_nothing_of_the_settings_runs_or_becomes_another_setting(
     assert not {"LD_PRELOAD", "BASH_ENV", "PYTHONPATH"} & {
         each.partition("=")[0] for each in seen.split("\n")
     }
-    assert 'policy="own' not in seen
-    assert "\nFEDSURROGATE_NODE_CONFIG=policy=no" not in seen
+    assert f"\nFEDSURROGATE_NODE_CONFIG={kit}\n" in seen
+    with suppress(ConfigError):
+        node = parse_node_config(parse_overrides([read_kit(kit).node_config()]))
+        assert node.policy == str(kit / "policy" / "policy.toml")
+    assert not (kit / "ran").exists()

@@ -26,6 +26,7 @@ import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 from deploy import lock
 from fedsurrogate.client_app.diagnostics.site_checks import is_isolated, is_supernode
+from fedsurrogate.client_app.kit import KNOWN, read_kit
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import coordinator_key
 from fedsurrogate.client_app.processes.own_account import SETTINGS
@@ -342,15 +343,43 @@ def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path
     assert (node.state, node.witness) == (Path("/state"), Path("/witness"))
 
 
-def test_a_kit_sets_what_the_compose_file_asks_for_and_nothing_else(tmp_path: Path) -> None:
+def test_compose_and_site_join_know_the_same_settings_of_a_kit(tmp_path: Path) -> None:
     settings = settings_of_a_kit(tmp_path)
-    asked = {
-        name for name, _, _ in VARIABLE.findall((tmp_path / "north" / "compose.yml").read_text())
-    }
-    reported = set(re.findall(r"\b([A-Z_]{4,})=", (tmp_path / "north" / ".env").read_text()))
-    assert set(settings) <= asked
-    # Except the last, which compose itself reads.
-    assert asked - {"WEIGHTS_DIR"} == reported - {"COMPOSE_FILE"}
+    text = (tmp_path / "north" / "compose.yml").read_text()
+    asked = {name for name, _, _ in VARIABLE.findall(text)}
+    assert set(settings) <= asked <= KNOWN
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"WEIGHTS": "/weights/v.safetensors", "WEIGHTS_DIR": "{home}/w"},
+        {"HELD_OUT": "/held-out", "HELD_OUT_DIR": "{home}/h"},
+        {"HELD_OUT": "/data", "PEERS": "/state/peers.toml"},
+        {"DATASET": "a,b", "LABEL_COLUMN": "class", "PATIENT_COLUMN": "who", "DEVICE": "cpu"},
+        {"PARTITION_ID": "1", "NUM_PARTITIONS": "3", "WITNESS": "{home}/other"},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_a_kit_is_the_same_site_in_containers_and_as_a_process(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    """Up to where folders are: containers see them at the places that their volumes name."""
+    own = {name: value.format(home=tmp_path) for name, value in more.items()}
+    settings = settings_of_a_kit(tmp_path) | {"DATA": "./data"} | own
+    kit = tmp_path / "north"
+    (kit / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    text = interpolated(kit / "compose.yml", settings)
+    app = yaml.safe_load(text)["services"]["app"]
+    shown = parse_overrides([settings_of(app)])
+    here = parse_overrides([read_kit(kit).node_config()])
+    places = {place.removesuffix(":ro"): kit / folder for folder, place in volumes(app).items()}
+    for name in ("data-dir", "weights-path", "held-out-dir", "peers", "policy", "coordinator-key",
+                 "state-dir", "witness-dir", "cache-dir"):  # fmt: skip
+        if place := str(shown.get(name, "")):
+            inside = max((each for each in places if place.startswith(each)), key=len)
+            shown[name] = str(places[inside]) + place.removeprefix(inside)
+    assert parse_node_config(shown) == parse_node_config(here)
 
 
 def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) -> None:

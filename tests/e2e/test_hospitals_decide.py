@@ -42,7 +42,7 @@ def enrol(home: Path, name: str) -> None:
     assert said, done.stderr
     request = str(home / "kits" / name / f"{name}.csr")
     ok(
-        *("sites", "enrol", "papers", request, "--accept", said.group(1)),
+        *("sites", "accept", request, "--folder", "papers", "--fingerprint", said.group(1)),
         *("--coordinator", "127.0.0.1:9092", "--out", f"{name}.tar.gz"),
         cwd=home,
     )

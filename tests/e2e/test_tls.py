@@ -86,11 +86,9 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     asked = site_command("enrol", "west", *words).stdout
     fingerprint = asked.partition("fingerprint ")[2].splitlines()[0]
     request = str(own.parent / "west.csr")
-    done = coordinator(
-        "sites", "enrol", str(papers), request, "--accept", fingerprint, cwd=running.home
-    )
+    words = ["sites", "accept", request, "--folder", str(papers), "--fingerprint", fingerprint]
+    done = coordinator(*words, *running.control, cwd=running.home)
     assert done.returncode == 0, done.stderr
-    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
     assert "registered west" in done.stdout
     link = ["--root-certificates", f"{papers}/ca.crt"]
     link += ["--auth-supernode-private-key", f"{own}/site.key"]

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from PIL import Image
 
 from fedsurrogate.client_app.diagnostics.site_checks import check_isolation
+from fedsurrogate.server_app.deployment.federation import make_federation, superlink_here
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
@@ -312,12 +314,25 @@ def _works(process: psutil.Process) -> bool:
         return False
 
 
-def test_the_documentation_shows_both_ways_to_deploy_and_no_third() -> None:
+def test_the_documentation_shows_both_ways_to_deploy_and_no_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     localhost, secured = map(deployment_commands, (ONE_MACHINE, BETWEEN_MACHINES))
     for page in set(documents.PAGES) - {ONE_MACHINE, BETWEEN_MACHINES}:
-        assert not any(
-            line.startswith(SUPERLINK) for block in documents.commands(page) for line in block
-        ), page
+        found = [
+            line.partition(" #")[0].strip()
+            for block in documents.commands(page)
+            for line in block
+            if line.startswith(SUPERLINK)
+        ]
+        assert found in ([], [SUPERLINK]), page
+    # In the folder of a federation that command without arguments is the second way.
+    make_federation(tmp_path, ("fl.example.org",), 9092)
+    monkeypatch.chdir(tmp_path)
+    options = {word for line in secured if line.startswith(SUPERLINK) for word in line.split()}
+    assert {word for word in superlink_here() if word.startswith("--")} == {
+        word for word in options if word.startswith("--")
+    }
     for block in (localhost, secured):
         assert any(line.startswith(HOSPITAL) for line in block)
     assert any(line.startswith(RUN) for line in localhost)

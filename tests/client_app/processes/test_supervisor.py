@@ -327,6 +327,7 @@ def test_flags_that_cannot_work_are_refused_before_any_process_starts(
     node = f'data="digits" state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
     with pytest.raises(ConfigError, match=named):
         command(
+            None,
             [node],
             value("--superlink", "127.0.0.1:9092"),
             Path(authority) if authority else None,

@@ -55,7 +55,9 @@ class Commands:
 
     def accepted(self, request: str, fingerprint: str, *more: str) -> int:
         """The exit code of accepting a request."""
-        return self.coordinator("sites", "enrol", "fed", request, "--accept", fingerprint, *more)
+        return self.coordinator(
+            "sites", "accept", request, "--folder", "fed", "--fingerprint", fingerprint, *more
+        )
 
     def printed(self) -> str:
         """What was printed since it was last asked."""
@@ -117,7 +119,7 @@ def test_without_the_fingerprint_nothing_changes(
         assert commands.accepted("north/north.csr", wrong) == 1
         assert fingerprint not in commands.printed()
     else:
-        assert commands.coordinator("sites", "enrol", "fed", "north/north.csr") == 0
+        assert commands.coordinator("sites", "accept", "north/north.csr", "--folder", "fed") == 0
         assert fingerprint in commands.printed()
     assert listed(folder) == before
     assert not (folder / "sites" / "north").exists()
@@ -128,7 +130,7 @@ def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Comma
     commands.accepted("north/north.csr", fingerprint, "--days", "20")
     first = listed(folder)["north"]
     assert commands.asked("north") == fingerprint
-    commands.coordinator("sites", "enrol", "fed", "north/north.csr")
+    commands.coordinator("sites", "accept", "north/north.csr", "--folder", "fed")
     assert "its certificate is made anew" in commands.printed()
     assert commands.accepted("north/north.csr", fingerprint, "--days", "300") == 0
     assert first is not None
@@ -138,7 +140,7 @@ def test_a_renewal_keeps_the_key_and_moves_the_end(folder: Path, commands: Comma
 def test_another_key_for_a_known_name_is_shown_as_such(folder: Path, commands: Commands) -> None:
     """Who asks for the name of a hospital that is in: only its fingerprint, read out, lets him."""
     fingerprint = commands.asked("east")
-    commands.coordinator("sites", "enrol", "fed", "east/east.csr")
+    commands.coordinator("sites", "accept", "east/east.csr", "--folder", "fed")
     assert "ANOTHER KEY" in commands.printed()
     assert (folder / "sites" / "east" / "site.key").exists()
     commands.accepted("east/east.csr", fingerprint)

@@ -1,0 +1,97 @@
+"""The folder of a federation at the coordinator: certificates and keys, what hospitals get, settings,
+and the compose file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.files import create_file
+
+from .certificates import PUBLIC, issue
+from .kit import ADDRESS, DEPLOY, TEMPLATES
+
+PAPERS, SETTINGS, FLEET_PORT = "papers", ".env", 9092
+# Docker would make those that are missing, and root would own them.
+FOLDERS = ("state", "app", "runs", "registered", "runtime", "control")
+ENV = """\
+# Settings of this federation, for `coordinator` and for compose.
+# Where hospitals reach this machine, and the port on which it listens.
+COORDINATOR={address}
+FLEET_PORT={port}
+# The image, and the user of its containers; never 0.
+IMAGE=fedsurrogate
+RUN_AS={user}
+"""
+
+
+def make_federation(folder: Path, hosts: Sequence[str], port: int) -> list[Path]:
+    """Make the folder of a federation. What is there stays as it is.
+
+    Args:
+        folder: to make.
+        hosts: names and addresses of this machine, as hospitals reach it; the first goes into kits.
+        port: on which the SuperLink listens.
+
+    Returns:
+        The files that are new, without certificates and keys.
+
+    Raises:
+        ConfigError: no host is named, or a file cannot be written.
+    """
+    address = f"[{hosts[0]}]:{port}" if ":" in hosts[0] else f"{hosts[0]}:{port}"
+    settings = ENV.format(address=address, port=port, user=f"{os.getuid()}:{os.getgid()}")
+    files = {SETTINGS: settings.encode()}
+    for name, source in {"compose.yml": "compose.coordinator.yml", **TEMPLATES}.items():
+        files[name] = (DEPLOY / source).read_bytes()
+    issue(folder / PAPERS, hosts, ())
+    for name in FOLDERS:
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    return [
+        folder / name
+        for name, content in files.items()
+        if create_file(folder / name, content, mode=PUBLIC)
+    ]
+
+
+def papers_of(folder: Path) -> Path:
+    """The certificates and keys of a federation, from its folder or their own."""
+    return folder / PAPERS if (folder / PAPERS / "ca.crt").is_file() else folder
+
+
+def settings_of(folder: Path) -> dict[str, str]:
+    """The settings of the federation in a folder; empty if there is none.
+
+    Raises:
+        ConfigError: a setting is no address or port.
+    """
+    file = folder / SETTINGS
+    if not (folder / PAPERS / "ca.crt").is_file() or not file.is_file():
+        return {}
+    lines = (line.partition("=") for line in file.read_text().splitlines() if line[:1] != "#")
+    values = {name.strip(): value.strip() for name, equals, value in lines if equals}
+    if not ADDRESS.fullmatch(values.get("COORDINATOR", "")):
+        raise ConfigError(f"{file}: COORDINATOR must be host:port, as hospitals reach this machine")
+    return values
+
+
+def papers_here() -> Path | None:
+    """The certificates and keys, if a command is typed in the folder of a federation."""
+    return Path(PAPERS).absolute() if settings_of(Path()) else None
+
+
+def superlink_here() -> list[str]:
+    """Arguments of `coordinator superlink` in the folder of a federation; none elsewhere."""
+    if not (settings := settings_of(Path())):
+        return []
+    papers = Path(PAPERS).absolute()
+    return [
+        *("--enable-supernode-auth", "--database", str(Path("state", "superlink.db").absolute())),
+        *("--fleet-api-address", f"0.0.0.0:{settings.get('FLEET_PORT') or FLEET_PORT}"),
+        *("--ssl-ca-certfile", str(papers / "ca.crt")),
+        *("--ssl-certfile", str(papers / "server.crt")),
+        *("--ssl-keyfile", str(papers / "server.key")),
+    ]

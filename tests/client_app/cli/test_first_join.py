@@ -1,0 +1,106 @@
+"""`site join` with a kit: what it asks, what it writes, and what it never does by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+
+from fedsurrogate.client_app.cli.first_join import prepare
+from fedsurrogate.client_app.kit import read_kit
+from fedsurrogate.common.errors import ConfigError, LedgerError
+from tests.commands import site
+from tests.deploy.test_compose import settings_of_a_kit
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A kit that was unpacked, with two images in its folder of data."""
+    settings_of_a_kit(tmp_path)
+    for name in ("no", "yes"):
+        (tmp_path / "north" / "data" / name).mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / "north" / "data" / name / "1.png")
+    return tmp_path / "north"
+
+
+def edit(kit: Path, old: str, new: str) -> None:
+    text = (kit / ".env").read_text()
+    assert old in text
+    (kit / ".env").write_text(text.replace(old, new))
+
+
+def test_without_a_terminal_what_is_missing_is_named_and_nothing_is_asked(kit: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.env: DATA is empty; set it there"):
+        prepare(kit, yes=True)
+    edit(kit, "DATA=\n", "DATA=./nowhere\n")
+    with pytest.raises(ConfigError, match=r"DATA=\./nowhere is no folder on this machine"):
+        prepare(kit, yes=True)
+
+
+@pytest.mark.slow
+def test_only_a_person_or_yes_opens_a_ledger_and_a_lost_one_is_not_begun_anew(kit: Path) -> None:
+    """A service that starts again has neither: it must not begin a new budget."""
+    edit(kit, "DATA=\n", "DATA=./data\n")
+    with pytest.raises(LedgerError, match="was never opened"):
+        prepare(kit, yes=False)
+    prepare(kit, yes=True)
+    assert list((kit / "state" / "ledgers").glob("*.jsonl"))
+    prepare(kit, yes=False)
+    shutil.rmtree(kit / "state" / "ledgers")
+    for yes in (False, True):
+        # The doctor fails, because the witness knows more.
+        with pytest.raises(typer.Exit):
+            prepare(kit, yes)
+    assert not list((kit / "state").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "line", ["NOT_A_SETTING=1", "POLICY=/other.toml", "BACKBONE=python:a:b", "x"]
+)
+def test_a_line_that_is_no_setting_of_a_kit_is_named(kit: Path, line: str) -> None:
+    edit(kit, "WEIGHTS=\n", f"WEIGHTS=\n{line}\n")
+    with pytest.raises(ConfigError, match=f"{line.partition('=')[0]}.*is no setting; there are"):
+        read_kit(kit)
+
+
+def test_a_folder_without_a_kit_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name the folder into which the site's kit was unpacked"):
+        read_kit(tmp_path)
+
+
+def test_a_kit_excludes_the_options_that_it_replaces(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert site(monkeypatch, "join", kit, "--superlink", "fl.example.org:9092") == 1
+    assert "leave the other options out" in capsys.readouterr().err
+    assert site(monkeypatch, "join") == 1
+    assert "site join north/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["north", "a b", 'a"b', "50%", "$HOME"])
+def test_the_service_joins_with_this_kit(
+    kit: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd reads the folder as it is, and the service opens no ledger."""
+    from fedsurrogate.client_app.cli.first_join import installed
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(kit.parent / "config"))
+    moved = read_kit(kit.rename(kit.parent / name))
+    lines = installed(moved)
+    unit = kit.parent / "config/systemd/user/fedsurrogate-north.service"
+    assert str(unit) in lines[0]
+    (command,) = (line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
+    words = command.replace("%%", "%").replace("$$", "$").replace('\\"', "\0")
+    assert words.split('"')[-2].replace("\0", '"') == str(moved.folder)
+    assert "--yes" not in command
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "--user", "verify", str(unit)],
+            capture_output=True, text=True, check=False, env=os.environ | {"XDG_RUNTIME_DIR": str(kit.parent)},
+        )  # fmt: skip
+        assert "fedsurrogate" not in done.stderr, done.stderr
