@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.data_report import DATA, reports_from
 from fedsurrogate.common.errors import (
     PUBLIC_SENTENCES,
