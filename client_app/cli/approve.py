@@ -185,8 +185,8 @@ def policy(
         shown = Text(_shown(value), style="" if value == default else "bold")
         table.add_row(name.replace("_", "-"), shown, _shown(default), field.description or "")
     console.print(table)
-    if policy.irrevocable:
-        console.print(f"cannot be taken back: {policy.irrevocable}", style="yellow", soft_wrap=True)
+    if found.irrevocable:
+        console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
     if file:
         console.print(f"{file} is fine", style="green", soft_wrap=True)
     else:

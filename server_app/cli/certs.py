@@ -179,10 +179,10 @@ def init(
         int, typer.Option(min=1, max=65535, help="The only port that sites reach.")
     ] = 9092,
 ) -> None:
-    """Make the folder of a federation: certificates and keys, policy and settings that hospitals
-    get, settings and compose file of this machine.
+    """Make the folder of a federation: certificates and settings.
 
-    What is there stays as it is. In this folder, `coordinator superlink`, `sites accept` and `run` need no
+    It holds certificates and keys, the policy and settings that hospitals get, and settings and compose
+    file of this machine. What is there stays as it is. In this folder, `coordinator superlink`, `sites accept` and `run` need no
     address and no certificate.
 
     Example: coordinator init federation/ --host fl.example.org

@@ -442,7 +442,7 @@ def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_t
     new = examined(hospital.model_copy(update={"data_dir": f"{hospital.data_dir}/"}))
     assert new["ledger"].state == "PASS", "the same folder, however it is written"
     new = examined(hospital.model_copy(update={"data": "dicom"}))
-    assert (new["ledger"].state, "site ledger --open" in new["ledger"].remedy) == ("FAIL", True)
+    assert (new["ledger"].state, "site ledger open" in new["ledger"].remedy) == ("FAIL", True)
     shutil.rmtree(hospital.witness)
     for folder in (hospital.witness, hospital.state):
         shutil.rmtree(folder, ignore_errors=True)
