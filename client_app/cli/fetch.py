@@ -43,7 +43,8 @@ def fetch(
 ) -> None:
     """Copy studies from the PACS into the folder of the site's data.
 
-    They come through DICOMweb, and nothing leaves. An interrupted command goes on where it stopped when it is given again. Needs the extra pacs.
+    They come through DICOMweb, and nothing leaves. An interrupted command goes on where it stopped when it
+    is given again. Needs the extra pacs.
 
     Example: site fetch --dicomweb https://pacs/dicom-web --query 'Modality=CR
     StudyDate=20240101-20241231' --labels labels.csv --out /data/chest

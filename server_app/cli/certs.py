@@ -182,8 +182,8 @@ def init(
     """Make the folder of a federation: certificates and settings.
 
     It holds certificates and keys, the policy and settings that hospitals get, and settings and compose
-    file of this machine. What is there stays as it is. In this folder, `coordinator superlink`, `sites accept` and `run` need no
-    address and no certificate.
+    file of this machine. What is there stays as it is. In this folder, `coordinator superlink`, `sites
+    accept` and `run` need no address and no certificate.
 
     Example: coordinator init federation/ --host fl.example.org
     """
