@@ -60,8 +60,9 @@ def ledgers(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    ("method", "private"), [("dpcvae", False), ("dpcvae", True), ("dpcgan", True)]
+)
 def test_a_run_learns_and_the_sites_ledgers_hold_all_of_it(
     tmp_path: Path, method: str, private: bool
 ) -> None:
@@ -135,11 +136,10 @@ def test_bytes_follow_the_formula_and_no_encoder_is_in_any_message(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
 def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
-    tmp_path: Path, method: str
+    tmp_path: Path,
 ) -> None:
-    settings = SMALL | {"method": method, "dpcvae.local-epochs": 1}
+    settings = SMALL | {"method": "dpcgan"}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
     (half,) = interrupted(tmp_path / "half", settings, after=2)
     resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
