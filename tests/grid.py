@@ -181,6 +181,15 @@ def sites(count: int, **config: Scalar) -> list[NodeConfig]:
     return [{"partition-id": index, "num-partitions": count} | extra for index in range(count)]
 
 
+def with_each(faults: Iterable[Fault]) -> InProcessGrid:
+    """Three honest sites, and after them one with each fault, `faulty-0` and so on, which have the
+    records of the second.
+    """
+    honest, each = sites(3), dict(enumerate(faults, 3))
+    faulty = [honest[1] | {"site": f"faulty-{index - 3}"} for index in each]
+    return InProcessGrid([*honest, *faulty], each)
+
+
 def default_run_config() -> dict[str, Scalar]:
     """The run-config of every app without overrides: the defaults of pyproject.toml, flat."""
     return dict(_defaults())

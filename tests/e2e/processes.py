@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -303,9 +304,10 @@ class Federation:
         return status
 
     def stop(self) -> None:
-        """Stop all processes that still run."""
-        for process in (*self.execs, *reversed(self.nodes), self.superlink):
-            stop_process(process.pid)
+        """Stop all processes that still run, those of one kind together."""
+        with ThreadPoolExecutor(1 + len(self.nodes)) as threads:
+            for kind in (self.execs, self.nodes, [self.superlink]):
+                list(threads.map(stop_process, (process.pid for process in kind)))
         # An app whose parents were killed keeps running for a while.
         for orphan in psutil.process_iter():
             with suppress(psutil.Error):

@@ -99,28 +99,22 @@ def result(folder: Path) -> dict[str, Any]:
     return metrics
 
 
-def test_a_run_that_is_streamed_names_its_folder_and_its_report(checkout: Checkout) -> None:
-    run, text = checkout.run(QUICK, "--stream")
+def test_a_bare_run_names_its_folder_in_its_log_and_one_that_cannot_start_says_why(
+    checkout: Checkout,
+) -> None:
+    """The second begins while the first runs, and is streamed."""
+    bare, text = checkout.run(QUICK)
+    assert "Run folder" not in text
+    run, streamed = checkout.run(f"{QUICK} epsilon=-1.0", "--stream")
+    until(lambda: checkout.status(bare).startswith("finished"))
+    text = checkout.type("flwr", "log", bare, "--show")
     folder = checkout.folder_in(text)
     assert folder.parent == checkout.folder / "runs", "where the user looks"
     assert (result(folder)["status"], result(folder)["sites"]["used"]) == ("ok", 2)
     assert str(folder / "report.html") in text
     assert (folder / "report.html").is_file()
-    assert checkout.status(run) == DONE
-
-
-def test_a_bare_run_ends_at_once_and_its_log_names_its_folder(checkout: Checkout) -> None:
-    run, text = checkout.run(QUICK)
-    assert "Run folder" not in text
-    until(lambda: checkout.status(run).startswith("finished"))
-    folder = checkout.folder_in(checkout.type("flwr", "log", run, "--show"))
-    assert result(folder)["status"] == "ok"
-    assert (folder / "report.html").is_file()
-
-
-def test_a_run_that_cannot_start_leaves_a_folder_that_says_why(checkout: Checkout) -> None:
-    run, text = checkout.run(f"{QUICK} epsilon=-1.0", "--stream")
-    folder = checkout.folder_in(text)
+    assert checkout.status(bare) == DONE
+    folder = checkout.folder_in(streamed)
     assert result(folder)["status"] == "failed"
     assert "epsilon" in result(folder)["failure"]
     assert "epsilon" in (folder / "report.html").read_text()

@@ -205,7 +205,7 @@ def test_what_a_site_cannot_read_stays_unread_and_it_goes_on(site: Attacked, nam
     message = UNREAD[name](site)
     site.rogue.send(message)
     site.rogue.idle()
-    time.sleep(2)
+    time.sleep(1)
     assert (len(site.hospital.charges()), len(site.rogue.replies)) == (charged, answered)
     assert site.grown(before) < MOST, site.peaks
     assert site.is_well(), site.log.read_text()[-3000:]
@@ -314,14 +314,14 @@ def test_a_release_is_charged_to_the_run_that_was_announced(site: Attacked) -> N
 
 def test_a_flood_of_requests_stays_within_the_limits(site: Attacked) -> None:
     """Requests beyond the hospital's budget and its limits get a code each; nothing grows."""
-    site.rogue.idle(30)
+    site.rogue.idle(10)
     before, charged = site.memory(), len(site.hospital.charges())
     kept = sum(file.stat().st_size for file in site.hospital.home.rglob("*") if file.is_file())
     answers = site.answers_to(*(site.ask() for _ in range(40)))
     new = len(site.hospital.charges()) - charged
     assert sum(each["status"] == "ok" for each in answers) == new
     assert {each["status"] for each in answers} <= {"ok", "budget", "policy"}
-    site.rogue.idle(30)
+    site.rogue.idle(10)
     assert site.memory() - before < MOST
     after = sum(file.stat().st_size for file in site.hospital.home.rglob("*") if file.is_file())
     assert after - kept < 2 * MIB

@@ -78,11 +78,8 @@ VARIANTS: dict[str, dict[str, Scalar]] = {
     "dp-fedavg, half of the units in a step": {"method": "dp-fedavg", "fedavg.sample-rate": 0.5},
     **{
         f"{method}, {model}": {"method": method, f"{section}.model": model, f"{section}.width": 3}
-        for method, section in (
-            ("dp-fedavg", "fedavg"),
-            ("dp-fedprox", "fedavg"),
-            ("fedlap", "fedlap"),
-        )
+        # The term of dp-fedprox depends on no record.
+        for method, section in (("dp-fedavg", "fedavg"), ("fedlap", "fedlap"))
         for model in ("mlp", "convnet")
     },
     "dpcvae, hidden layers": {"method": "dpcvae", "dpcvae.hidden": 5},
@@ -326,12 +323,20 @@ def test_every_target_of_the_registry_has_a_run() -> None:
     assert counting == set(get_args(CountingSettings.model_fields["kind"].annotation))
 
 
+@pytest.mark.parametrize(
+    "part", [3, pytest.param(1, marks=pytest.mark.faults)], ids=["a third", "all"]
+)
 @pytest.mark.parametrize("name", RUNS)
 def test_no_request_makes_a_unit_move_a_sum_by_more_than_its_bound(
-    name: str, tmp_path_factory: pytest.TempPathFactory
+    name: str, part: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Of the generated requests a third, in the same order; `make faults` tries all."""
+
     @settings(
-        max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=12 // part,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(hostile=scenarios)
     @example(hostile=Hostile())

@@ -43,7 +43,12 @@ from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from fedsurrogate.common.flower.interface import Doorkeeper, Places
+from fedsurrogate.common.flower import v134_fleet
 from fedsurrogate.common.flower.v134_fleet import guard_fleet, limit_fleet
+# Connections close after a tenth of the time, so that a test need not wait for a minute.
+closing = ("grpc.server_handshake_timeout_ms", "grpc.max_connection_idle_ms")
+v134_fleet.LIMITS = tuple(
+    (name, value // 10 if name in closing else value) for name, value in v134_fleet.LIMITS)
 address, database, key, places = sys.argv[1:5]
 guard_fleet(lambda request: "", True)
 limit_fleet(Doorkeeper(eval(places)), True)

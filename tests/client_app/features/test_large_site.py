@@ -50,7 +50,7 @@ from fedsurrogate.common.run import parse_run
 
 data, cache, result = sys.argv[1:]
 node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cache, "features-in-memory-mib": 1})
-run = parse_run({"fedpft.components": 3, "fedpft.covariance": "diag"})
+run = parse_run({"fedpft.components": 2, "fedpft.covariance": "spherical"})
 found = load_site(run, node, policy_of(node).cache_mib)
 assert found.train.folder, found.train.x.shape
 Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)

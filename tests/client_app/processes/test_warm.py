@@ -34,8 +34,8 @@ def task(file, code):
     pathlib.Path(file + ".new").rename(file)
 with owner_only():
     if sys.argv[1:2] == [warm.FLAG]:
-        if os.environ.get("LIGHT"):
-            warm.import_all = lambda: (__import__("numpy"), __import__("torch"))
+        if light := os.environ.get("LIGHT"):
+            warm.import_all = lambda: [__import__(each) for each in light.split()]
         arguments = warm.serve_children(int(sys.argv[2]), int(sys.argv[3]))
         app_process._end_after(lambda: task(*arguments))
     take_arguments(1)
@@ -123,13 +123,13 @@ def started(folder: Path, **variables: str) -> Iterator[Tasks]:
 @pytest.fixture
 def tasks(tmp_path: Path) -> Iterator[Tasks]:
     """With few imports, for a test that ends the process."""
-    yield from started(tmp_path, LIGHT="1")
+    yield from started(tmp_path, LIGHT="numpy")
 
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tasks]:
     """The same for all tests that leave the process as it is."""
-    yield from started(tmp_path_factory.mktemp("light"), LIGHT="1")
+    yield from started(tmp_path_factory.mktemp("light"), LIGHT="numpy torch")
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +339,7 @@ def test_nothing_is_left_when_its_parent_ends(
     begun = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
     works = "from fedsurrogate.client_app.processes.own_account import end_with_parent\nend_with_parent(0)\n"
     code = begun + (works + "time.sleep(2)" if phase == "works" else "time.sleep(600)")
-    environment = os.environ | {"PYTHONPATH": str(APP_FOLDER), "LIGHT": "1"}
+    environment = os.environ | {"PYTHONPATH": str(APP_FOLDER), "LIGHT": "numpy"}
     host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), code], env=environment)
     own = psutil.Process(host.pid)
     if phase == "imports":

@@ -195,7 +195,7 @@ def test_intervals_cover_the_true_value_in_about_95_percent_of_500_draws() -> No
     for seed in range(500):
         normal = np.random.default_rng(10_000 + seed).normal(size=200) + apart * truth
         made = binary_measures(
-            truth, norm.cdf(normal), normal >= 0.5, None, bootstrap_weights(200, None, 400, seed)
+            truth, norm.cdf(normal), normal >= 0.5, None, bootstrap_weights(200, None, 200, seed)
         )
         for key, value in true.items():
             found = interval(made[key].samples, 80)

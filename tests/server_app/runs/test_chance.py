@@ -26,8 +26,15 @@ def records(seed: int, shares: tuple[float, ...], apart: float) -> tuple[np.ndar
     return x, y
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.25, 0.25, 0.25, 0.25)])
-@pytest.mark.parametrize("own", [PRIVATE, PRIVATE | {"secure_sum": True}, {}])
+@pytest.mark.parametrize(
+    ("shares", "own"),
+    [
+        ((0.5, 0.5), PRIVATE),
+        ((0.9, 0.1), PRIVATE),
+        ((0.9, 0.1), PRIVATE | {"secure_sum": True}),
+        ((0.25, 0.25, 0.25, 0.25), {}),
+    ],
+)
 def test_a_model_at_chance_has_no_green_card(
     shares: tuple[float, ...],
     own: dict[str, Any],

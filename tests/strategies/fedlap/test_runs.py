@@ -29,6 +29,7 @@ from tests.grid import (
     metrics_of,
     run_federation,
     sites,
+    with_each,
 )
 
 SMALL: dict[str, Any] = {
@@ -100,7 +101,7 @@ def test_features_go_the_same_way_as_images(tmp_path: Path, model: str) -> None:
 def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
     tmp_path: Path,
 ) -> None:
-    settings = SMALL | {"fedlap.rounds": 3}
+    settings = LITTLE | {"fedlap.rounds": 3}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
     grid = InProcessGrid(sites(2))
     push = grid.push_messages
@@ -128,36 +129,39 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
     assert all(bool((one[name] == other[name]).all()) for name in one)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: replace(s, radius=0.0), "a radius of 0"),
-        (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
-        (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "images of shape (10, 81)"),
-        (lambda s: replace(s, values=torch.cat([s.values, s.values[-1:]]), labels=torch.cat([s.labels, s.labels[-1:]])),
-         "images of shape (11, 256)"),
-        (lambda s: replace(s, header=replace(s.header, classes=(*s.header.classes[:-1], "zebra"))), "unknown class 'zebra'"),
-        (lambda s: replace(s, values=torch.full_like(s.values, 1e9)), "beyond 10000"),
-        (lambda s: replace(s, header=replace(s.header, site="0")), "another site"),
-        (lambda s: replace(s, round=7), "round 7"),
-    ],
-)  # fmt: skip
-def test_what_a_bad_site_sends_is_refused_by_name_and_the_others_go_on(
-    tmp_path: Path, change: Any, message: str
-) -> None:
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {1: tampered(change)}), **LITTLE | {"fedlap.rounds": 1}
-    )
-    metrics = metrics_of(folder)
-    assert metrics["sites"] == {"invited": 3, "used": 2, "rejected": 1, "dropped": 0}
-    (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
-    assert refused["site"] == "1"
-    assert message in refused["reason"]
+CASES: list[tuple[Callable[[Synthetic], Synthetic], str]] = [
+    (lambda s: replace(s, radius=0.0), "a radius of 0"),
+    (lambda s: replace(s, radius=float("nan")), "a radius of nan"),
+    (lambda s: replace(s, values=torch.zeros(len(s.labels), 81)), "images of shape (10, 81)"),
+    (lambda s: replace(s, values=torch.cat([s.values, s.values[-1:]]), labels=torch.cat([s.labels, s.labels[-1:]])),
+     "images of shape (11, 256)"),
+    (lambda s: replace(s, header=replace(s.header, classes=(*s.header.classes[:-1], "zebra"))), "unknown class 'zebra'"),
+    (lambda s: replace(s, values=torch.full_like(s.values, 1e9)), "beyond 10000"),
+    (lambda s: replace(s, header=replace(s.header, site="0")), "another site"),
+    (lambda s: replace(s, round=7), "round 7"),
+]  # fmt: skip
+
+
+def test_what_bad_sites_send_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    grid = with_each(tampered(change) for change, _ in CASES)
+    folder = run_federation(tmp_path, grid, **LITTLE | {"fedlap.rounds": 1, "quorum": 0.1})
+    found = {
+        event["site"]: event["reason"]
+        for event in events_of(folder)
+        if event["event"] == "rejected"
+    }
+    assert found.keys() == {f"faulty-{number}" for number in range(len(CASES))}
+    for number, (_, message) in enumerate(CASES):
+        assert message in found[f"faulty-{number}"]
+    everyone = {"invited": 3 + len(CASES), "used": 3, "rejected": len(CASES), "dropped": 0}
+    assert metrics_of(folder)["sites"] == everyone
 
 
 def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: tampered(lambda s: replace(s, radius=1e-12))})
-    folder = run_federation(tmp_path, grid, **SMALL | {"fedlap.rule": "min"})
+    folder = run_federation(
+        tmp_path, grid, **SMALL | {"fedlap.rule": "min", "fedlap.image-steps": 4}
+    )
     for entry in metrics_of(folder)["rounds"]:
         assert entry["radii"]["1"] == pytest.approx(1e-12)
         assert entry["radius"] == pytest.approx(statistics.median(entry["radii"].values()) / 10)
@@ -179,7 +183,7 @@ def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path
 @pytest.mark.slow
 def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: Path) -> None:
     noise = {"epsilon": 9.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 9}
-    folder = run_federation(tmp_path, sites(2), **SMALL | PRIVATE | noise)
+    folder = run_federation(tmp_path, sites(2), **LITTLE | PRIVATE | noise)
     metrics = metrics_of(folder)
     done = len(metrics["rounds"])
     assert 1 < done < 9
@@ -191,7 +195,7 @@ def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: 
     assert f"allows {done} of 9 rounds" in metrics["stopped"]
     assert "stopped early" in write_report(folder).read_text()
     with pytest.raises(ConfigError, match="one round spends"):
-        run_federation(tmp_path, sites(2), **SMALL | PRIVATE | noise | {"epsilon": 0.5})
+        run_federation(tmp_path, sites(2), **LITTLE | PRIVATE | noise | {"epsilon": 0.5})
 
 
 def test_sites_whose_own_budget_ends_in_the_middle_leave_the_model_of_the_last_round(
@@ -232,7 +236,7 @@ def test_a_word_about_budgets_does_not_end_a_run_that_has_none(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_private_round_that_failed_is_paid_for_when_the_run_goes_on(tmp_path: Path) -> None:
-    settings = SMALL | PRIVATE | {"fedlap.rounds": 3, "deadline": 0.5, "quorum": 1.0}
+    settings = LITTLE | PRIVATE | {"fedlap.rounds": 3, "deadline": 0.5, "quorum": 1.0}
     grid = InProcessGrid(sites(2))
     push = grid.push_messages
 

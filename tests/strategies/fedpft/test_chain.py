@@ -256,9 +256,9 @@ def test_several_samples_a_record_are_worth_it(
                 seed=seed,
                 partition="iid",
             )
-            for seed in range(2)
+            for seed in range(1)
         ]
-        found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs) / 2
+        found[draws] = sum(hops(folder)[-1]["accuracy"] for folder in runs)
     assert found[10] > found[1]
     assert torch.tensor(list(found.values())).min() > 0.8
 

@@ -5,7 +5,6 @@ repeatability.
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +18,7 @@ from tests.grid import (
     FAST,
     Fault,
     InProcessGrid,
+    events_of,
     metrics_of,
     outcome,
     run_federation,
@@ -116,26 +116,33 @@ def _squares(message: pb.Surrogate) -> None:
     message.sums.squares.CopyFrom(message.sums.counts)
 
 
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (_less_noise, "a privacy claim with noise"),
-        (_other_epsilon, "epsilon = 40.0"),
-        (_other_mechanism, "mechanism = theorem-4.1"),
-        (_no_claim, "without a privacy claim"),
-        (_nobody, "unit 'hospital'"),
-        (_classes_swapped, "other classes"),
-        (_long_sums, "a class sum beyond its count"),
-        (_not_finite, "not finite"),
-        (_squares, "noise is claimed for"),
-    ],
-)
-def test_a_release_that_is_not_what_was_promised_is_refused_by_name(
-    tmp_path: Path, edit: Callable[[pb.Surrogate], None], reason: str
-) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(payload=edited(edit))})
-    folder = run_federation(tmp_path, grid, **PRIVATE)
-    assert reason in outcome(folder, "1", "rejected")
+BROKEN: dict[Callable[[pb.Surrogate], None], str] = {
+    _less_noise: "a privacy claim with noise",
+    _other_epsilon: "epsilon = 40.0",
+    _other_mechanism: "mechanism = theorem-4.1",
+    _no_claim: "without a privacy claim",
+    _nobody: "unit 'hospital'",
+    _classes_swapped: "other classes",
+    _long_sums: "a class sum beyond its count",
+    _not_finite: "not finite",
+    _squares: "noise is claimed for",
+}
+
+
+def test_a_release_that_is_not_what_was_promised_is_refused_by_name(tmp_path: Path) -> None:
+    """Each site has records, and so a budget, of its own."""
+    faults = {3 + at: Fault(payload=edited(edit)) for at, edit in enumerate(BROKEN)}
+    grid = InProcessGrid(sites(3 + len(BROKEN)), faults)
+    folder = run_federation(tmp_path, grid, quorum=0.1, **PRIVATE)
+    found = {
+        event["site"]: event["reason"]
+        for event in events_of(folder)
+        if event["event"] == "rejected"
+    }
+    assert len(found) == len(BROKEN)
+    for number, reason in enumerate(BROKEN.values()):
+        assert reason in found[str(3 + number)]
+    assert metrics_of(folder)["sites"]["used"] == 3
 
 
 def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path) -> None:

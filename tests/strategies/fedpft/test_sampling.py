@@ -24,6 +24,8 @@ from fedsurrogate.strategies.fedpft.sampling import Share, learn, sample, stream
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 NAMES = ("cat", "dog", "eel", "fox")
 QUICK = HeadSettings(epochs=5, min_steps=300, learning_rate=0.01)
+# For heads that are compared to the bit, and need not be good.
+FEW = HeadSettings(epochs=1, min_steps=20, learning_rate=0.01)
 
 
 def records(
@@ -90,24 +92,19 @@ def test_separable_classes_are_learned_from_surrogates_alone(family: str) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sixteen_bits_on_both_ways_cost_no_accuracy(family: str) -> None:
+def test_neither_sixteen_bits_on_both_ways_nor_the_scale_of_features_cost_accuracy(
+    family: str,
+) -> None:
     sites = three_sites(family, spread=1.0)
     x, y = records(4000, seed=77, spread=1.0)
-    direct = learn(sites, QUICK, 0)
+    direct = accuracy(learn(sites, QUICK, 0), x, y)
     travelled = unpack_classifier(
         pack_classifier(learn([unpack_surrogate(pack_surrogate(s)) for s in sites], QUICK, 0))
     )
-    assert abs(accuracy(travelled, x, y) - accuracy(direct, x, y)) < 0.005
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_scale_of_features_costs_no_accuracy(family: str) -> None:
-    x, y = records(4000, seed=77, spread=1.0)
-    plain, *scaled = (
-        accuracy(learn(three_sites(family, by, spread=1.0), QUICK, 0), x * by, y)
-        for by in (1.0, 1e-4, 1e4)
-    )
-    assert scaled == pytest.approx([plain, plain], abs=0.005)
+    assert accuracy(travelled, x, y) == pytest.approx(direct, abs=0.005)
+    for by in (1e-4, 1e4):
+        scaled = learn(three_sites(family, by, spread=1.0), QUICK, 0)
+        assert accuracy(scaled, x * by, y) == pytest.approx(direct, abs=0.005)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -167,17 +164,17 @@ def test_chunks_are_even_and_sum_to_the_counts(classes: list[tuple[int, int]], c
 
 def test_learning_again_without_a_site_is_learning_as_if_it_had_never_been() -> None:
     first, second, third = three_sites()
-    before = learn([first, third], QUICK, 3)
-    everyone = learn([first, second, third], QUICK, 3)
-    after = learn([s for s in (first, second, third) if s.header.site != "1"], QUICK, 3)
+    before = learn([first, third], FEW, 3)
+    everyone = learn([first, second, third], FEW, 3)
+    after = learn([s for s in (first, second, third) if s.header.site != "1"], FEW, 3)
     assert same(before, after)
     assert not same(before, everyone)
 
 
 def test_same_seed_gives_the_same_head_and_another_seed_another() -> None:
     sites = three_sites()
-    assert same(learn(sites, QUICK, 0), learn(sites, QUICK, 0))
-    assert not same(learn(sites, QUICK, 0), learn(sites, QUICK, 1))
+    assert same(learn(sites, FEW, 0), learn(sites, FEW, 0))
+    assert not same(learn(sites, FEW, 0), learn(sites, FEW, 1))
 
 
 def test_samples_of_a_site_do_not_change_when_others_join() -> None:

@@ -81,14 +81,14 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
         assert some not in files
 
 
-# Generators have a test of their own, tests/strategies/dpcvae/test_summed.py.
+# Rounds of training have a test of their own, test_rounds.py, and generators another,
+# tests/strategies/dpcvae/test_summed.py.
 @pytest.mark.parametrize(
     "method",
     [
-        # Rounds of training have a test of their own, test_rounds.py.
-        pytest.param(name, marks=[pytest.mark.slow] if spec.usual.kind == "rounds" else [])
+        name
         for name, spec in METHODS.items()
-        if spec.summable and not spec.needs_budget and spec.usual.combination.first_sums is None
+        if spec.summable and not spec.needs_budget and spec.usual.kind != "rounds"
     ],
 )
 def test_the_model_is_that_of_the_same_run_without_secure_sums(tmp_path: Path, method: str) -> None:

