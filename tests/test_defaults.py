@@ -24,7 +24,7 @@ def test_a_method_learns_with_its_defaults(tmp_path: Path, spec: Method) -> None
         "classes": ",".join(map(str, range(10))),
     }
     folder = run_federation(
-        tmp_path, sites(3), method=spec.name, **(budget if spec.needs_budget else {})
+        tmp_path, sites(2), method=spec.name, **(budget if spec.needs_budget else {})
     )
     accuracy = metrics_of(folder)["accuracy"]["model"]
     assert accuracy > FLOOR, f"method {spec.name}: {accuracy:.1%} with its defaults"
