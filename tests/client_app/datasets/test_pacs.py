@@ -32,6 +32,7 @@ from fedsurrogate.client_app.datasets.pacs import (
 from fedsurrogate.common.errors import ConfigError
 from tests import dicom_files
 from tests.client_app.model_use.hospitals import site
+from tests.client_app.test_own_files import open_umask, readable
 from tests.e2e.processes import coordinator, federation
 from tests.grid import metrics_of, run_folders
 from tests.orthanc import PASSWORD, USER, Orthanc, needed
@@ -105,8 +106,10 @@ def test_studies_that_match_and_have_a_label_come(
     if key != "PatientID":
         labels.write_text(labels.read_text() + "1.2.3,one\n")
     query = "Modality=CR StudyDate=20240101-20241231"
-    done = site(*words(pacs.dicomweb, labels, tmp_path / "data", query))
+    with open_umask():
+        done = site(*words(pacs.dicomweb, labels, tmp_path / "data", query))
     assert done.code == 0, done.stderr
+    assert not readable(tmp_path / "data"), "by other accounts"
     kept = {each[key].value for each in images[3:]}
     wanted = [each for each in images if each.Modality == "CR" and each[key].value in kept]
     files = [pydicom.dcmread(file) for file in (tmp_path / "data").glob("*/*.dcm")]
