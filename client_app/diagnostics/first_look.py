@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def classes_found(node: NodeConfig) -> list[str]:
     return sorted(found)
 
 
-def check_classes(node: NodeConfig) -> list[str]:
+def check_classes(node: NodeConfig, found: Collection[str] | None = None) -> list[str]:
     """Check that this site has a record of each class that its own settings name, before it joins.
 
     Only then, as in `check_enough`. Of a folder of classes each request asks again whether it is
@@ -108,6 +108,7 @@ def check_classes(node: NodeConfig) -> list[str]:
 
     Args:
         node: the site's settings.
+        found: classes with a record, where the data have been read; else they are read.
 
     Returns:
         What to write into the settings where they name no class.
@@ -117,13 +118,15 @@ def check_classes(node: NodeConfig) -> list[str]:
     """
     if not node.data or node.data == "digits" or (node.target_columns and not node.classes):
         return []
-    if node.classes:
-        check_named(node, classes_found(node), "record")
-        return []
     try:
-        found = classes_found(node)
+        found = sorted(classes_found(node) if found is None else found)
     except (DataError, OSError):
+        if node.classes:
+            raise
         return []  # Other checks report it.
+    if node.classes:
+        check_named(node, found, "record")
+        return []
     if not found or len(found) > MOST_LISTED or set(",\"'") & set("".join(found)):
         return []
     return [

@@ -31,7 +31,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.version import own_version
 
-from ..datasets.dataset import DataSource
+from ..datasets.dataset import Dataset, DataSource
 from ..datasets.partition import SiteShare, share
 from ..datasets.schema import read_schema
 from ..features.device_processes import in_parts
@@ -338,7 +338,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
         read_schema(DataSource.of_node(node, run))
     records = share(run, node)
     part.append(records)
-    unconfirmed = check_classes(node)
+    unconfirmed = _unconfirmed(run, node, records.dataset)
     if protected and (held := why_held(node)):
         return "FAIL", f"private runs use no record: {held}", "see site.log"
     dataset = records.dataset
@@ -364,6 +364,13 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
         facts += f"; {count} images have text burned into their pixels, as their headers state"
         return "WARN", facts, BURNED_IN
     return ("PASS", facts, "; ".join(unconfirmed)) if empty is None else ("WARN", facts, lacks)
+
+
+def _unconfirmed(run: Run, node: NodeConfig, dataset: Dataset) -> list[str]:
+    """What to write into the settings about classes. Of a run's own classes no other is in its data."""
+    if run.settings.classes:
+        return check_classes(node) if node.classes else []
+    return check_classes(node, {dataset.classes[at] for at in dataset.labels.unique().tolist()})
 
 
 def _counted(records: SiteShare) -> tuple[str, str | None]:

@@ -107,8 +107,13 @@ class Ledger:
 
     @property
     def is_new(self) -> bool:
-        """Whether a person has yet to open it: these data never had one."""
-        return self.witness is not None and not any(file.exists() for file in self._files())
+        """Whether a person has yet to open it: these data never had one. Raises LedgerError for a
+        witness that is inside the state folder.
+        """
+        if self.witness is None:
+            return False
+        self.witness.check_place()
+        return not any(file.exists() for file in self._files())
 
     def open(self) -> None:
         """Begin the ledger of new data. Raises LedgerError if these data have, or had, a ledger."""

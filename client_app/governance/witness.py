@@ -124,7 +124,7 @@ class Witness:
 
     def begin(self, length: int, last: str) -> None:
         """Write the witness of a ledger that a person has just begun, with a new secret."""
-        self._check_place()
+        self.check_place()
         try:
             before = self.read()
         except LedgerError:
@@ -171,7 +171,7 @@ class Witness:
 
     def compare(self, hashes: Sequence[str]) -> bool:
         """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""
-        self._check_place()
+        self.check_place()
         seen = self.read()
         if seen is None:
             if not hashes:
@@ -247,7 +247,7 @@ class Witness:
                 f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}"
             ) from None
 
-    def _check_place(self) -> None:
+    def check_place(self) -> None:
         """Raise LedgerError for a witness inside `state-dir`: a restored backup would replace both."""
         if self.file.parent.resolve().is_relative_to(self._state.resolve()):
             raise LedgerError(

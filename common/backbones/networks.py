@@ -48,7 +48,8 @@ def options_of(features: FeaturesSettings, download: bool = True) -> BackboneOpt
         features: settings of the run.
         download: whether weights that are not here may be fetched.
     """
-    return BackboneOptions(features.mean, features.std, features.pooling, download)
+    pooling = "" if features.pooling == "auto" else features.pooling
+    return BackboneOptions(features.mean, features.std, pooling, download)
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,10 @@ class FeaturesSettings(Section):
         "backbone's files, which ONNX files do not have.",
     )
     std: Channels = Field((), description="Standard deviation of each channel, as features.mean.")
-    pooling: Literal["", "cls", "mean", "both"] = Field(
-        "",
+    pooling: Literal["auto", "cls", "mean", "both"] = Field(
+        AUTO,
         description="What becomes of the tokens of an image: the class token, the mean of the patches, "
-        "or both one after the other; empty for what the backbone's files say.",
+        "or both one after the other; auto takes what the backbone's files say.",
     )
     projection: Annotated[str, Only("fedpft")] = Field(
         AUTO,

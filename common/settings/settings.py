@@ -160,8 +160,8 @@ class BackboneSettings(Section):
         "pixels",
         min_length=1,
         description="Frozen model of the features: torchvision:NAME, open_clip:MODEL/TAG, timm:NAME, "
-        "hf:OWNER/NAME, onnx:FILE, pixels or pixels:rgb; behind open_clip: and timm: also "
-        "hf-hub:OWNER/NAME or local-dir:FOLDER; own for the one that each site names itself.",
+        "hf:OWNER/NAME, onnx:FILE, pixels or pixels:rgb; after open_clip: and timm: also "
+        "hf-hub:OWNER/NAME and local-dir:FOLDER; own of each site.",
     )
     weights_path: str = Field(
         "",

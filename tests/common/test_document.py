@@ -67,7 +67,7 @@ KINDS: tuple[Flat, ...] = (
 TEXTS = (
     *("x", "y", "a", "b,a", "fedavg", "average", "0,1", "-2,2; -2,2", "north=edema", "flip", "cpu"),
     *("iid", "column", "flwr:IidPartitioner", "labels", "pixels:rgb", "torchvision:resnet50"),
-    *("f" * 64, "e" * 128, "edema", "0,50", "ridge", ""),
+    *("f" * 64, "e" * 128, "edema", "0,50", "ridge", "0.5,0.5,0.5", ""),
 )
 NUMBERS = (0, 1, 2, 3, 7, 28, 1e-6, 0.25, 0.45, 1.0, 2.0, 16.0, 300)
 # Settings of no section whose digest changes although no plan does, and why.
@@ -86,6 +86,7 @@ COMPUTED_WITH = {
     "backbone": "it makes the features",
     "image-size": "it makes the features",
     "fedpft.public": "sites subtract a centre",
+    "fedpft.order": "people sign in which order a chain asks the sites, kd's too",
     "secure-sum-range": "people sign the limits of a sum; one with noise, or of counts, reaches none",
     "secure-sum-records": "as secure-sum-range",
     **{

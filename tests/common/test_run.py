@@ -135,7 +135,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("compare", 1, "true or false"),
         ("compare", "true", "true or false"),
         ("device", "gpu", "'auto', 'cpu', 'cuda'"),
-        ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet' or 'safetensors'"),
+        ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet', 'safetensors' or 'slides'"),
         ("partition", "random", "must be one of iid, dirichlet, classes and column, or"),
         ("partition", "column", "needs site-column"),
         ("classes", ",", "empty list ','"),

@@ -309,6 +309,7 @@ def test_a_log_names_each_policy_once_when_it_comes_into_force(contents: list[st
                     f"policy {node.policy} is in force from now on (sha256 {digest[:16]}): "
                     f"{policy.in_words}"
                 )
+                expected += [policy.irrevocable] if policy.irrevocable else []
             before = text
         assert lines == expected
 
