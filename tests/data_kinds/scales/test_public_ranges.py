@@ -132,7 +132,7 @@ def test_models_of_columns_of_any_scale_are_as_good_as_of_clean_ones(name: str) 
             test=(odd[RECORDS:], labels[RECORDS:]),
             output_dir=folder,
             features__ranges=ranges_of(scale, 10 * scale),
-            **RUNS[name] | ({"fedavg__rounds": 4} if name == "fedavg" else {}),
+            **RUNS[name],
         )
         # A saved model takes features as they are.
         done.model.save(f"{folder}/model.safetensors")
