@@ -338,7 +338,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
         read_schema(DataSource.of_node(node, run))
     records = share(run, node)
     part.append(records)
-    unconfirmed = _unconfirmed(run, node, records.dataset)
+    unconfirmed = _unconfirmed(run.settings.classes, node, records.dataset)
     if protected and (held := why_held(node)):
         return "FAIL", f"private runs use no record: {held}", "see site.log"
     dataset = records.dataset
@@ -366,11 +366,11 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
     return ("PASS", facts, "; ".join(unconfirmed)) if empty is None else ("WARN", facts, lacks)
 
 
-def _unconfirmed(run: Run, node: NodeConfig, dataset: Dataset) -> list[str]:
+def _unconfirmed(chosen: Sequence[str], node: NodeConfig, dataset: Dataset) -> list[str]:
     """What to write into the settings about classes. Of a run's own classes no other is in its data."""
-    if run.settings.classes:
+    if chosen:
         return check_classes(node) if node.classes else []
-    return check_classes(node, {dataset.classes[at] for at in dataset.labels.unique().tolist()})
+    return check_classes(node, {dataset.classes[at] for at in set(dataset.labels.tolist())})
 
 
 def _counted(records: SiteShare) -> tuple[str, str | None]:

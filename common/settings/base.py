@@ -291,7 +291,7 @@ def _explain(error: Any) -> str:
         .removeprefix("String ")
     )
     message = _PLAIN.get(error["type"], original.replace("should", "must"))
-    if "number" in message and re.fullmatch(r"[+-]?[0-9]*,[0-9]+", str(error["input"])):
+    if message.startswith("must be a") and re.fullmatch(r"[+-]?[0-9]*,[0-9]+", str(error["input"])):
         message = f"a number has a point: {error['input'].replace(',', '.')}"
     return f"{key} = {short(error['input'])}: {message}" if key else message
 

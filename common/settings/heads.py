@@ -89,7 +89,7 @@ class FeaturesSettings(Section):
     )
     std: Channels = Field((), description="Standard deviation of each channel, as features.mean.")
     pooling: Literal["auto", "cls", "mean", "both"] = Field(
-        AUTO,
+        "auto",
         description="What becomes of the tokens of an image: the class token, the mean of the patches, "
         "or both one after the other; auto takes what the backbone's files say.",
     )

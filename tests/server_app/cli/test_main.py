@@ -62,7 +62,7 @@ WRONG = {
     'method="fedfoo"': "method = 'fedfoo'",
     'fedpft.covariance="ful"': "fedpft.covariance = 'ful'",
     "epsilon=1.0": "epsilon = 1",
-    "method=fedpft": 'a string needs quotes: method="fedpft"',
+    "method=fedfoo": "method = 'fedfoo'",
     "seed 3": "cannot read 'seed 3'",
     'partition="column"': "site-column",
     'classes="a,a"': "classes = 'a,a'",
