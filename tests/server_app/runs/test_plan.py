@@ -76,7 +76,9 @@ def test_a_private_plan_is_within_five_percent_of_the_run(
     grid = InProcessGrid(sites(3))
     run_federation(tmp_path, grid, **settings, **FAST)
     planned = plan(parse_run(settings), 64, 10, 400, 20)[0]
-    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in grid.counted(1))
+    kinds = {m.metadata.message_type for m in grid.sent}
+    counted = grid.counted(1, [kind for kind in kinds if kind != "query.name"])
+    assert (planned.up, planned.down) == tuple(pytest.approx(n, rel=0.05) for n in counted)
 
 
 def test_a_plan_with_a_projection_is_within_five_percent_of_the_run(tmp_path: Path) -> None:
