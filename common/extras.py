@@ -24,6 +24,7 @@ EXTRAS = {
     "torchvision": "backbones",
     "open_clip": "backbones",
     "timm": "backbones",
+    "huggingface_hub": "backbones",
     "opacus": "dp-sgd",
     "ot": "generators",
     "pyarrow": "tables",

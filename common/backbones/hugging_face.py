@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BackboneError
+from ..extras import needed_for
 from .model_folders import Files
 from .networks import LoadedNetwork, NetworkRequest, Pooling
 from .preprocessing import Preprocessing
@@ -47,8 +48,9 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 def hugging_face_network(request: NetworkRequest) -> LoadedNetwork:
     """A vision transformer of the transformers library. Raises BackboneError, PackageError."""
-    from timm.layers import SwiGLUPacked
-    from timm.models import VisionTransformer
+    with needed_for(f"backbone = 'hf:{request.model}'"):
+        from timm.layers import SwiGLUPacked
+        from timm.models import VisionTransformer
 
     config, file = request.files.config("config.json"), f"{request.files.folder}/config.json"
     assert request.files.weights is not None

@@ -95,7 +95,8 @@ def torchvision_network(request: NetworkRequest) -> LoadedNetwork:
 def open_clip_network(request: NetworkRequest) -> LoadedNetwork:
     """The image tower of a model of open_clip. Raises BackboneError, PackageError."""
     model_name = request.model
-    import open_clip
+    with needed_for(f"backbone = 'open_clip:{model_name}'"):
+        import open_clip
 
     if model_name.startswith((HUB, LOCAL)):
         return _clip_of_folder(request)
@@ -132,8 +133,9 @@ def open_clip_network(request: NetworkRequest) -> LoadedNetwork:
 
 def _clip_of_folder(request: NetworkRequest) -> LoadedNetwork:
     """The image tower alone: its text tower may need a package, and files, that a site has not."""
-    from open_clip import CustomTextCLIP
-    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+    with needed_for(f"backbone = 'open_clip:{request.model}'"):
+        from open_clip import CustomTextCLIP
+        from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
     config = request.files.config("open_clip_config.json")
     try:
@@ -182,7 +184,8 @@ def _clip_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 def timm_network(request: NetworkRequest) -> LoadedNetwork:
     """A model of timm without its classifier. Raises BackboneError, PackageError."""
     name, files = request.model, request.files
-    import timm
+    with needed_for(f"backbone = 'timm:{name}'"):
+        import timm
 
     in_folder = name.startswith((HUB, LOCAL))
     config = files.config("config.json", needed=in_folder)
@@ -255,7 +258,8 @@ def _filtered(filters: Any, model: nn.Module, weights: dict[str, Tensor]) -> Wei
 
 def _seen(model: nn.Module, request: NetworkRequest, configured: bool) -> dict[str, Any]:
     """Arguments of timm that the run and the weights ask for, and the model does not have."""
-    from timm.models import VisionTransformer
+    with needed_for(f"backbone = 'timm:{request.model}'"):
+        from timm.models import VisionTransformer
 
     args: dict[str, Any] = {}
     pooling, size = request.options.pooling, request.image_size
@@ -285,7 +289,8 @@ def _seen(model: nn.Module, request: NetworkRequest, configured: bool) -> dict[s
 
 def _gated(model: nn.Module, given: Weights) -> dict[str, Any]:
     """Arguments for layers whose first half gates the second: SwiGLU, as all published ones are."""
-    from timm.layers import GluMlp, SwiGLUPacked
+    with needed_for("a backbone of timm"):
+        from timm.layers import GluMlp, SwiGLUPacked
 
     into, out = (given.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
     if into is None or out is None or into.shape[0] != 2 * out.shape[1]:
@@ -331,7 +336,8 @@ def stored_files(name: str) -> Files:
     Raises:
         BackboneError: where they are not on this machine: what to fetch, and where to put it.
     """
-    from huggingface_hub import try_to_load_from_cache
+    with needed_for(f"backbone = {name!r}"):
+        from huggingface_hub import try_to_load_from_cache
 
     library, _, model = name.partition(":")
     repository, url, folder = "", "", Path(torch.hub.get_dir()) / "checkpoints"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BackboneError
+from ..extras import needed_for
 from .backbone_names import HUB, WEIGHTS_IN_FOLDERS, is_of_hub, place_in
 from .weight_files import first_sentence
 
@@ -100,9 +101,9 @@ def weights_in(folder: Path, library: str) -> Path:
 
 def _from_hub(name: str, library: str, repository: str, download: bool) -> Files:
     """The files of a repository of the hub, in its cache on this machine."""
-    # A dependency of timm and open_clip.
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    with needed_for(f"backbone = {name!r}"):
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
 
     repository, _, revision = repository.partition("@")
 
