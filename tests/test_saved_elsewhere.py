@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.cli.doctor import settings_in
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.security.sealing import new_key, public_key, read_keys
+from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.audit_log import RULES, approvals_needed
 
 KEYS = "".join(f'"{name}" = "{public_key(new_key()).hex()}"\n' for name in ("north", "süd"))
@@ -24,9 +24,12 @@ READ: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "keys": (read_keys, KEYS),
     "rules": (lambda file: approvals_needed(file.parent), "approvals = 2\n"),
-    "node-config in TOML": (lambda file: settings_in(str(file)), 'site = "süd"\ncpus = 2\n'),
+    "node-config in TOML": (
+        lambda file: parse_overrides([str(file)]),
+        'site = "süd"\ncpus = 2\n',
+    ),
     "node-config in lines": (
-        lambda file: [each.strip() for each in settings_in(str(file))],
+        lambda file: parse_overrides([str(file)]),
         "site=süd\ndata=digits data-dir=/d\n",
     ),
 }
