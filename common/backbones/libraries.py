@@ -336,12 +336,11 @@ def stored_files(name: str) -> Files:
     Raises:
         BackboneError: where they are not on this machine: what to fetch, and where to put it.
     """
-    with needed_for(f"backbone = {name!r}"):
-        from huggingface_hub import try_to_load_from_cache
-
     library, _, model = name.partition(":")
     repository, url, folder = "", "", Path(torch.hub.get_dir()) / "checkpoints"
     with needed_for(f"backbone = {name!r}"):
+        from huggingface_hub import try_to_load_from_cache
+
         if library == "torchvision":
             url = published_weights(model).url
         elif library == "timm":

@@ -223,12 +223,12 @@ def other_truths(classes: Mapping[str, Sequence[str]]) -> dict[str, str]:
         >>> list(other_truths({"a": ("0", "1"), "b": ("False", "True"), "c": ("0", "1")}))
         ['b']
     """
-    kinds = Counter(tuple(sorted(own)) for own in classes.values())
+    own_kinds = {name: tuple(sorted(own)) for name, own in classes.items()}
+    kinds = Counter(own_kinds.values())
     if not kinds:
         return {}
     # A list of both says more than one of a site that has one class.
     most = max(kinds, key=lambda kind: (kinds[kind], len(kind), kind))
-    own_kinds = {name: tuple(sorted(own)) for name, own in classes.items()}
     others = {
         name: kind
         for name, kind in own_kinds.items()
