@@ -32,6 +32,7 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     time_measures,
 )
 from fedsurrogate.common.backbones.backbones import load_backbone
+from fedsurrogate.common.backbones.libraries import stored_files
 from fedsurrogate.common.extras import EXTRAS
 from fedsurrogate.common.models.networks import convnet
 from fedsurrogate.server_app.export.graph import check_onnx
@@ -85,6 +86,16 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("timm", "backbone = 'timm:resnet18'", lambda at: _simulate(at, backbone="timm:resnet18")),
     ("timm", "backbone = 'timm:resnet18'", lambda _: load_backbone("timm:resnet18")),
+    (
+        "huggingface_hub",
+        "backbone = 'timm:hf-hub:lab/vit'",
+        lambda _: load_backbone("timm:hf-hub:lab/vit"),
+    ),
+    (
+        "huggingface_hub",
+        "backbone = 'torchvision:resnet18'",
+        lambda _: stored_files("torchvision:resnet18"),
+    ),
     (
         "opacus",
         "method = 'dp-fedavg'",
