@@ -162,7 +162,6 @@ TITLES = {
     "survey": "What records the sites have",
     "effects": "What each site changes",
     "radii": "How far the landscapes were trusted",
-    "map": "Map of the hospitals",
     "sheets": "What the sites sent",
     "features": "Real against synthetic features",
 }

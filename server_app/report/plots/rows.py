@@ -1,11 +1,11 @@
-"""Plots of a report: numbers in rows, survival by third of the risk, trust radii, the map of sites,
-and sheets of synthetic images.
+"""Plots of a report: numbers in rows, survival by third of the risk, trust radii, and
+sheets of synthetic images.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,47 +263,6 @@ def radii(run: RunFolder) -> str | None:
         axes.legend(frameon=False, fontsize=8.5)
 
     return render("radii", 2.8, draw)
-
-
-HEIGHT = 3.4
-
-
-def draw_site_map(
-    names: Sequence[str], points: Sequence[Sequence[float]], marked: Collection[str]
-) -> str:
-    """Draw sites as points.
-
-    Args:
-        names: of the sites.
-        points: two coordinates of each site, in standard deviations within classes.
-        marked: names of the sites that have another colour.
-
-    Returns:
-        The picture as an SVG string.
-    """
-
-    def draw(figure: Any) -> None:
-        axes = make_axes(figure, left=0.72, right=0.2, top=0.15, bottom=0.5)
-        axes.grid(color=FAINT, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.set(xlabel="standard deviations within classes", ylabel="the same unit")
-        x, y = ([point[axis] for point in points] for axis in (0, 1))
-        axes.scatter(x, y, s=38, c=[ORANGE if each in marked else BLUE for each in names], zorder=3)
-        axes.margins(0.15)
-        axes.set_aspect("equal", adjustable="datalim")
-        # Neighbours from left to right have their names above and below.
-        for place, at in enumerate(sorted(range(len(names)), key=lambda each: x[each])):
-            axes.annotate(
-                shorten(names[at], 18),
-                (x[at], y[at]),
-                xytext=(0, 7 if place % 2 == 0 else -14),
-                textcoords="offset points",
-                ha="center",
-                fontsize=9,
-                color=ORANGE if names[at] in marked else QUIET,
-            )
-
-    return render("site-map", HEIGHT, draw)
 
 
 SHEETS = ("first", "middle", "last")
