@@ -31,7 +31,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import repeatable
 from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.base import Scalar, parse_overrides
-from fedsurrogate.common.signed_models.making import received_model
+from fedsurrogate.common.signed_models.signed_model import received_model
 from fedsurrogate.common.version import own_version
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import DISPUTED, Info, from_record, to_record

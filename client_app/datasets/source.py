@@ -13,7 +13,7 @@ from fedsurrogate.common.targets.target import Target
 
 from ..node_config import Frames, NodeConfig, is_protected
 from .left_out import SourceError
-from .target_values import check_columns
+from .tables import check_columns
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
-from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings

@@ -27,9 +27,8 @@ from ..runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 from ..runs.scores import AUROC, leading, scores_of
 from ..runs.state import Json, as_list, as_number, as_numbers, as_table, natural_order
 from .counts_view import CountsView, counts_views
-from .plots import accuracy as plots
-from .plots.accuracy import accuracy_over, steps
-from .plots.rows import Series, draw_rows, radii, sheets
+from .plots import rows as plots
+from .plots.rows import Series, accuracy_over, draw_rows, radii, sheets, steps
 from .quality_view import measures_view, privacy_view, quality_view
 from .tables import (
     compared,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.models.devices import stream
+from fedsurrogate.common.models.training_parts import stream
 
 # Most columns of the factors, as a share of the dimensions, for which the factors save time.
 MOST_COLUMNS = 2 / 3

@@ -31,7 +31,7 @@ from fedsurrogate.common.targets.time import Time
 from ..base.one_shot import Learned
 from ..base.outcome import Defended
 from ..base.training import Training
-from ..closed_form.strategy import FromStatistics
+from ..heads import FromStatistics
 from ..pooling.class_means import RoundsOfSums, check_charged, moved_parameters
 from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
 from ..robustness.defence import by_harm, without

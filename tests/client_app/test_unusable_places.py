@@ -21,10 +21,9 @@ from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.features.cache import read_entry
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
-from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import check_room, hold, why_held
-from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.heads.local_head import _classes
 from fedsurrogate.client_app.model_use import store

@@ -26,7 +26,7 @@ from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dpcvae import training_steps
-from fedsurrogate.client_app.processes import warm
+from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.secure_sum import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
@@ -349,7 +349,7 @@ def secrets_drawn() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("fork", [os.fork, warm._fork])
+@pytest.mark.parametrize("fork", [os.fork, app_process._fork])
 @pytest.mark.usefixtures("system_noise")
 def test_no_secret_is_drawn_twice_whatever_is_seeded_or_forked(
     home: Iterator[Path], fork: Callable[[], int]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedsurrogate as fs
-from fedsurrogate.common.signed_models.making import settings_of_run
+from fedsurrogate.common.signed_models.signed_model import settings_of_run
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy

@@ -18,8 +18,8 @@ import pytest
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from fedsurrogate.server_app.lifecycle import ends
+from fedsurrogate.server_app.lifecycle.before_start import continuation
 from fedsurrogate.server_app.lifecycle.ends import complete_killed
-from fedsurrogate.server_app.lifecycle.resume import continuation
 from fedsurrogate.server_app.monitoring.watch import look
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import LiveRun, read_run
