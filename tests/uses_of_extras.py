@@ -123,11 +123,6 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
     ("pyarrow", "the table '", _table),
-    (
-        "flwr_datasets",
-        "partition = 'flwr:IidPartitioner'",
-        lambda at: _simulate(at, partition="flwr:IidPartitioner"),
-    ),
     ("h5py", "data = 'slides'", lambda at: _simulate(at, data="slides", data_dir=str(at))),
     (
         "dicomweb_client",

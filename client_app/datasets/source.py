@@ -61,7 +61,7 @@ class DataSource:
             data.data_dir,
             data.dataset,
             data.label_column,
-            data.site_column if data.splits_by_column else "",
+            data.site_column if data.partition == "column" else "",
             data.patient_column,
             data.test_fraction,
             data.classes,

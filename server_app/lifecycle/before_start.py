@@ -51,7 +51,6 @@ from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DataSettings, Settings
 from fedsurrogate.common.settings.base import Scalar, settings_text
-from fedsurrogate.common.settings.heads import read_partitioner
 
 from ..deployment.addresses import is_here
 from ..runs.state import MANIFEST, METRICS, Json, as_number, at, read_object
@@ -456,7 +455,7 @@ def site_folders() -> Iterator[list[str]]:
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-RECORD_CHECKS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+RECORD_CHECKS = "fedsurrogate.client_app.features.site_features"
 PATHS = ("data-dir", "weights-path")
 
 
@@ -524,8 +523,6 @@ def check_simulation(
     config, settings = parse_run(overrides), dict(overrides)
     # This machine is every site.
     check_packages(packages_for(config.settings, config.plan, config.settings.data, judges=True))
-    if read_partitioner(config.settings.partition) is not None:
-        check_installed("flwr_datasets", f"partition = {config.settings.partition!r}")
     for key in PATHS:
         if settings.get(key):
             # The processes of the run have another working folder.
