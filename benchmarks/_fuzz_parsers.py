@@ -32,7 +32,7 @@ from benchmarks._fuzz_mutations import (
     of_text,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
-from fedsurrogate.client_app.methods.heads import local_head as distillation
+from fedsurrogate.client_app.methods import local_training as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counts import unpack_counts

@@ -23,8 +23,7 @@ from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header
 
-from .factored import Factored, Tridiagonal, dense, sum_of_squares
-from .statistics import Statistics
+from .statistics import Factored, Statistics, Tridiagonal, dense, sum_of_squares
 
 # For a diagonal or a single variance, which few numbers determine.
 RESTRICTED = 0.01

@@ -277,11 +277,11 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
         {"fedpft.topology": "chain"},
     ),
     "kd": (
-        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
+        "fedsurrogate.client_app.methods.local_training.train_on_features",
         {"method": "kd"},
     ),
     "average": (
-        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
+        "fedsurrogate.client_app.methods.local_training.train_on_features",
         {"method": "average"},
     ),
     "fedavg": (
