@@ -19,7 +19,7 @@ from benchmarks._audit_site import OWN_BINS, Canaries, Seen
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import residuals, with_constant
 from fedsurrogate.client_app.methods.local_training import network
 from fedsurrogate.common.counts import unpack_counts
-from fedsurrogate.common.methods.generators import first_round_shares
+from fedsurrogate.common.methods.training import first_round_shares
 from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import split_input

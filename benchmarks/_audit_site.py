@@ -26,7 +26,7 @@ from fedsurrogate.common.targets.counted import EDGE
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_engine import LocalGrid, quiet
-from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.serverapp import federate
 
 LARGEST = 2**30
 # Of a site's backbone, and of the column that holds a label.

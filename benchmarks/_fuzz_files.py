@@ -26,16 +26,17 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, DataError, SealError, SurrogateError
 from fedsurrogate.common.models.generators import fresh_generator, tensors_of
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security import signed_requests
+from fedsurrogate.common.security import documents
+from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
-from fedsurrogate.common.security.signed_requests import read_request
-from fedsurrogate.common.signed_models.making import received_model, signed_values
 from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
     digest_of,
     read_signed_model,
+    received_model,
     save_signed_model,
     sign_model,
+    signed_values,
     unpack_gaussians,
 )
 from fedsurrogate.common.wire import records
@@ -123,8 +124,8 @@ def _signed_again(content: bytes, purpose: bytes, private: bytes) -> bytes:
 def _request_again(body: bytes) -> bytes:
     with suppress(ValueError, RecursionError):
         body = (json.dumps(json.loads(body), indent=2, sort_keys=True) + "\n").encode()
-    signature = sign(body, pins.COORDINATOR, signed_requests.PURPOSE).hex()
-    return signed_requests.FIRST_LINE.encode() + signature.encode() + b"\n" + body
+    signature = sign(body, pins.COORDINATOR, documents.PURPOSE).hex()
+    return documents.FIRST_LINE.encode() + signature.encode() + b"\n" + body
 
 
 def _sealed_again(content: bytes) -> bytes:

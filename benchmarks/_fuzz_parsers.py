@@ -32,7 +32,7 @@ from benchmarks._fuzz_mutations import (
     of_text,
 )
 from benchmarks._fuzz_parser import REFUSES, Parser, of_file, pinned
-from fedsurrogate.client_app.methods.heads import local_head as distillation
+from fedsurrogate.client_app.methods import local_training as distillation
 from fedsurrogate.client_app.offline.keys import received_keys
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.counts import unpack_counts
@@ -40,18 +40,18 @@ from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
-from fedsurrogate.common.models.model_quality import (
+from fedsurrogate.common.models.class_measures import (
     ModelQuality,
     packed_quality,
     quality_of,
     unpacked_quality,
 )
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.enrolment import CURVE, new_request, read_request
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_setting
 from fedsurrogate.common.security.registrations import parse_receipts, read_table
 from fedsurrogate.common.security.sealing import public_key, read_keys
-from fedsurrogate.common.signed_models.making import settings_of_run
+from fedsurrogate.common.signed_models.signed_model import settings_of_run
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.targets.measures import MEASURES, checked_target

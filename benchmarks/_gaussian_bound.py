@@ -10,8 +10,8 @@ from statistics import NormalDist
 
 from torch import Tensor
 
+from fedsurrogate.client_app.audit.membership import LARGEST, Guesses, guess
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
-from fedsurrogate.common.privacy.one_run import LARGEST, Guesses, guess
 
 
 def gaussian_bound(guesses: Guesses, delta: float, confidence: float = 0.95) -> float:

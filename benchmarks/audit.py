@@ -60,8 +60,8 @@ from benchmarks._audit_site import (
 from benchmarks._gaussian_bound import best_count, gaussian_bound
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
+from fedsurrogate.client_app.audit.membership import Guesses, epsilon_bound, guess
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
-from fedsurrogate.common.privacy.one_run import Guesses, epsilon_bound, guess
 from fedsurrogate.common.settings.base import Scalar
 
 DELTA = 1e-5

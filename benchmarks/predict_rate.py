@@ -32,7 +32,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
-from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 
 SIDE, TURNS = 28, 5

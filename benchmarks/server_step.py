@@ -23,7 +23,7 @@ from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.covariances import Diagonal, Spherical
 from fedsurrogate.common.surrogates.surrogates import Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft.sampling import learn
+from fedsurrogate.strategies.fedpft.strategy import learn_from_samples as learn
 
 Heads = dict[str, Head | torch.nn.Linear]
 

@@ -19,6 +19,7 @@ from fedsurrogate.common.errors import (
     ConfigError,
     DataError,
     DisputeError,
+    FedSurrogateError,
     LedgerError,
     PolicyError,
     SurrogateError,
@@ -31,13 +32,14 @@ from fedsurrogate.common.privacy.gaussian_mechanism import repeatable
 from fedsurrogate.common.run import kept_run
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.settings.base import Scalar, parse_overrides
-from fedsurrogate.common.signed_models.making import received_model
+from fedsurrogate.common.signed_models.signed_model import received_model
 from fedsurrogate.common.version import own_version
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import DISPUTED, Info, from_record, to_record
+from fedsurrogate.common.wire.tensors import is_name
 
 from .audit.output import check_attacks
-from .datasets.site_names import named_site
+from .datasets.dataset import DataSource, load_all
 from .features.site_features import (
     SiteFeatures,
     check_addressee,
@@ -70,6 +72,46 @@ from .secure_sum import sum_keys, sum_list, sum_open, sum_shares
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
+
+
+# Of the last runs, by Flower's number: each request would read the data for them.
+_NAMES: dict[str, tuple[str, ...]] = {}
+MOST_KEPT = 4
+
+
+def named_site(node: NodeConfig, run_config: Mapping[str, Scalar], flower_run: str) -> str:
+    """The name that the data give a simulated site; empty where they give none.
+
+    Args:
+        node: the site's settings.
+        run_config: the run's settings, flat.
+        flower_run: id of the run.
+    """
+    by_column = run_config.get("partition") == "column"
+    if node.site or node.data or node.num_partitions < 2 or not by_column:
+        return ""
+    if flower_run not in _NAMES:
+        if len(_NAMES) >= MOST_KEPT:
+            _NAMES.clear()
+        try:
+            _NAMES[flower_run] = _names(run_config)
+        except FedSurrogateError:
+            # What is wrong with the data is said where they are used.
+            return ""
+    names = _NAMES[flower_run]
+    return names[node.partition_id] if len(names) == node.num_partitions else ""
+
+
+def _names(run_config: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """In the order in which sites are numbered."""
+    run = kept_run(run_config)
+    dataset, *others = load_all(DataSource.of_run(run.settings, run.target), run.settings.seed)
+    if others or dataset.origin is None:
+        return ()
+    pairs = zip(dataset.origin, dataset.is_train.tolist(), strict=True)
+    names = tuple(sorted({name for name, trains in pairs if trains}))
+    return names if all(map(is_name, names)) else ()
+
 
 LARGEST_MODEL = 2**30
 # Requests that may contain a model; the others have no payload.

@@ -41,14 +41,12 @@ EXTRAS = {
     "sksurv": "survival",
     "lifelines": "survival",
     "statsmodels": "survival",
-    "flwr_datasets": "partitioners",
 }
 # Names at the package index, where they differ from those that Python imports.
 DISTRIBUTIONS = {
     "open_clip": "open_clip_torch",
     "ot": "POT",
     "sksurv": "scikit-survival",
-    "flwr_datasets": "flwr-datasets",
     "mlflow": "mlflow-skinny",
     "dicomweb_client": "dicomweb-client",
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsurrogate._arrays import columns_of, reals_of
 from fedsurrogate._inputs import flat_settings
 from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.target_values import checked
+from fedsurrogate.client_app.datasets.tables import checked
 from fedsurrogate.common.backbones.backbone_names import listed
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import normal

@@ -18,14 +18,18 @@ from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
-from fedsurrogate.common.signed_models.making import feature_settings, settings_of_run
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SUFFIX,
+    feature_settings,
+    read_signed_model,
+    settings_of_run,
+)
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
 from fedsurrogate.common.targets.measures import facts_of

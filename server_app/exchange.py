@@ -30,14 +30,13 @@ from fedsurrogate.common.message_files import (
     unpack_reply,
 )
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
-from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.documents import read_at_most
+from fedsurrogate.common.security.documents import Request, read_at_most, read_request
 from fedsurrogate.common.security.registrations import TABLE, Registration, write_table
 from fedsurrogate.common.security.sealing import read_keys
-from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.common.signed_models.making import is_run_folder, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import is_run_folder, settings_of_run
 from fedsurrogate.common.wire.records import (
     LARGEST_BUNDLE,
     Bundle,
@@ -54,9 +53,9 @@ from fedsurrogate.strategies.pooling.class_means import read_centre
 
 from .deployment.local_engine import FIRST_NODE, LocalGrid, folder_after
 from .deployment.request_key import VARIABLE, read_request_key
-from .federate import federate, finished
 from .lifecycle.before_start import with_map_digest
 from .runs.writer import RunWriter
+from .serverapp import federate, finished
 
 PUBLIC = "fedpft.public"
 # Settings that matter only on the coordinator's machine, or name a file there.

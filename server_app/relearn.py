@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
-from fedsurrogate.common.models.devices import pick_device
+from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.signed_models.making import MODEL_FILE, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order
 from fedsurrogate.common.targets.measures import measured, metrics_of
 from fedsurrogate.common.wire.model_proto import (
@@ -36,7 +36,7 @@ from .runs.state import read_json
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
+TEST_RECORDS = "fedsurrogate.client_app.features.site_features"
 
 
 def relearn(

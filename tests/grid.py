@@ -42,7 +42,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="features-")
 # Little training, for tests that need no good head.
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 POLL = "fedsurrogate.strategies.base.collection.POLL_SECONDS"
-DRAWN = "fedsurrogate.server_app.federate.write_report"
+DRAWN = "fedsurrogate.server_app.serverapp.write_report"
 JUDGED = "fedsurrogate.client_app.methods.pooled_baselines.quality_of"
 # Part of paths that must not leave a site.
 SECRET = "geheim7f3a"

@@ -413,7 +413,7 @@ EXPECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reading draws nothing": (
         (
             "fedsurrogate.server_app.runs",
-            "fedsurrogate.server_app.lifecycle.resume",
+            "fedsurrogate.server_app.lifecycle.before_start",
             "fedsurrogate.server_app.lifecycle.before_start",
         ),
         ("fedsurrogate.server_app.report",),

@@ -19,10 +19,9 @@ from fedsurrogate.client_app.governance import ledger
 from fedsurrogate.client_app.governance.entries import events_of
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.message_files import MessageRequest
-from fedsurrogate.common.security.proposals import Proposal
+from fedsurrogate.common.security.documents import Proposal, Request, read_request
 from fedsurrogate.common.security.registrations import Registration
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.server_app.deployment import audit_log
 from fedsurrogate.server_app.deployment.certificates import BEFORE, issue
 from tests.client_app.governance.ledger_processes import TOTAL, release

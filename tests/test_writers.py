@@ -19,7 +19,7 @@ PAGES, ESCAPES, CONSOLE = "common/pages/svg.py", "common/escapes.py", "common/co
 TRUST = {
     "client_app/audit/output.py",
     "client_app/model_use/page.py",
-    "common/pages/of_classes.py",
+    "common/pages/svg.py",
     "server_app/report/build.py",
     "server_app/report/quality_view.py",
 }

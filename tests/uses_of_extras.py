@@ -24,10 +24,11 @@ from fedsurrogate.client_app.datasets.pacs import client_of, settings_of
 from fedsurrogate.client_app.datasets.tables import read_table
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_gradients
 from fedsurrogate.client_app.methods.dpcvae.downstream import fidelity
-from fedsurrogate.client_app.model_use.plots import bland_altman, kaplan_meier_thirds
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
+    bland_altman,
+    kaplan_meier_thirds,
     label_measures,
     time_measures,
 )
@@ -122,11 +123,6 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ),
     ("pyarrow", "data = 'parquet'", lambda at: _simulate(at, data="parquet", data_dir=str(at))),
     ("pyarrow", "the table '", _table),
-    (
-        "flwr_datasets",
-        "partition = 'flwr:IidPartitioner'",
-        lambda at: _simulate(at, partition="flwr:IidPartitioner"),
-    ),
     ("h5py", "data = 'slides'", lambda at: _simulate(at, data="slides", data_dir=str(at))),
     (
         "dicomweb_client",

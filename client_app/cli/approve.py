@@ -35,7 +35,7 @@ def approve(
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.escapes import for_terminal, in_one_row
     from fedsurrogate.common.privacy.accounting import budget_remarks
-    from fedsurrogate.common.security.proposals import read_proposal
+    from fedsurrogate.common.security.documents import read_proposal
 
     from ..governance.gate import Decision, decide
 

@@ -208,7 +208,7 @@ def _table(report: Report, where: str) -> Table:
     from rich.table import Table
 
     from fedsurrogate.common.models.class_measures import leads_with_auroc
-    from fedsurrogate.common.pages.of_classes import undefined_because
+    from fedsurrogate.common.pages.svg import undefined_because
 
     names = ["accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"]
     if leads_with_auroc(max(row.support for row in report.per_class) / report.records):

@@ -17,13 +17,12 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import check_one_truth
 
 from .dicom import read_dicom
-from .feature_files import read_safetensors
+from .feature_files import read_safetensors, read_slides
 from .image_folders import read_imagefolder
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, oddities, printable
 from .readers import read_digits, read_parquet
 from .records import Opener, Records, only, select
-from .slides import read_slides
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
 from .table_records import described, pooled

@@ -24,12 +24,11 @@ from .dicom_pixels import open_place, without_warnings
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
 from .images import LARGEST_PIXELS, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
-from .names import name_or_blank, names_in
 from .readers import content_key
 from .records import Records, only, select, without
 from .source import DataSource, listing, require_columns, some
 from .table_records import OF_FOLDER, SourceTable
-from .tables import read_table
+from .tables import name_or_blank, names_in, read_table
 
 # Images of a file of which each is taken: a header may state any number.
 MOST_FRAMES = 10_000

@@ -23,8 +23,7 @@ from .records import Records, without
 from .source import DataSource, folder_of, listing, require_columns, some
 from .system_files import FolderWalk, of_system
 from .table_records import OF_FOLDER, SourceTable, bags_by_folder, split_by_size
-from .tables import read_table
-from .target_values import check_table
+from .tables import check_table, read_table
 
 # Names of folders that hold a part of the records, not a class.
 SPLITS = frozenset(

@@ -21,9 +21,8 @@ from fedsurrogate.common.identity import normal
 from .dicom import key_of
 from .image_folders import find_tables
 from .left_out import LeftOut, attempt, described
-from .names import name_or_blank
 from .system_files import FETCHED as FETCHED
-from .tables import read_table
+from .tables import name_or_blank, read_table
 
 # Columns of the table of labels that name studies, and are known before an image comes.
 KEYS = ("StudyInstanceUID", "AccessionNumber", "PatientID")

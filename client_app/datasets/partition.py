@@ -1,15 +1,11 @@
-"""The records of a site: its own, or in simulation its share of the run's data, by a rule of ours
-or a partitioner of flwr-datasets.
-"""
+"""The records of a site: its own, or in simulation its share of the run's data."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,84 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings, kebab
-from fedsurrogate.common.settings.heads import NamedPartitioner, read_partitioner
 from fedsurrogate.common.targets.target import Target
 
 from ..node_config import NodeConfig, check_held_out, is_protected, judges
 from .dataset import Dataset, DataSource, group, load_all
 from .left_out import SourceError
-
-LABEL, SITE = "label", "site"
-"""Columns of the table that a partitioner gets: the class, and the value of the site column."""
-
-
-def named_parts(
-    wanted: NamedPartitioner,
-    labels: Tensor,
-    origin: Sequence[str] | None,
-    seed: int,
-    num_sites: int,
-) -> list[Tensor]:
-    """Distribute records as a partitioner of flwr-datasets does.
-
-    Its arguments are those of the library. Left out, `num_partitions` is the number of sites,
-    `partition_by` the class, and `seed` the run's.
-
-    Args:
-        wanted: The partitioner.
-        labels: (n,) int64, in the order of the training records.
-        origin: Value of the site column per record, which is the column "site"; None without one.
-        seed: Of the run.
-        num_sites: Number of sites.
-
-    Returns:
-        For each site indices into `labels`, in the library's order.
-
-    Raises:
-        PackageError: flwr-datasets is not installed.
-        ConfigError: There is no such partitioner, or its arguments do not fit.
-        DataError: It cannot distribute these records.
-    """
-    setting = f"partition = 'flwr:{wanted.name}'"
-    with needed_for(setting):
-        from flwr_datasets import partitioner as library
-
-    kind: Any = getattr(library, wanted.name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, library.Partitioner)):
-        known = sorted(each for each in library.__all__ if each.endswith("Partitioner"))
-        raise ConfigError(f"{setting}: flwr-datasets has no such partitioner; {', '.join(known)}")
-    # Of the package `datasets`, which the library needs.
-    table: Any = inspect.getmodule(library.Partitioner)
-    takes = inspect.signature(kind).parameters
-    left_out = {"num_partitions": num_sites, "partition_by": LABEL, "seed": seed}
-    arguments: dict[str, object] = {
-        name: value for name, value in left_out.items() if name in takes
-    }
-    columns: dict[str, Sequence[object]] = {LABEL: labels.tolist(), "index": range(len(labels))}
-    if origin is not None:
-        columns[SITE] = list(origin)
-    try:
-        made: Any = kind(**{**arguments, **wanted.arguments})
-        made.dataset = table.Dataset.from_dict({name: list(each) for name, each in columns.items()})
-        count = made.num_partitions
-        parts = [torch.tensor(made.load_partition(each)["index"]) for each in range(count)]
-    except TypeError as error:
-        names = ", ".join(takes)
-        raise ConfigError(f"{setting}: {error}; its arguments are {names}") from None
-    except (ValueError, KeyError, NotImplementedError, AttributeError) as error:
-        raise DataError(
-            f"{setting} cannot distribute {len(labels)} records ({error}); change its arguments or the "
-            "number of sites"
-        ) from None
-    if count != num_sites:
-        raise ConfigError(
-            f"{setting} makes {count} parts, but there are {num_sites} sites; run with {count}"
-        )
-    return [part.to(torch.int64) for part in parts]
-
 
 LOG = logging.getLogger("fedsurrogate.site")
 PREFERRED_MINIMUM = 10
@@ -359,9 +284,7 @@ def _partition(
             f"{len(labels)} sites"
         )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(settings.seed))
-    if (named := read_partitioner(settings.partition)) is not None:
-        parts = named_parts(named, labels, origin, settings.seed, num_sites)
-    elif settings.partition == "column":
+    if settings.partition == "column":
         parts = _by_column(origin, settings.site_column, num_sites)
     elif settings.partition == "classes":
         parts = _by_classes(labels, order, settings.classes_per_site, settings.seed, num_sites)

@@ -10,11 +10,10 @@ from fedsurrogate.common.errors import DataError
 
 from ..node_config import NodeConfig
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
-from .feature_files import feature_headers
+from .feature_files import feature_headers, read_slides
 from .image_folders import class_folders, find_table, table_of
 from .left_out import LeftOut, SourceError
 from .readers import parquet_files, split_files
-from .slides import read_slides
 from .source import DataSource, folder_of, require_columns, some
 from .tables import csv_header, is_parquet, of_lists, parquet_table
 

@@ -13,7 +13,7 @@ from fedsurrogate.common.targets.target import Target
 
 from ..node_config import Frames, NodeConfig, is_protected
 from .left_out import SourceError
-from .target_values import check_columns
+from .tables import check_columns
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DataSource:
             data.data_dir,
             data.dataset,
             data.label_column,
-            data.site_column if data.splits_by_column else "",
+            data.site_column if data.partition == "column" else "",
             data.patient_column,
             data.test_fraction,
             data.classes,

@@ -18,11 +18,9 @@ from torch import Tensor
 from fedsurrogate.common.identity import name_of, normal
 
 from .left_out import LeftOut, SourceError
-from .names import names_in
 from .records import Images, Records, select
 from .source import DataSource, some
-from .tables import listed_labels
-from .target_values import values_in
+from .tables import listed_labels, names_in, values_in
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine import available_memory, usable_cores
-from fedsurrogate.common.models.devices import gpus_of
+from fedsurrogate.common.models.training_parts import gpus_of
 
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError

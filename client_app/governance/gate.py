@@ -20,7 +20,7 @@ from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import EXACT_COUNTS, HIDE_CLASSES, VARY_IN_SIZE
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.security.proposals import SignedProposal, check_signed, read_setting
+from fedsurrogate.common.security.documents import SignedProposal, check_signed, read_setting
 from fedsurrogate.common.security.registrations import parse_receipts
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.settings import DataKind

@@ -7,20 +7,24 @@ detected. A line is flushed before the head, and the head before the release lea
 between the two, the ledger is one line ahead of the head, and the head is updated. After a kill
 within a line, the torn line is cut off: its release never left. Everything else is refused.
 Witnesses outside this folder detect that both files were lost or replaced by older copies
-(governance/witness.py).
+(below).
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.files import replace_file
@@ -35,7 +39,222 @@ from ..node_config import NodeConfig
 from .budget import Budget, check_budget
 from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
 from .policy import PUBLIC_KINDS, Policy
-from .witness import DECIDE, Witness, Witnessed
+
+OPEN = "if these data are new and nothing has left them, a person runs `site ledger open` once"
+DECIDE = (
+    "nothing leaves until a person has looked at it; `site ledger reopen` takes the "
+    "decision, --keep where it is whole"
+)
+PLACE = "set witness-dir in the node-config to a folder outside state-dir that this user may write"
+FORM = re.compile(r"witness 1 (\S+) ([0-9]{1,11}) ([0-9]{1,9}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """Content of the witness file.
+
+    Attributes:
+        opened: start of the ledger, seconds since 1970.
+        length: entries, header included.
+        last: hash of the last entry.
+        secret: of this ledger, hexadecimal; makes the tags of receipts.
+    """
+
+    opened: int
+    length: int
+    last: str
+    secret: str
+
+    @property
+    def ledger(self) -> str:
+        """An opaque name of this ledger, for receipts."""
+        return self._tag("ledger")[:32]
+
+    def receipt(self, length: int, last: str) -> Receipt:
+        """The receipt for a ledger of `length` entries with the last hash `last`."""
+        return Receipt(self.ledger, self.opened, length, self._tag(f"entry {length} {last}"))
+
+    def _tag(self, text: str) -> str:
+        return hmac.new(bytes.fromhex(self.secret), text.encode(), hashlib.sha256).hexdigest()
+
+
+class Witness:
+    """The second witness of one data set's ledger. The ledger's lock guards it.
+
+    Args:
+        folder: of the witness files; outside `state`.
+        dataset: name of the data set.
+        state: the state folder, with the ledger.
+
+    Raises:
+        LedgerError: by all methods.
+    """
+
+    def __init__(self, folder: Path, dataset: str, state: Path) -> None:
+        self.file = folder / f"{dataset}.witness"
+        self.dataset = dataset
+        self._state = state
+
+    def read(self) -> Witnessed | None:
+        """The content of the file; None if there is no file."""
+        try:
+            text = self.file.read_text("ascii")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}"
+            ) from None
+        match = FORM.fullmatch(text)
+        if match is None or match[1] != self.dataset:
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}"
+            )
+        return Witnessed(int(match[2]), int(match[3]), match[4], match[5])
+
+    def begin(self, length: int, last: str) -> None:
+        """Write the witness of a ledger that a person has just begun, with a new secret."""
+        self.check_place()
+        try:
+            before = self.read()
+        except LedgerError:
+            before = None
+        opened = max(int(time.time()), before.opened + 1 if before else 0)
+        self._write(Witnessed(opened, length, last, secrets.token_hex(32)))
+
+    def record(self, length: int, last: str) -> None:
+        """Write the ledger's new length and last hash. Only then may the release leave."""
+        before = self.read()
+        if before is None:
+            raise LedgerError(f"the ledger's witness {str(self.file)!r} is gone; {DECIDE}")
+        if (before.length, before.last) != (length, last):
+            self._write(replace(before, length=length, last=last))
+
+    def answered(self) -> set[str]:
+        """Requests by file that this site has answered, under any ledger."""
+        try:
+            return set(self._answers.read_text("ascii").split())
+        except FileNotFoundError:
+            return set()
+        except (OSError, ValueError) as error:
+            raise LedgerError(
+                f"{str(self._answers)!r}, the answered requests, cannot be read ({error}); {DECIDE}"
+            ) from None
+
+    def record_answer(self, request: str) -> None:
+        """Record that a request by file was answered. Only then may the bundle leave."""
+        known = self.answered()
+        if request not in known:
+            try:
+                replace_file(
+                    self._answers,
+                    "".join(f"{each}\n" for each in sorted({*known, request})).encode(),
+                )
+            except OSError as error:
+                raise LedgerError(
+                    f"{str(self._answers)!r} cannot be written ({error}); {PLACE}"
+                ) from None
+
+    @property
+    def _answers(self) -> Path:
+        return self.file.with_suffix(".answered")
+
+    def compare(self, hashes: Sequence[str]) -> bool:
+        """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""
+        self.check_place()
+        seen = self.read()
+        if seen is None:
+            if not hashes:
+                raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}"
+            )
+        if len(hashes) < seen.length:
+            raise LedgerError(
+                f"the ledger has {len(hashes)} entries, but {self.file} has seen {seen.length}; "
+                f"{DECIDE}"
+            )
+        if len(hashes) > seen.length + 1 or hashes[seen.length - 1] != seen.last:
+            raise LedgerError(f"the ledger is not the one that {self.file} has seen; {DECIDE}")
+        if not os.access(self.file.parent, os.W_OK):
+            raise LedgerError(
+                f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}"
+            )
+        return len(hashes) > seen.length
+
+    def hold_against(
+        self, entries: Sequence[Mapping[str, Any]], receipts: Sequence[Receipt]
+    ) -> None:
+        """Refuse a ledger that is older than a receipt that a coordinator returns.
+
+        Args:
+            entries: of the ledger, header first.
+            receipts: that came with a request.
+
+        Raises:
+            LedgerError: for the first receipt that the ledger does not agree with.
+        """
+        own = self.read()
+        assert own is not None  # the ledger has been compared with it
+        others = {other.ledger for other in self._others()}
+        decisions = [entry for entry in entries if entry["kind"] == "decision"]
+        for receipt in receipts:
+            seen = f"the coordinator has seen {receipt.length} entries of"
+            if receipt.ledger == own.ledger:
+                if not 1 <= receipt.length <= len(entries):
+                    raise LedgerError(f"{seen} the ledger, which has {len(entries)}; {DECIDE}")
+                expected = own.receipt(receipt.length, entries[receipt.length - 1]["hash"])
+                if not hmac.compare_digest(str(expected), str(receipt)):
+                    raise LedgerError(f"{seen} another ledger under the name of this one; {DECIDE}")
+            elif receipt.ledger not in others and not _settled(receipt, own, decisions):
+                raise LedgerError(
+                    f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, "
+                    f"that no witness in {str(self.file.parent)!r} knows: it was lost, or it is of "
+                    f"other data, whose witness-dir must then be the same; {DECIDE}"
+                )
+
+    def _others(self) -> list[Witnessed]:
+        """Witnesses of other data sets of this site."""
+        witnesses = []
+        for file in self.file.parent.glob("*.witness"):
+            if file != self.file:
+                try:
+                    witnesses.append(Witness(file.parent, file.stem, self._state).read())
+                except LedgerError:
+                    continue
+        return [each for each in witnesses if each is not None]
+
+    def _write(self, content: Witnessed) -> None:
+        line = (
+            f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} "
+            f"{content.secret}\n"
+        )
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self.file, line.encode())
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}"
+            ) from None
+
+    def check_place(self) -> None:
+        """Raise LedgerError for a witness inside `state-dir`: a restored backup would replace both."""
+        if self.file.parent.resolve().is_relative_to(self._state.resolve()):
+            raise LedgerError(
+                f"the witness folder {str(self.file.parent)!r} is inside state-dir; {PLACE}"
+            )
+
+
+def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
+
+    A kept ledger must be at least as long as it ever was: a longer receipt shows that a newer copy
+    existed.
+    """
+    if not decisions or receipt.opened > own.opened:
+        return False
+    return not decisions[-1].get("kept") or receipt.length <= int(decisions[-1]["sequence"])
+
 
 FORMAT = 1
 LOCK_SECONDS = 60

@@ -4,7 +4,7 @@ unencrypted values.
 Such a site takes part in sealed chains only (`fedpft.seal`). Everything derived from its data is
 encrypted for the sites in its `peers` file. Unencrypted are a status code, its name, the length of
 its payload, the values of `IN_CLEAR`, and after a release its receipt, which contains the number of
-entries in the site's ledger (governance/witness.py).
+entries in the site's ledger (governance/ledger.py).
 """
 
 from __future__ import annotations

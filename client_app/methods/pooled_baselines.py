@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsurrogate.common.data_report import DATA
 from fedsurrogate.common.errors import DataError
+from fedsurrogate.common.models.class_measures import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
-from fedsurrogate.common.models.model_quality import QUALITY, packed_quality, quality_of
 from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import HeadSettings

@@ -20,15 +20,14 @@ from fedsurrogate.common.errors import DataError
 from ..datasets.dataset import Dataset
 from ..datasets.dicom import MOST_FRAMES, OF_HEADERS, scan_images
 from ..datasets.dicom_files import is_dicom_file
+from ..datasets.feature_files import SlideFeatures, feature_files, files_of, form_of, slide_column
 from ..datasets.image_folders import IMAGE_SUFFIXES, find_table
 from ..datasets.images import open_rgb
 from ..datasets.left_out import LeftOut, attempt, is_file
-from ..datasets.names import name_or_blank
 from ..datasets.readers import listing, require_columns
-from ..datasets.slides import SlideFeatures, feature_files, files_of, form_of, slide_column
 from ..datasets.source import bags_of
 from ..datasets.table_records import OF_FOLDER, bags_by_folder
-from ..datasets.tables import read_table
+from ..datasets.tables import name_or_blank, read_table
 from ..node_config import Frames
 
 Kind = Literal["auto", "imagefolder", "dicom", "slides"]

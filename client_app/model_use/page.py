@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
-from fedsurrogate.common.pages.of_classes import (
+from fedsurrogate.common.pages.svg import (
     INTERVAL,
     captions,
     classes_card,
     confusion_card,
     curve_pictures,
+    page_head,
+    render_page,
+    trusted,
+    undrawn,
 )
-from fedsurrogate.common.pages.svg import page_head, render_page, trusted, undrawn
 
 from .target_report import PAGE as TARGET_PAGE
 from .target_report import Pictures

@@ -20,18 +20,16 @@ from fedsurrogate.common.errors import ConfigError, SealError, StateError, Surro
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.signed_models.making import (
-    is_run_folder,
-    is_simulated,
-    own_model,
-    settings_of_run,
-)
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     SignedModel,
     is_name,
+    is_run_folder,
+    is_simulated,
+    own_model,
     read_signed_model,
     save_signed_model,
+    settings_of_run,
 )
 
 from ..governance.work_limits import has_room

@@ -16,11 +16,10 @@ import torch
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_measures import Array, Measure, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.pages.of_classes import MOST_DRAWN, curve_pictures
-from fedsurrogate.common.pages.svg import page_head, render_page
+from fedsurrogate.common.pages.svg import MOST_DRAWN, curve_pictures, page_head, render_page
 from fedsurrogate.common.targets.measures import answers_of, facts_of, measured, metrics_of
 
-from . import plots
+from . import target_metrics
 from .calibration import PRESENT, Calibration, decided_answers
 from .held_out import HeldOut
 from .target_metrics import Observed, Predictions, label_measures, number_measures, time_measures
@@ -144,8 +143,8 @@ def _numbers(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
         )
         measures[name] = number_measures(records, draws)
         for title, draw in (
-            ("predicted against true", plots.predicted_against_true),
-            ("differences (Bland and Altman)", plots.bland_altman),
+            ("predicted against true", target_metrics.predicted_against_true),
+            ("differences (Bland and Altman)", target_metrics.bland_altman),
         ):
             pictures.append(_picture(f"{name}: {title}", draw(records)))
     return measures, pictures
@@ -185,7 +184,7 @@ def _times(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
         np.stack(curves, 1) if curves else None,
     )
     horizon, unit = float(edges[-1]), str(answers.facts.get("unit", ""))
-    figure = plots.kaplan_meier_thirds(records, horizon, unit)
+    figure = target_metrics.kaplan_meier_thirds(records, horizon, unit)
     return (
         {"risk": time_measures(records, horizon, draws)},
         [_picture("Survival by third of the risk", figure)],

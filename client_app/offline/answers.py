@@ -25,9 +25,8 @@ from fedsurrogate.common.message_files import (
     unpack_reply,
     unpack_request,
 )
-from fedsurrogate.common.security.documents import read_at_most
+from fedsurrogate.common.security.documents import Request, read_at_most, read_request
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.wire.records import from_record, pack_bundle, to_record
 
 from ..audit.output import check_attacks

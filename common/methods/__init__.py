@@ -17,10 +17,9 @@ from ..targets.target import Target
 from . import heads
 from .counting import KINDS_OF_COUNTS
 from .fedpft import FEDPFT, KD
-from .generators import GENERATORS
 from .method import Method, Plan, with_secure_sum
 from .synthetic_records import SYNTHETIC_RECORDS
-from .training import TRAINED
+from .training import GENERATORS, TRAINED
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -395,7 +395,7 @@ def kd_plan(settings: Settings) -> Plan:
             heads.HEAD, heads.HEAD, heads.HEAD, symbols=partial(heads.symbols, settings.site_count)
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.heads.local_head:distil_chain",
+            site="fedsurrogate.client_app.methods.local_training:distil_chain",
             strategy="fedsurrogate.strategies.heads:HeadChain",
         ),
         work=partial(heads.chain_work, settings.head, bool(settings.epsilon)),

@@ -61,7 +61,7 @@ def plan(settings: Settings) -> Plan:
             HEAD, (), HEAD, symbols=partial(symbols, settings.site_count), introduces=False
         ),
         combination=Combination(
-            site="fedsurrogate.client_app.methods.heads.local_head:own_head",
+            site="fedsurrogate.client_app.methods.local_training:own_head",
             strategy="fedsurrogate.strategies.heads:Heads",
             learn="fedsurrogate.strategies.heads:average_head",
             stored=True,
@@ -105,7 +105,7 @@ def fedkt_plan(settings: Settings) -> Plan:
         )
 
     student = replace(
-        own.combination, site="fedsurrogate.client_app.methods.heads.local_head:student_head"
+        own.combination, site="fedsurrogate.client_app.methods.local_training:student_head"
     )
     return replace(own, combination=student, work=work_of_teachers, defences=VOTE_DEFENCES)
 
@@ -117,7 +117,7 @@ def local_plan(settings: Settings) -> Plan:
         own.combination,
         strategy="fedsurrogate.strategies.heads:Local",
         evaluate="fedsurrogate.client_app.methods.evaluation:own_model",
-        personal="fedsurrogate.client_app.methods.heads.local_head:local_head",
+        personal="fedsurrogate.client_app.methods.local_training:local_head",
         learn="",
         tested="the site's own head, trained alone",
         stored=False,

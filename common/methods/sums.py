@@ -46,7 +46,7 @@ def class_sums_plan(
         settings: of the run.
         learn: "module:function" at the coordinator: from statistics of all records and a header for
             the model, to the model and facts about it; see `Learn` in
-            `fedsurrogate.strategies.closed_form.strategy`.
+            `fedsurrogate.strategies.heads`.
         shares: part of the privacy budget of "counts" and "sums", which add up to one; None for a
             method without privacy.
 
@@ -87,12 +87,12 @@ def class_sums_plan(
         ),
         combination=Combination(
             site=MESSAGE,
-            strategy="fedsurrogate.strategies.closed_form.strategy:FromStatistics",
+            strategy="fedsurrogate.strategies.heads:FromStatistics",
             learn=learn,
             stored=True,
             sums=MOMENTS[:2],
             site_sums="fedsurrogate.client_app.methods.sums:class_moments",
-            from_sums="fedsurrogate.strategies.closed_form.strategy:learn_from_sum",
+            from_sums="fedsurrogate.strategies.heads:learn_from_sum",
         ),
         work=work,
         privacy=privacy,

@@ -4,7 +4,7 @@ alone.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -27,12 +27,10 @@ from .base import (
     split_sites,
 )
 from .heads import (
-    PREFIX,
     BaselineSettings,
     CountingSettings,
     FeaturesSettings,
     HeadSettings,
-    Partition,
     TargetSettings,
 )
 from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
@@ -126,10 +124,9 @@ class DataSettings(Section):
     classes: ClassNames = Field(
         (), description="All classes in their order; empty collects the classes that sites report."
     )
-    partition: Partition = Field(
+    partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
         "dirichlet",
-        description="How a simulation distributes records to sites: iid, dirichlet, classes, column, or "
-        "a partitioner of flwr-datasets, such as flwr:IidPartitioner.",
+        description="How a simulation distributes records to sites.",
     )
     alpha: float = Field(
         0.5,
@@ -146,11 +143,6 @@ class DataSettings(Section):
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="Share of the records that test, if the data have no split."
     )
-
-    @property
-    def splits_by_column(self) -> bool:
-        """Whether the site column may distribute the records."""
-        return self.partition == "column" or self.partition.startswith(PREFIX)
 
 
 class BackboneSettings(Section):

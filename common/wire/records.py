@@ -16,8 +16,7 @@ from torch import Tensor
 from .. import surrogate_pb2 as pb
 from ..errors import LARGEST_COUNT, SITE_NAME, SealError, SurrogateError
 from ..safe_parsing import canonical, read_message
-from ..security.documents import json_object, open_file, pack_file
-from ..security.signed_requests import Request
+from ..security.documents import Request, json_object, open_file, pack_file
 from ..surrogates.mixtures import Mixtures
 from ..surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from .surrogate_proto import (

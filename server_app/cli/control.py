@@ -184,7 +184,7 @@ def _check_keys_allowed(
     """Who has allowed it; none if nothing would change. Raises ConfigError if the federation asks for
     signatures that the proposal in `file` has not.
     """
-    from fedsurrogate.common.security.proposals import Proposal, read_proposal
+    from fedsurrogate.common.security.documents import Proposal, read_proposal
 
     from ..deployment.audit_log import approvals_needed, check_allowed
     from ..deployment.supernodes import table_file
@@ -227,8 +227,14 @@ def run(
 
     from ..deployment.submit import check_connection, options_of, remark
     from ..deployment.submit import run as start
-    from ..lifecycle.before_start import check_submission, own_folders, with_map_digest
-    from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..lifecycle.before_start import (
+        Interrupted,
+        check_submission,
+        goodbye,
+        interruptible,
+        own_folders,
+        with_map_digest,
+    )
     from ..monitoring.watch import Progress
     from ..runs.presets import typed_settings
 
@@ -310,7 +316,7 @@ def show_result(folder: Path | None, output: Path, as_json: bool, secured: bool)
         secured: whether the SuperLink uses TLS.
     """
     from ..deployment.submit import DONE
-    from ..runs.card import effect_lines, missing_line
+    from ..runs.metrics import effect_lines, missing_line
 
     if folder is None:
         console.print(
@@ -487,7 +493,7 @@ def stop(
     """
     from ..deployment.submit import options_of
     from ..deployment.submit import stop as end
-    from ..lifecycle.resume import continuation
+    from ..lifecycle.before_start import continuation
 
     handle = end(run, output, control, root_certificates)
     console.print(f"stopped {handle.folder or handle.id}", soft_wrap=True)

@@ -108,8 +108,13 @@ def simulate(
     Example: coordinator simulate --sites 10 -c 'alpha=0.1 compare=true'
     """
 
-    from ..lifecycle.before_start import check_simulation, flower_engine
-    from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..lifecycle.before_start import (
+        Interrupted,
+        check_simulation,
+        flower_engine,
+        goodbye,
+        interruptible,
+    )
     from ..monitoring.watch import Progress
     from ..runs.presets import typed_settings
 

@@ -366,6 +366,6 @@ def export(
 
 def _weights(run: Path) -> str:
     """The weights file in the settings of a run."""
-    from fedsurrogate.common.signed_models.making import settings_of_run
+    from fedsurrogate.common.signed_models.signed_model import settings_of_run
 
     return settings_of_run(run).settings.weights_path

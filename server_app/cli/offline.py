@@ -140,7 +140,7 @@ def exchange(
     keeps running until the end. An empty file 02-north.lost tells that no reply will come.
     """
     from ..exchange import run_by_files
-    from ..lifecycle.resume import Interrupted, goodbye, interruptible
+    from ..lifecycle.before_start import Interrupted, goodbye, interruptible
     from ..runs.presets import typed_settings
     from .control import show_result
 

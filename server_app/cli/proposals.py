@@ -18,7 +18,7 @@ from .options import RunSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedsurrogate.common.security.proposals import Action, Proposal
+    from fedsurrogate.common.security.documents import Action, Proposal
     from fedsurrogate.common.settings.base import Scalar
 
 ProposalFile = Annotated[
@@ -99,7 +99,7 @@ def write_proposal(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
-    from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+    from fedsurrogate.common.security.documents import Proposal, SignedProposal
 
     from ..lifecycle.before_start import own_folders, with_map_digest
 
@@ -122,7 +122,7 @@ def write_proposal(
 
 def settings_of(proposal: Path | None) -> dict[str, Scalar]:
     """The settings that a proposal names, with itself as `approval`; none without one."""
-    from fedsurrogate.common.security.proposals import read_proposal
+    from fedsurrogate.common.security.documents import read_proposal
 
     if proposal is None:
         return {}
@@ -168,7 +168,7 @@ def check_run_signed(settings: Mapping[str, Scalar], authority: Path | None) -> 
         settings: of the run, flat.
         authority: the certificate, in the folder of `coordinator sites certs`; None without TLS.
     """
-    from fedsurrogate.common.security.proposals import Proposal
+    from fedsurrogate.common.security.documents import Proposal
 
     from ..deployment.audit_log import check_run_allowed
     from ..deployment.supernodes import table_file
@@ -237,7 +237,7 @@ def approve(
     """
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.files import READABLE, replace_file
-    from fedsurrogate.common.security.proposals import read_approver_key, read_proposal
+    from fedsurrogate.common.security.documents import read_approver_key, read_proposal
 
     signed = read_proposal(file)
     show_proposal(signed.proposal)

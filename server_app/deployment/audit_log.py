@@ -24,10 +24,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedsurrogate.common.errors import ConfigError, RunError, SealError
-from fedsurrogate.common.security.documents import canonical_json
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.documents import (
     Action,
     SignedProposal,
+    canonical_json,
     check_signed,
     read_approver_key,
     read_setting,

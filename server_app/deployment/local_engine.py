@@ -27,11 +27,16 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 
 from ..control_api import find_folder
-from ..federate import federate
-from ..lifecycle.before_start import check_local, check_records, check_simulation, site_folders
-from ..lifecycle.resume import Interrupted
+from ..lifecycle.before_start import (
+    Interrupted,
+    check_local,
+    check_records,
+    check_simulation,
+    site_folders,
+)
 from ..runs.reader import POLL_SECONDS
 from ..runs.state import PARTS, EventFile
+from ..serverapp import federate
 from .submit import OnEvent, remark
 
 FIRST_NODE = 1001

@@ -34,6 +34,7 @@ from ..control_api import event_now
 from ..lifecycle.before_start import (
     DID_NOT_START,
     REMEDY,
+    Interrupted,
     check_addresses,
     check_records,
     check_simulation,
@@ -41,7 +42,6 @@ from ..lifecycle.before_start import (
     site_folders,
 )
 from ..lifecycle.ends import complete_interrupted
-from ..lifecycle.resume import Interrupted
 from .addresses import connect
 from .submit import (
     COORDINATOR,

@@ -24,7 +24,7 @@ from fedsurrogate.common.flower.environment import QUIET, UNIX, quoted_python, w
 from fedsurrogate.common.flower.interface import FINISHED
 from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import read_setting
+from fedsurrogate.common.security.documents import read_setting
 from fedsurrogate.common.settings.base import Scalar
 
 from ..control_api import (
@@ -38,8 +38,8 @@ from ..control_api import (
     status_of,
 )
 from ..control_api import stop as stop_at_superlink
+from ..lifecycle.before_start import Interrupted, can_continue, continuation
 from ..lifecycle.ends import await_end, complete_interrupted, final_metrics
-from ..lifecycle.resume import Interrupted, can_continue, continuation
 from .addresses import connect, is_here
 from .audit_log import note
 

@@ -31,8 +31,13 @@ from fedsurrogate.common.models.classifiers import (
 from fedsurrogate.common.models.networks import build
 from fedsurrogate.common.privacy.gaussian_mechanism import weigh_rows
 from fedsurrogate.common.privacy.shares import ALL
-from fedsurrogate.common.signed_models.making import settings_of_run, signed_from_run
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SUFFIX,
+    SignedModel,
+    read_signed_model,
+    settings_of_run,
+    signed_from_run,
+)
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.targets.measures import answer_columns, answers_together
 

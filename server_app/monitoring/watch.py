@@ -17,8 +17,8 @@ from rich.text import Text
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import human_bytes, human_seconds, percent
 
+from ..lifecycle.before_start import can_continue, continuation
 from ..lifecycle.ends import complete_killed
-from ..lifecycle.resume import can_continue, continuation
 from ..runs.reader import POLL_SECONDS, LiveRun, find_run
 from ..runs.state import Json, RunState, SiteState, event_line, natural_order
 

@@ -27,11 +27,9 @@ from ..runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 from ..runs.scores import AUROC, leading, scores_of
 from ..runs.state import Json, as_list, as_number, as_numbers, as_table, natural_order
 from .counts_view import CountsView, counts_views
-from .plots import accuracy as plots
-from .plots.accuracy import accuracy_over, steps
-from .plots.rows import Series, draw_rows, radii, sheets
+from .plots import rows as plots
+from .plots.rows import Series, accuracy_over, draw_rows, radii, sheets, steps
 from .quality_view import measures_view, privacy_view, quality_view
-from .site_distances import drawn_map, site_map_of, words_of
 from .tables import (
     compared,
     comparison_table,
@@ -130,8 +128,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["sheets"] = tuple(svg for _, svg in drawn_sheets)
     if drawn_radii := radii(run):
         pictures["radii"] = (drawn_radii,)
-    if (site_map := site_map_of(run, folder)) is not None:
-        pictures["map"] = (drawn_map(site_map),)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
     tables, warned = _tables(run), warnings_of(run)
@@ -153,7 +149,6 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "folder": folder.name,
         "head": trusted(page_head(for_html(f"{run.method} · {folder.name}"))),
         "sheet_rounds": [f"Round {number}" for number, _ in drawn_sheets],
-        "apart": words_of(site_map) if site_map else [],
         "pictures": {key: [trusted(svg) for svg in svgs] for key, svgs in pictures.items()},
         "layout": layout(pictures),
         "times": _times(run),

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.escapes import percent
-from fedsurrogate.common.models.class_measures import Measure, leads_with_auroc
-from fedsurrogate.common.models.model_quality import ModelQuality, unpacked_quality
-from fedsurrogate.common.pages.of_classes import (
+from fedsurrogate.common.models.class_measures import (
+    Measure,
+    ModelQuality,
+    leads_with_auroc,
+    unpacked_quality,
+)
+from fedsurrogate.common.pages.svg import (
     captions,
     classes_card,
     confusion_card,
     curve_pictures,
+    trusted,
     undefined_because,
 )
-from fedsurrogate.common.pages.svg import trusted
 from fedsurrogate.common.targets.measures import IN_WORDS
 from fedsurrogate.common.targets.registry import TARGETS
 

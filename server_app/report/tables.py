@@ -18,12 +18,12 @@ from fedsurrogate.common.identity import likely_one_remarks
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.settings.base import flatten
 
-from ..lifecycle.resume import OF_RECORDS
-from ..runs.card import missing_classes
+from ..lifecycle.before_start import OF_RECORDS
+from ..runs.metrics import missing_classes
 from ..runs.reader import DOWNSTREAM, RunFolder
 from ..runs.scores import at_chance, largest_share, may_be_chance
 from ..runs.state import Json, as_list, as_number, as_numbers, as_table
-from .plots.accuracy import ROUND, AccuracyStep, steps
+from .plots.rows import ROUND, AccuracyStep, steps
 from .quality_view import recorded_quality
 
 Table = list[Sequence[object]]
@@ -162,7 +162,6 @@ TITLES = {
     "survey": "What records the sites have",
     "effects": "What each site changes",
     "radii": "How far the landscapes were trusted",
-    "map": "Map of the hospitals",
     "sheets": "What the sites sent",
     "features": "Real against synthetic features",
 }

@@ -14,7 +14,7 @@ from fedsurrogate.common.run import Run
 from fedsurrogate.common.secure_sum.rules import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 
-from .card import mean_noise
+from .metrics import mean_noise
 
 if TYPE_CHECKING:
     pass

@@ -13,8 +13,7 @@ from fedsurrogate.common.models.class_measures import leads_with_auroc
 from .state import Json, as_number, as_numbers, as_table
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.models.class_measures import Measure
-    from fedsurrogate.common.models.model_quality import ModelQuality
+    from fedsurrogate.common.models.class_measures import Measure, ModelQuality
 
 
 # Columns of a table, by their names.

@@ -21,9 +21,13 @@ from fedsurrogate.common.errors import (
     RunError,
     SurrogateError,
 )
-from fedsurrogate.common.models.devices import pick_device
-from fedsurrogate.common.signed_models.making import signed_values
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
+from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.signed_models.signed_model import (
+    SUFFIX,
+    SignedModel,
+    save_signed_model,
+    signed_values,
+)
 from fedsurrogate.common.targets.measures import metrics_of
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record

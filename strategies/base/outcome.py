@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsurrogate.common.errors import SITE_NAME, SurrogateError
 from fedsurrogate.common.files import READABLE, replace_file
+from fedsurrogate.common.models.class_measures import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.classifiers import Classifier
-from fedsurrogate.common.models.model_quality import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.privacy.mechanism import Mechanism

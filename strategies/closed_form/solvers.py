@@ -19,12 +19,11 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
-from fedsurrogate.common.models.devices import stream
+from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header
 
-from .factored import Factored, Tridiagonal, dense, sum_of_squares
-from .statistics import Statistics
+from .statistics import Factored, Statistics, Tridiagonal, dense, sum_of_squares
 
 # For a diagonal or a single variance, which few numbers determine.
 RESTRICTED = 0.01

@@ -34,8 +34,8 @@ from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
 from fedsurrogate.common.methods.method import Field
-from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
 from fedsurrogate.common.privacy.shares import KEPT, OwnParts
 from fedsurrogate.common.run import Run, parse_run

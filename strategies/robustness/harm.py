@@ -17,9 +17,8 @@ from torch import Tensor
 from fedsurrogate.common.surrogates.class_sums import PRESENT
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 
-from ..closed_form.factored import Factored, dense
 from ..closed_form.solvers import ENOUGH_COLUMNS, LEAST_EXCESS, LEAST_RATIO
-from ..closed_form.statistics import Statistics, of_mixtures
+from ..closed_form.statistics import Factored, Statistics, dense, of_mixtures
 
 # A site's covariance counts at most so many times the median site's where it is the common scale.
 WIDEST = 3.0

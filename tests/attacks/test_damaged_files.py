@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from fedsurrogate.client_app import secure_sum
-from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.client_app.governance.policy import load_policy
-from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.model_use.adaptation import (
     Adapted,
     adapted_classifier,

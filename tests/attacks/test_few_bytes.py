@@ -46,11 +46,12 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import ConfigError, DataError, RunError, SealError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import public_key
-from fedsurrogate.common.signed_models.making import received_model, signed_values
 from fedsurrogate.common.signed_models.signed_model import (
     digest_of,
     read_signed_model,
+    received_model,
     save_signed_model,
+    signed_values,
     unpack_gaussians,
 )
 from fedsurrogate.common.wire.generator_files import read_generator
@@ -279,7 +280,7 @@ def test_nothing_is_built_before_the_signature_fits(
     values = signed_values(made) | {"signature": content}
     for place in (
         "fedsurrogate.common.signed_models.signed_model.classifier_of",
-        "fedsurrogate.common.signed_models.making",
+        "fedsurrogate.common.signed_models.signed_model",
     ):
         names = [""] if place.endswith("_of") else [".unpack_classifier", ".unpack_gaussians"]
         for name in names:

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.model_use.store import models_folder, read_index
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.own_files import close_to_others, own_files, readable_by_others
 from fedsurrogate.common import files
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.exchange import make_request
 from tests.client_app.methods.dpcvae.test_downstream import generator_file

@@ -17,16 +17,15 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app import requests, secure_sum
 from fedsurrogate.client_app.audit import output
-from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.features.cache import read_entry
+from fedsurrogate.client_app.features.site_features import log_once
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
-from fedsurrogate.client_app.governance.ledger import Ledger
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import check_room, hold, why_held
-from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
-from fedsurrogate.client_app.methods.heads.local_head import _classes
+from fedsurrogate.client_app.methods.local_training import _classes
 from fedsurrogate.client_app.model_use import store
 from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
 from fedsurrogate.client_app.node_config import NodeConfig

@@ -19,7 +19,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.processes import warm
+from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.processes.own_account import ARGUMENTS
 from tests.children import in_child
 
@@ -30,7 +30,7 @@ import json, os, socket, sys
 def note(words):
     with open(os.path.dirname(sys.argv[0]) + "/begun", "a") as file:
         file.write(words + "\\n")
-if sys.argv[1:2] != ["{warm.FLAG}"]:
+if sys.argv[1:2] != ["{app_process.FLAG}"]:
     (task,) = json.loads(os.environ["{ARGUMENTS}"])
     note("new " + task)
     sys.exit()
@@ -51,7 +51,7 @@ def test_a_child_draws_what_neither_its_parent_nor_another_child_draws() -> None
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    children = [in_child(warm._fork, drawn) for _ in range(2)]
+    children = [in_child(app_process._fork, drawn) for _ in range(2)]
     numbers = [*children[0], *children[1], *drawn()]
     assert len(set(numbers)) == len(numbers) == 18
 
@@ -59,23 +59,23 @@ def test_a_child_draws_what_neither_its_parent_nor_another_child_draws() -> None
 def test_a_fork_leaves_the_signals_and_the_name_of_the_parent_as_they_were() -> None:
     def state() -> tuple[object, ...]:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        handlers = [signal.getsignal(number) for number in warm.ENDS]
+        handlers = [signal.getsignal(number) for number in app_process.ENDS]
         return blocked, handlers, psutil.Process().name()
 
     before = state()
-    handlers = {number: signal.getsignal(number) for number in warm.ENDS}
+    handlers = {number: signal.getsignal(number) for number in app_process.ENDS}
     try:
-        for number in warm.ENDS:
+        for number in app_process.ENDS:
             signal.signal(number, signal.SIG_IGN)
-        blocked, own, name = in_child(warm._fork, state)
+        blocked, own, name = in_child(app_process._fork, state)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert state() == before
     # Blocked until a task has its message; then they end it, whatever the parent does with them.
-    assert set(warm.ENDS) <= blocked
+    assert set(app_process.ENDS) <= blocked
     assert own == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
-    assert name == warm.TASK_NAME
+    assert name == app_process.TASK_NAME
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
@@ -84,7 +84,7 @@ def test_a_child_ends_with_its_parent() -> None:
     read, write = os.pipe()
     if not (parent := os.fork()):
         try:
-            if child := warm._fork():
+            if child := app_process._fork():
                 os.write(write, str(child).encode())
             while True:
                 time.sleep(1)
@@ -121,8 +121,8 @@ def test_every_task_begins_once_whenever_the_warm_process_ends(
     names = [f"{task} {number}" for number, task in enumerate(tasks)]
     begun.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm, "installed", lambda: (0,))
-        with warm.WarmStarter(command, os.environ) as starter:
+        patch.setattr(app_process, "installed", lambda: (0,))
+        with app_process.WarmStarter(command, os.environ) as starter:
             for name in names:
                 starter.start([name])
             until, lines = time.monotonic() + PATIENCE, list[str]()

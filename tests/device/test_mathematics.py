@@ -14,8 +14,7 @@ from torch import Tensor
 from benchmarks._gpu_parity import pooled
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit_streamed
 from fedsurrogate.strategies.closed_form import solvers
-from fedsurrogate.strategies.closed_form.factored import Factored
-from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
+from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics, sum_of
 from tests.device.machine import Machine
 
 

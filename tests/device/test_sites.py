@@ -18,11 +18,11 @@ from benchmarks._gpu_parity import cvae, images, network, warnings_of
 from fedsurrogate.client_app.diagnostics import site_checks
 from fedsurrogate.client_app.features.device_processes import Devices, in_parts, in_processes
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
-from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradient
+from fedsurrogate.client_app.methods.dpcvae.training import private_gradient
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.weight_files import read_weights
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.devices import gpus_of, pick_device
+from fedsurrogate.common.models.training_parts import gpus_of, pick_device
 from tests.device.machine import Machine
 from tests.device.pretended_process import SIZE, OnGpus, backbone
 from tests.device.pretended_process import network as small_network

@@ -7,7 +7,7 @@ import torchvision
 import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 import fedsurrogate.server_app.serverapp
-from fedsurrogate.client_app.processes.warm import import_all
+from fedsurrogate.client_app.processes.app_process import import_all
 
 __all__ = ["fedsurrogate", "matplotlib", "sklearn", "torchvision"]
 import_all()

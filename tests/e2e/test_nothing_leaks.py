@@ -29,8 +29,8 @@ from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, FedSurrogateError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.wire.records import INFO, to_record
 from tests.e2e.processes import federation
 from tests.e2e.test_in_process import image_folder
@@ -277,11 +277,11 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
         {"fedpft.topology": "chain"},
     ),
     "kd": (
-        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
+        "fedsurrogate.client_app.methods.local_training.train_on_features",
         {"method": "kd"},
     ),
     "average": (
-        "fedsurrogate.client_app.methods.heads.local_head.train_on_features",
+        "fedsurrogate.client_app.methods.local_training.train_on_features",
         {"method": "average"},
     ),
     "fedavg": (

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedsurrogate.client_app.processes.app_process import READY_NAME, TASK_NAME
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
-from fedsurrogate.client_app.processes.warm import READY_NAME, TASK_NAME
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.hospitals import Hospital
 from tests.e2e.processes import BIN, Federation, environment, events, federation, until

@@ -27,8 +27,7 @@ from fedsurrogate.common.models.classifiers import (
     scores_alone,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import save_signed_model
+from fedsurrogate.common.signed_models.signed_model import make_signed_model, save_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witnessed
+from fedsurrogate.client_app.governance.ledger import Ledger, Witnessed
 from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.message_files import (
     MessageReply,
@@ -51,9 +50,9 @@ from fedsurrogate.common.secure_sum.secrets import (
     pair_masks,
     share_digest,
 )
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.registrations import join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import open_sealed, public_key, sign
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.signed_models.gaussians import Gaussians, LowRankCovariance
 from fedsurrogate.common.signed_models.signed_model import (
     Manifest,

@@ -26,8 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.budget import Budget, spent
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"

@@ -25,15 +25,14 @@ from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, Ru
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import public_key, read_keys
-from fedsurrogate.common.security.signed_requests import read_request
-from fedsurrogate.common.signed_models.making import settings_of_run
-from fedsurrogate.common.signed_models.signed_model import read_signed_model
+from fedsurrogate.common.signed_models.signed_model import read_signed_model, settings_of_run
 from fedsurrogate.common.wire.generator_files import read_generator
 from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.common.wire.records import unpack_bundle, unpack_surrogate
 from fedsurrogate.server_app.exchange import learn_from_files
-from fedsurrogate.server_app.lifecycle.resume import check_resume
+from fedsurrogate.server_app.lifecycle.before_start import check_resume
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run

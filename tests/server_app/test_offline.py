@@ -26,8 +26,8 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import Request, read_request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request, read_request
 from fedsurrogate.common.surrogate_pb2 import Bundle
 from fedsurrogate.common.wire.records import (
     pack_bundle,

@@ -13,7 +13,7 @@ from fedsurrogate.common.surrogates.surrogates import without_classes
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.runs.reader import read_payloads
-from fedsurrogate.strategies.fedpft.sampling import learn
+from fedsurrogate.strategies.fedpft.strategy import learn_from_samples as learn
 from tests.grid import Fault, InProcessGrid, run_federation, sites
 
 SETTINGS = {"head.min-steps": 20, "head.epochs": 2, "fedpft.components": 2, "partition": "iid"}

@@ -21,7 +21,7 @@ from fedsurrogate.common.methods.fedpft import (
     form_of,
     in_form,
 )
-from fedsurrogate.common.models.devices import stream
+from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,

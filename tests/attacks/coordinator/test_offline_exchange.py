@@ -25,13 +25,13 @@ import fedsurrogate.server_app.serverapp
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.sealing import new_key, sign
-from fedsurrogate.common.security.signed_requests import (
+from fedsurrogate.common.security.documents import (
     FIRST_LINE,
     LARGEST_REQUEST,
     Request,
     read_request,
 )
+from fedsurrogate.common.security.sealing import new_key, sign
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.common.surrogates.covariances import Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
@@ -137,7 +137,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> World:
     # Drawing a report takes longer than all other work.
     monkeypatch.setattr(
-        sys.modules["fedsurrogate.server_app.federate"], "write_report", lambda folder: None
+        sys.modules["fedsurrogate.server_app.serverapp"], "write_report", lambda folder: None
     )
     return World(tmp_path, monkeypatch, capsys)
 

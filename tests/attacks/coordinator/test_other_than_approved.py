@@ -17,7 +17,7 @@ from fedsurrogate.common.errors import ConfigError, PolicyError, RunError, Surro
 from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire.surrogate_proto import pack_map

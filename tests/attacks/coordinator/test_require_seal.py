@@ -29,8 +29,8 @@ from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.methods import METHODS as ALL
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogate_pb2 import Sealed
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier

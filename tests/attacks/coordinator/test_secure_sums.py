@@ -25,8 +25,8 @@ from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent,
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_sum.rules import context_of, local_epsilon, rules_of
 from fedsurrogate.common.secure_sum.secrets import Dealt, Member
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import from_record, to_record

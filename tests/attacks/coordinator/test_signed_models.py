@@ -20,8 +20,13 @@ from fedsurrogate.common.errors import FedSurrogateError, SealError, SurrogateEr
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.signed_models.making import make_signed_model, signed_values
-from fedsurrogate.common.signed_models.signed_model import PURPOSE, SignedModel, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    PURPOSE,
+    SignedModel,
+    make_signed_model,
+    read_signed_model,
+    signed_values,
+)
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import Info, from_record, to_record

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.common.errors import BudgetError, LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 

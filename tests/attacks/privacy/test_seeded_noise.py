@@ -25,8 +25,8 @@ import torch
 from flwr.app import RecordDict
 
 from fedsurrogate.client_app.methods.dp import record_gradients
-from fedsurrogate.client_app.methods.dpcvae import training_steps
-from fedsurrogate.client_app.processes import warm
+from fedsurrogate.client_app.methods.dpcvae import training
+from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.secure_sum import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
@@ -215,7 +215,7 @@ def test_no_seed_repeats_a_sample_or_the_noise_of_encodings(
         return draw
 
     monkeypatch.setattr(record_gradients, "poisson_sample", kept(record_gradients.poisson_sample))
-    monkeypatch.setattr(training_steps, "system_normals", kept(training_steps.system_normals))
+    monkeypatch.setattr(training, "system_normals", kept(training.system_normals))
     settings = with_noise(RUNS[name]) | dict.fromkeys(RATES, 0.5)
     for _ in range(2):
         seed_all(0)
@@ -349,7 +349,7 @@ def secrets_drawn() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("fork", [os.fork, warm._fork])
+@pytest.mark.parametrize("fork", [os.fork, app_process._fork])
 @pytest.mark.usefixtures("system_noise")
 def test_no_secret_is_drawn_twice_whatever_is_seeded_or_forked(
     home: Iterator[Path], fork: Callable[[], int]

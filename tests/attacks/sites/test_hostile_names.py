@@ -46,9 +46,9 @@ from fedsurrogate.common.logs import TextLines, in_one_line
 from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
 from fedsurrogate.common.signed_models.signed_model import (
     SignedModel,
+    make_signed_model,
     read_signed_model,
     save_signed_model,
 )

@@ -16,7 +16,7 @@ from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.methods import FEDPFT_CHAIN
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.card import missing_line
+from fedsurrogate.server_app.runs.metrics import missing_line
 from fedsurrogate.server_app.runs.reader import read_run
 from fedsurrogate.server_app.runs.state import event_line, state_of
 from tests.grid import (

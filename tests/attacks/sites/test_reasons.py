@@ -15,7 +15,7 @@ from PIL import Image
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import local_engine
-from fedsurrogate.server_app.federate import federate
+from fedsurrogate.server_app.serverapp import federate
 from fedsurrogate.strategies.flower import worker_failure
 from tests.grid import (
     FAST,

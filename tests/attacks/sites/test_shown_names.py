@@ -17,8 +17,8 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import for_rows
 from fedsurrogate.common.identity import unclear
 from fedsurrogate.common.metrics_page import MachineCollector, is_named, serve_page
+from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.security.enrolment import Enrolment
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.enrolment import standing
 from tests.commands import coordinator

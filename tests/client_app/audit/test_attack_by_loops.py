@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from fedsurrogate.client_app.audit.membership import Trials, answers, distinct, lira, success
+from fedsurrogate.client_app.audit.membership import Trials, answers, distinct, guess, lira, success
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.privacy.one_run import guess
 
 Numbers = NDArray[np.float64]
 few = settings(max_examples=25, deadline=None)

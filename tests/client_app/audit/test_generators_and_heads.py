@@ -1,4 +1,4 @@
-"""RMIA on heads, and attacks on generators, against closed forms and through an audit of a site."""
+"""RMIA on heads, and attacks on release_audit, against closed forms and through an audit of a site."""
 
 import math
 from pathlib import Path
@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from fedsurrogate.client_app.audit import generators
-from fedsurrogate.client_app.audit.generators import closest_synthetic, generator_scores, likelihood
-from fedsurrogate.client_app.audit.release_audit import RMIA
+from fedsurrogate.client_app.audit import release_audit
+from fedsurrogate.client_app.audit.release_audit import (
+    RMIA,
+    closest_synthetic,
+    generator_scores,
+    likelihood,
+)
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.task import Task
@@ -99,9 +103,9 @@ def test_a_generator_is_made_by_the_sites_own_code_in_every_round(
 
         return work
 
-    monkeypatch.setattr(generators, "site_function", kept)
+    monkeypatch.setattr(release_audit, "site_function", kept)
     node = hospital(tmp_path, [4, 4])
-    module = generators.generator_of(run, node, found)
+    module = release_audit.generator_of(run, node, found)
     assert [info["round"] for info, _, _ in asked] == [1, 2, 3][: run.rounds]
     assert [info["confirmed"] for info, _, _ in asked] == [0, 1, 2][: run.rounds]
     assert [sent.round for _, sent, _ in asked] == [1, 2, 3][: run.rounds]
@@ -150,8 +154,8 @@ def test_a_generator_is_the_first_model_plus_the_changes_of_all_rounds_but_the_f
         made = pack_parameters(Parameters(sent.header, sent.round, replies[sent.round - 1]))
         return SimpleNamespace(payload=made, keep={kept: bytes([sent.round])})
 
-    monkeypatch.setattr(generators, "site_function", lambda combination: answer)
-    made = tensors_of(generators.generator_of(run, hospital(tmp_path, [1, 1, 1]), found))
+    monkeypatch.setattr(release_audit, "site_function", lambda combination: answer)
+    made = tensors_of(release_audit.generator_of(run, hospital(tmp_path, [1, 1, 1]), found))
     assert made[COUNTS].tolist() == [0.0, 0.5, 8.0]
     if sums:
         divided = first[SUMS] / torch.tensor([1.0, 1.0, 8.0])[:, None] * 2.0

@@ -21,7 +21,6 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from fedsurrogate.client_app.audit import membership
-from fedsurrogate.client_app.audit.generators import closest_synthetic, likelihood
 from fedsurrogate.client_app.audit.membership import (
     CODED,
     MOMENT,
@@ -31,6 +30,7 @@ from fedsurrogate.client_app.audit.membership import (
     rmia,
     usual_distance,
 )
+from fedsurrogate.client_app.audit.release_audit import closest_synthetic, likelihood
 from fedsurrogate.common.models.generators import Decoder
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.surrogates.class_sums import fold

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets import images
-from fedsurrogate.client_app.datasets.data_log import log_once
 from fedsurrogate.client_app.datasets.images import (
     once,
     remembered,
@@ -28,6 +27,7 @@ from fedsurrogate.client_app.datasets.images import (
 from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
+from fedsurrogate.client_app.features.site_features import log_once
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import DataError

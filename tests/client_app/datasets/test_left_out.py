@@ -27,8 +27,8 @@ from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.settings import Settings
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs

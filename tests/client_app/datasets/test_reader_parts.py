@@ -22,10 +22,9 @@ from safetensors.torch import save_file
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.feature_files import read_safetensors
 from fedsurrogate.client_app.datasets.left_out import LeftOut, loss_of_other_classes, oddities
-from fedsurrogate.client_app.datasets.names import name_or_blank, names_in
 from fedsurrogate.client_app.datasets.readers import content_key, split_files
 from fedsurrogate.client_app.datasets.source import require_columns, some
-from fedsurrogate.client_app.datasets.target_values import number_in
+from fedsurrogate.client_app.datasets.tables import name_or_blank, names_in, number_in
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.datasets.site_names import named_site
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.requests import identify_site
+from fedsurrogate.client_app.requests import identify_site, named_site
 from fedsurrogate.common.run import parse_run
 
 RUNS = itertools.count()

@@ -44,7 +44,7 @@ from fedsurrogate.client_app.offline.keys import dry_run
 from fedsurrogate.client_app.processes.supervisor import looked_at
 from fedsurrogate.common.errors import BudgetError, ConfigError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal
+from fedsurrogate.common.security.documents import Proposal, SignedProposal
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.deployment.certificates import _make_server, _private, issue
 from tests.client_app.governance.ledger_processes import release

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from tests.client_app.governance.ledger_processes import release
 
 RUNS = [f"bundle-{digit * 16}" for digit in "ab"] + ["77", "bundle-x"]

@@ -33,11 +33,7 @@ from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.security.proposals import (
-    Proposal,
-    SignedProposal,
-    read_signed,
-)
+from fedsurrogate.common.security.documents import Proposal, SignedProposal, read_signed
 from fedsurrogate.common.security.sealing import public_key
 
 RUN = {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}

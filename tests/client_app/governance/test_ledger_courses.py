@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.entries import events_of
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     epsilon_spent,

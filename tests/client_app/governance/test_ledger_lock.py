@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.governance import ledger as module
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness
 from fedsurrogate.common.errors import LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 

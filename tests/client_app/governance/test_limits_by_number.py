@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance import budget, witness, work_limits
+from fedsurrogate.client_app.governance import budget, ledger, work_limits
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.gate import (
     Allowed,
@@ -27,11 +27,10 @@ from fedsurrogate.client_app.governance.gate import (
     open_gate,
     open_ledger,
 )
-from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import DISCLOSURES, check_dimension, disclosure_of
 from fedsurrogate.client_app.governance.release import entry as entry_of
-from fedsurrogate.client_app.governance.witness import Witness
 from fedsurrogate.client_app.governance.work_limits import (
     NO_WORK_LIMITS,
     UNLIMITED,
@@ -251,7 +250,7 @@ def test_a_witness_begun_again_in_the_same_second_is_a_later_one(
     seen = Witness(tmp_path / "witness", "d" * 16, tmp_path / "state")
     times, found = [100.9, 100.2, 90.0, 200.5], []
     for number, now in enumerate(times):
-        monkeypatch.setattr(witness, "time", SimpleNamespace(time=lambda now=now: now))
+        monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda now=now: now))
         seen.begin(number, "a" * 64)
         found.append(seen.read())
     assert [each.opened for each in found if each] == [100, 101, 102, 200]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance.ledger import Ledger
-from fedsurrogate.client_app.governance.witness import Witness, Witnessed
+from fedsurrogate.client_app.governance.ledger import Ledger, Witness, Witnessed
 from fedsurrogate.common.errors import LedgerError, SurrogateError
 from fedsurrogate.common.security.registrations import (
     MOST_RECEIPTS,
@@ -136,7 +135,7 @@ def test_a_witness_folder_that_cannot_be_written_is_refused_before_the_charge(
     before = ledger.path.read_bytes()
     # Root may write everywhere, and the tests may run as root.
     monkeypatch.setattr(
-        "fedsurrogate.client_app.governance.witness.os.access", lambda path, mode: False
+        "fedsurrogate.client_app.governance.ledger.os.access", lambda path, mode: False
     )
     with pytest.raises(LedgerError, match="set witness-dir in the node-config"):
         ledger.charge(release(), TOTAL)
@@ -152,7 +151,7 @@ def test_where_only_the_witness_finds_no_room_nothing_leaves_and_the_entry_count
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedsurrogate.client_app.governance.witness.replace_file", full)
+        patched.setattr("fedsurrogate.client_app.governance.ledger.replace_file", full)
         for _ in range(3):
             with pytest.raises(LedgerError, match="No space left on device"):
                 ledger.charge(release(), TOTAL)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.heads import local_head as distillation
-from fedsurrogate.client_app.methods.heads.local_head import (
+from fedsurrogate.client_app.methods import local_training as distillation
+from fedsurrogate.client_app.methods.local_training import (
     distil,
     local_head,
     own_head,

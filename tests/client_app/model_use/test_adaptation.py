@@ -38,7 +38,7 @@ from fedsurrogate.common.errors import ConfigError, DataError, SealError
 from fedsurrogate.common.models.class_measures import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.measures import facts_of
 from tests.client_app.model_use.hospitals import federation, site, text

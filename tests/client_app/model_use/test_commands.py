@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel, save_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    make_signed_model,
+    save_signed_model,
+)
 from tests.client_app.model_use.hospitals import site
 from tests.common.signed_models.test_signed_model import KEY, PRIVATE, head
 

@@ -31,8 +31,11 @@ from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel, sign_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    make_signed_model,
+    sign_model,
+)
 from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.hospitals import (
     CLASSES,

@@ -32,8 +32,7 @@ from fedsurrogate.common.models.class_measures import Judged, report
 from fedsurrogate.common.models.classifiers import scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
 from tests.client_app.model_use.test_decisions import KEY, head, records
 
 NAMES = ("a", "b", "c")

@@ -18,8 +18,7 @@ from fedsurrogate.client_app.model_use.held_out import Source, bag_column_of, he
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
 from tests.client_app.model_use.test_decisions import KEY, head
 
 NODE = NodeConfig(site="north", data="parquet", partition_id=1, num_partitions=2)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.model_use import plots
+from fedsurrogate.client_app.model_use import target_metrics
 from fedsurrogate.client_app.model_use.target_metrics import Observed, Predictions
 
 few = settings(max_examples=5, deadline=None)
@@ -52,7 +52,7 @@ def predictions(draw: st.DrawFn, fewest: int = 1) -> Predictions:
 @few
 @given(predictions(0))
 def test_predictions_lie_beside_their_true_numbers_on_equal_axes(records: Predictions) -> None:
-    axes = plots.predicted_against_true(records, "%").axes[0]
+    axes = target_metrics.predicted_against_true(records, "%").axes[0]
     everything = [*records.true, *records.predicted]
     spans = axes.collections
     if records.low is None or records.high is None:
@@ -79,7 +79,7 @@ def test_predictions_lie_beside_their_true_numbers_on_equal_axes(records: Predic
 @few
 @given(predictions())
 def test_differences_lie_beside_bias_and_limits_of_agreement(records: Predictions) -> None:
-    axes = plots.bland_altman(records).axes[0]
+    axes = target_metrics.bland_altman(records).axes[0]
     apart = records.predicted - records.true
     middle = (records.true + records.predicted) / 2
     levels = {"bias": (float(np.mean(apart)), "-")}
@@ -117,11 +117,11 @@ def test_thirds_have_the_curve_of_kaplan_and_meier_and_the_numbers_at_risk(
     records: Observed, horizon: float
 ) -> None:
     pytest.importorskip("lifelines")
-    axes, table = plots.kaplan_meier_thirds(records, horizon, "years").axes
-    own = plots.thirds(records.risks)
+    axes, table = target_metrics.kaplan_meier_thirds(records, horizon, "years").axes
+    own = target_metrics.thirds(records.risks)
     curves = {line.get_label(): line for line in axes.lines}
     assert [line.get_label() for line in axes.lines] == [
-        name for third, name in enumerate(plots.THIRDS) if (own == third).any()
+        name for third, name in enumerate(target_metrics.THIRDS) if (own == third).any()
     ]
     assert [each.get_text() for each in axes.get_legend().get_texts()] == list(curves)
     ticks = table.get_xticks().tolist()
@@ -133,7 +133,7 @@ def test_thirds_have_the_curve_of_kaplan_and_meier_and_the_numbers_at_risk(
     inside(axes, (0, horizon), (0, 1))
     assert axes.get_xlim() == (0, horizon)
     found = {text.get_position(): text.get_text() for text in table.texts}
-    for third, name in enumerate(plots.THIRDS):
+    for third, name in enumerate(target_metrics.THIRDS):
         at = own == third
         for tick in ticks:
             assert found.pop((tick, third)) == str(int((records.times[at] >= tick).sum()))
@@ -153,7 +153,7 @@ def test_thirds_have_the_curve_of_kaplan_and_meier_and_the_numbers_at_risk(
         assert band[:, 0].max() == horizon
         assert all(low <= value <= high for value, low, high in _bands(x, y, band))
     assert not found
-    assert [each.get_text() for each in table.get_yticklabels()] == list(plots.THIRDS)
+    assert [each.get_text() for each in table.get_yticklabels()] == list(target_metrics.THIRDS)
     assert table.get_yticks().tolist() == [0, 1, 2]
     bottom, top = table.get_ylim()
     assert bottom > 2

@@ -28,7 +28,7 @@ from fedsurrogate.common.models.classifiers import (
 )
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
-from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.test_decisions import KEY, head, records
 

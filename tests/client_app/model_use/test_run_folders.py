@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.signed_models.making import own_model, signed_from_run
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, save_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SUFFIX,
+    own_model,
+    save_signed_model,
+    signed_from_run,
+)
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.sample_data import write_xrays
 from tests.client_app.model_use.hospitals import site

@@ -25,8 +25,11 @@ from fedsurrogate.client_app.model_use.store import (
 )
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import StateError
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    make_signed_model,
+    read_signed_model,
+)
 from tests.client_app.model_use.hospitals import CLASSES, federation
 from tests.common.signed_models.test_signed_model import PRIVATE, head
 

@@ -31,8 +31,12 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SealError, StateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SUFFIX, SignedModel, save_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SUFFIX,
+    SignedModel,
+    make_signed_model,
+    save_signed_model,
+)
 from tests.client_app.model_use.test_decisions import KEY, head, renamed
 
 NAMES = tuple(f"2026010{at}-fedpft-{letter}" for at, letter in enumerate("abc"))

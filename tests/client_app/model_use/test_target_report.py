@@ -28,8 +28,7 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.models.class_measures import Measure
 from fedsurrogate.common.models.classifiers import Head, scores_alone
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
 from fedsurrogate.common.targets.measures import answers_of
 from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
 from tests.client_app.model_use.test_decisions import KEY

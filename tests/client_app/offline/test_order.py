@@ -26,7 +26,7 @@ from fedsurrogate.common.errors import (
 )
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.signed_requests import Request
+from fedsurrogate.common.security.documents import Request
 
 KEY, PUBLIC = b"private", b"public"
 NORTH = NodeConfig(site="north")

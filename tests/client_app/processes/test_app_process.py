@@ -10,8 +10,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.exit import exit_handler
 
-from fedsurrogate.client_app.processes.app_process import AnswerOnTermination
-from fedsurrogate.client_app.processes.warm import ENDS
+from fedsurrogate.client_app.processes.app_process import ENDS, AnswerOnTermination
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.v134_fleet import guard_task
 

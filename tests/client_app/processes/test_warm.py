@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes import own_account, warm
-from fedsurrogate.client_app.processes.warm import READY_NAME, TASK_NAME, WarmStarter
+from fedsurrogate.client_app.processes import app_process, own_account
+from fedsurrogate.client_app.processes.app_process import READY_NAME, TASK_NAME, WarmStarter
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, until
 
@@ -33,17 +33,17 @@ def task(file, code):
     pathlib.Path(file + ".new").write_text(json.dumps([found.get("result"), os.getpid(), os.getppid()]))
     pathlib.Path(file + ".new").rename(file)
 with owner_only():
-    if sys.argv[1:2] == [warm.FLAG]:
+    if sys.argv[1:2] == [app_process.FLAG]:
         if light := os.environ.get("LIGHT"):
-            warm.import_all = lambda: [__import__(each) for each in light.split()]
-        arguments = warm.serve_children(int(sys.argv[2]), int(sys.argv[3]))
+            app_process.import_all = lambda: [__import__(each) for each in light.split()]
+        arguments = app_process.serve_children(int(sys.argv[2]), int(sys.argv[3]))
         app_process._end_after(lambda: task(*arguments))
     take_arguments(1)
     task(*sys.argv[1:])
 """
 HOST = """
 import os, pathlib, sys, time
-from fedsurrogate.client_app.processes.warm import WarmStarter
+from fedsurrogate.client_app.processes.app_process import WarmStarter
 folder = pathlib.Path(sys.argv[1])
 with WarmStarter(folder / "site-app", os.environ) as starter:
     starter.start([str(folder / "done"), sys.argv[2]])
@@ -111,7 +111,7 @@ def started(folder: Path, **variables: str) -> Iterator[Tasks]:
     """Tasks of a warm process that ends with them."""
     with pytest.MonkeyPatch.context() as patch:
         # Another program may install something during a test.
-        patch.setattr(warm, "installed", lambda: (0,))
+        patch.setattr(app_process, "installed", lambda: (0,))
         patch.setenv("PYTHONPATH", str(APP_FOLDER))
         # As many threads as a library wants.
         patch.delenv("OMP_NUM_THREADS", raising=False)
@@ -281,7 +281,7 @@ def test_it_starts_again_some_time_after_it_was_killed(
     _, _, before = tasks.result()
     psutil.Process(before).kill()
     assert tasks.result()[2] == os.getpid()
-    monkeypatch.setattr(warm, "PAUSE", 0.0)
+    monkeypatch.setattr(app_process, "PAUSE", 0.0)
     tasks.starter.tend()
     assert tasks.result()[2] not in (os.getpid(), before)
 
@@ -291,7 +291,7 @@ def test_a_new_version_is_used_from_the_next_task_on(
 ) -> None:
     before = tasks.result()[2]
     assert tasks.result()[2] == before
-    monkeypatch.setattr(warm, "installed", lambda: (1,))
+    monkeypatch.setattr(app_process, "installed", lambda: (1,))
     assert tasks.result()[2] not in (before, os.getpid())
     until(lambda: _ended(before))
 
@@ -319,7 +319,7 @@ def test_an_upgrade_changes_what_is_installed(
 
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(APP_FOLDER))
-    with (made := Tasks(tmp_path, **{warm.SWITCH: "0"})).starter:
+    with (made := Tasks(tmp_path, **{app_process.SWITCH: "0"})).starter:
         assert made.result()[2] == os.getpid()
 
 

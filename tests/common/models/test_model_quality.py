@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.model_quality import (
+from fedsurrogate.common.models.class_measures import (
     LONGEST,
     MOST_CLASSES,
     POINTS,

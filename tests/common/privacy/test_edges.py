@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
+from fedsurrogate.client_app.audit import membership
+from fedsurrogate.client_app.audit.membership import Guesses, guess, p_value
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy import accounting, gaussian_mechanism, one_run, shares
+from fedsurrogate.common.privacy import accounting, gaussian_mechanism, shares
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     PrivacyFilter,
@@ -39,7 +41,6 @@ from fedsurrogate.common.privacy.mechanism import (
     check_stated,
     relation_of,
 )
-from fedsurrogate.common.privacy.one_run import Guesses, guess, p_value
 from fedsurrogate.common.privacy.shares import budget_shares
 
 few = settings(max_examples=25, deadline=None)
@@ -543,4 +544,4 @@ def test_the_number_of_answers_is_the_one_with_the_highest_bound() -> None:
     }
     assert best_count(scores, included, DELTA, parts) == max(bounds, key=bounds.__getitem__)
     assert best_count(scores, included, DELTA, (0.001,)) == 2
-    assert one_run.LARGEST == 50.0
+    assert membership.LARGEST == 50.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.methods.generators import first_round_shares
+from fedsurrogate.common.methods.training import first_round_shares
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     epsilon_spent,

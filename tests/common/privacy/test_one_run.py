@@ -9,8 +9,8 @@ import torch
 from scipy.stats import beta
 
 from benchmarks._gaussian_bound import best_count, gaussian_bound
+from fedsurrogate.client_app.audit.membership import Guesses, epsilon_bound, guess
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon
-from fedsurrogate.common.privacy.one_run import Guesses, epsilon_bound, guess
 
 
 @pytest.mark.parametrize(("right", "guessed"), [(90, 100), (700, 1000), (100, 100), (60, 80)])

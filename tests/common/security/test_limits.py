@@ -19,23 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.security import enrolment, signed_requests
-from fedsurrogate.common.security.documents import in_groups, is_fingerprint
+from fedsurrogate.common.security import documents, enrolment
+from fedsurrogate.common.security.documents import (
+    Proposal,
+    SignedProposal,
+    check_signed,
+    in_groups,
+    is_fingerprint,
+    read_approver_key,
+    read_proposal,
+    read_setting,
+    read_signed,
+)
 from fedsurrogate.common.security.enrolment import (
     Enrolment,
     new_node_key,
     new_request,
     read_node_key,
     read_request,
-)
-from fedsurrogate.common.security.proposals import (
-    Proposal,
-    SignedProposal,
-    check_signed,
-    read_approver_key,
-    read_proposal,
-    read_setting,
-    read_signed,
 )
 from fedsurrogate.common.security.registrations import Receipt, join_receipts, parse_receipts
 from fedsurrogate.common.security.sealing import public_key
@@ -273,8 +274,8 @@ def test_a_fresh_proposal_lasts_so_many_days(days: int) -> None:
 
 
 def test_limits_of_requests_and_receipts_are_those_of_other_versions() -> None:
-    assert signed_requests.VERSION == 2
-    assert (signed_requests.LARGEST_REQUEST, signed_requests.MOST_SETTINGS) == (8 * 1024**2, 1000)
+    assert documents.VERSION == 2
+    assert (documents.LARGEST_REQUEST, documents.MOST_SETTINGS) == (8 * 1024**2, 1000)
     receipts = [Receipt("a" * 32, at, at, "b" * 64) for at in range(33)]
     assert parse_receipts(join_receipts(receipts[:32])) == receipts[:32]
     with pytest.raises(Exception, match="more than 32 receipts"):

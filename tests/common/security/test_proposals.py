@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import (
+from fedsurrogate.common.security.documents import (
     Proposal,
     SignedProposal,
     check_signed,

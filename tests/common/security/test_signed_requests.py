@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SealError
 from fedsurrogate.common.methods.method import Method
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security import signed_requests
-from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.security.signed_requests import (
+from fedsurrogate.common.security import documents
+from fedsurrogate.common.security.documents import (
     FIRST_LINE,
     LARGEST_REQUEST,
     MOST_SETTINGS,
@@ -22,6 +21,7 @@ from fedsurrogate.common.security.signed_requests import (
     Request,
     read_request,
 )
+from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from tests.registry import CLASSES, SPECS, settings_of
 
 KEY, OTHER = new_key(), new_key()
@@ -143,7 +143,7 @@ def test_a_request_is_answered_to_the_end_of_its_last_day(
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime(2026, 3, 31, 23, 59, 59, tzinfo=tz)
 
-    monkeypatch.setattr(signed_requests, "datetime", Clock)
+    monkeypatch.setattr(documents, "datetime", Clock)
     last = f"{datetime(2026, 3, 31) + timedelta(days=days):%Y-%m-%d}"
     file = written(tmp_path, Request("0" * 16, {}, None, last).signed(KEY))
     assert read_request(file, None).expires == last, "the coordinator reads its own file later"
@@ -181,7 +181,7 @@ def test_a_request_is_of_a_run_in_which_a_site_sends_one_message_alone(
 def test_sites_answer_the_run_that_was_asked_for_and_earlier_ones_read_what_they_know(
     method: str, projection: str | None, budget: dict[str, Any]
 ) -> None:
-    key = signed_requests.PROJECTION
+    key = documents.PROJECTION
     asked = {"method": method, "classes": CLASSES, **budget}
     asked |= {} if projection is None else {key: projection}
     try:

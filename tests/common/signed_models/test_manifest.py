@@ -16,22 +16,20 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, SealError, SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.signed_models import making
-from fedsurrogate.common.signed_models.making import (
-    SAMPLES,
-    WITHOUT_PRIVACY,
-    feature_settings,
-    make_signed_model,
-    received_model,
-    release_gaussians,
-    signed_values,
-)
+from fedsurrogate.common.signed_models import signed_model
 from fedsurrogate.common.signed_models.signed_model import (
     NAME,
     PURPOSE,
+    SAMPLES,
+    WITHOUT_PRIVACY,
     digest_of,
+    feature_settings,
     is_name,
+    make_signed_model,
     pack_gaussians,
+    received_model,
+    release_gaussians,
+    signed_values,
     verified,
 )
 from fedsurrogate.common.wire.model_proto import file_content, pack_classifier
@@ -241,9 +239,9 @@ def test_gaussians_are_drawn_by_the_seed_and_fit_into_a_message(
     assert found is not None
     assert (asked, why) == ([(5, SAMPLES)], "")
     size = len(pack_gaussians(found))
-    monkeypatch.setattr(making, "LARGEST_GAUSSIANS", size)
+    monkeypatch.setattr(signed_model, "LARGEST_GAUSSIANS", size)
     assert release_gaussians(private, draw)[0] is not None
-    monkeypatch.setattr(making, "LARGEST_GAUSSIANS", size - 1)
+    monkeypatch.setattr(signed_model, "LARGEST_GAUSSIANS", size - 1)
     none, why = release_gaussians(private, draw)
     assert none is None
     assert str(size - 1) in why

@@ -12,16 +12,16 @@ import torch
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.signed_models import making
-from fedsurrogate.common.signed_models.making import (
+from fedsurrogate.common.signed_models import signed_model
+from fedsurrogate.common.signed_models.signed_model import (
     OF_SIMULATION,
     is_run_folder,
     is_simulated,
     own_model,
+    save_signed_model,
     settings_of_run,
     signed_from_run,
 )
-from fedsurrogate.common.signed_models.signed_model import save_signed_model
 from fedsurrogate.common.wire.model_proto import save_model
 from tests.common.signed_models.test_signed_model import PRIVATE, head, model, sampler
 
@@ -88,7 +88,7 @@ def test_a_folder_of_another_account_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, user = folder(tmp_path), os.getuid()
-    monkeypatch.setattr(making.os, "getuid", lambda: user + 1)
+    monkeypatch.setattr(signed_model.os, "getuid", lambda: user + 1)
     with pytest.raises(ConfigError) as refusal:
         own_model(run)
     assert str(refusal.value).startswith(

@@ -21,17 +21,15 @@ from fedsurrogate.common.errors import SealError, SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.signed_models.making import (
-    WITHOUT_PRIVACY,
-    make_signed_model,
-    received_model,
-    signed_values,
-)
 from fedsurrogate.common.signed_models.signed_model import (
     PURPOSE,
+    WITHOUT_PRIVACY,
     SignedModel,
+    make_signed_model,
     read_signed_model,
+    received_model,
     save_signed_model,
+    signed_values,
 )
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogate_pb2 import Bundle
 from fedsurrogate.common.wire.records import (
     LARGEST_MANIFEST,

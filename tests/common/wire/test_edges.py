@@ -26,8 +26,8 @@ from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.safe_parsing import canonical
+from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from fedsurrogate.common.security.signed_requests import Request
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,

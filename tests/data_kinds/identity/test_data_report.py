@@ -34,7 +34,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.report.tables import warnings_of
-from fedsurrogate.server_app.runs.card import missing_line
+from fedsurrogate.server_app.runs.metrics import missing_line
 from fedsurrogate.server_app.runs.reader import read_run
 from tests.data_kinds.identity.sources import WRITERS, csv_source, folders, picture
 

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.common.signed_models.making import settings_of_run
+from fedsurrogate.common.signed_models.signed_model import settings_of_run
 from fedsurrogate.server_app.relearn import relearn
-from fedsurrogate.server_app.report.site_distances import site_map_of
-from fedsurrogate.server_app.runs.reader import read_payloads, read_run
+from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
 from tests.data_kinds.scales.affine import RECORDS, records
 
@@ -45,22 +42,3 @@ def test_models_from_stored_messages_are_those_of_the_run(
     for model in (again, narrow):
         found = model.scores(tested).argmax(1)
         assert [again.header.classes[each] for each in found.tolist()] == list(map(str, wanted))
-
-
-def test_a_map_of_sites_is_that_of_the_features_without_their_offset(tmp_path: Path) -> None:
-    clean, labels = records()
-
-    def distances(offset: float) -> Tensor:
-        """Of three sites that differ by an offset of their own."""
-        parts = [
-            (clean[own] + offset + 3.0 * site, labels[own])
-            for site, own in enumerate(torch.arange(RECORDS).chunk(3))
-        ]
-        done = fs.simulate(parts, fedpft__covariance="gram", output_dir=str(tmp_path / str(offset)))
-        found = site_map_of(read_run(Path(done.folder)), Path(done.folder))
-        assert found is not None
-        return found.distances
-
-    plain = distances(0.0)
-    assert plain.max() > 1.0
-    torch.testing.assert_close(distances(1e4), plain, rtol=0.1, atol=0.05)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.security.proposals import read_proposal
+from fedsurrogate.common.security.documents import read_proposal
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, save_signed_model
 from fedsurrogate.server_app.deployment.audit_log import APPROVERS, RULES

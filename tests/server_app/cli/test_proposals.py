@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fedsurrogate.common.security.proposals import Proposal, SignedProposal, read_proposal
+from fedsurrogate.common.security.documents import Proposal, SignedProposal, read_proposal
 from fedsurrogate.common.security.sealing import public_key
 from tests.commands import coordinator
 

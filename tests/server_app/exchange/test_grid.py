@@ -35,7 +35,7 @@ from fedsurrogate.server_app.deployment.request_key import (
     read_request_key,
 )
 from fedsurrogate.server_app.exchange import Exchange, FileGrid, run_by_files
-from fedsurrogate.server_app.lifecycle.resume import Interrupted
+from fedsurrogate.server_app.lifecycle.before_start import Interrupted
 
 COORDINATOR = new_key()
 SITES = {"south": new_key(), "north": new_key()}

@@ -29,8 +29,11 @@ from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, N
 from fedsurrogate.common.models.networks import fresh, parameters_of
 from fedsurrogate.common.privacy.shares import KEPT, MEAN_ALONE, REMOVED
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel, read_signed_model
+from fedsurrogate.common.signed_models.signed_model import (
+    SignedModel,
+    make_signed_model,
+    read_signed_model,
+)
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.server_app.export import graph as graphs

@@ -20,8 +20,7 @@ from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
-from fedsurrogate.common.signed_models.signed_model import SignedModel
+from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
 from fedsurrogate.server_app.export.graph import graph_of, write_graph
 from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.strategies.counting.strategy import payload_of

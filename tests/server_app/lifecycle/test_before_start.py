@@ -20,12 +20,12 @@ from fedsurrogate.common.machine import usable_cores
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment import simulate as flower_engine
 from fedsurrogate.server_app.lifecycle.before_start import (
+    CHECKPOINTS,
     check_output,
     check_records,
     check_simulation,
     check_submission,
 )
-from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS
 from fedsurrogate.strategies.base.chain import STATE
 from fedsurrogate.strategies.base.rounds import CHECKPOINT
 from tests.commands import coordinator

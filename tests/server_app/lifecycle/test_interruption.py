@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
+from fedsurrogate.server_app.lifecycle.before_start import Interrupted, goodbye, interruptible
 from fedsurrogate.server_app.lifecycle.ends import complete_interrupted
-from fedsurrogate.server_app.lifecycle.resume import Interrupted, goodbye, interruptible
 from tests.commands import coordinator
 from tests.e2e.processes import PATIENCE, until
 from tests.grid import events_of, metrics_of, run_folders

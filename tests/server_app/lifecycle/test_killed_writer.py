@@ -18,15 +18,15 @@ import pytest
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from fedsurrogate.server_app.lifecycle import ends
+from fedsurrogate.server_app.lifecycle.before_start import continuation
 from fedsurrogate.server_app.lifecycle.ends import complete_killed
-from fedsurrogate.server_app.lifecycle.resume import continuation
 from fedsurrogate.server_app.monitoring.watch import look
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import LiveRun, read_run
-from fedsurrogate.server_app.runs.writer import RunWriter
-from fedsurrogate.server_app.runs.writer_lock import (
+from fedsurrogate.server_app.runs.writer import (
     FILE,
     SILENT_SECONDS,
+    RunWriter,
     WriterLock,
     writer_is_gone,
 )
@@ -253,7 +253,7 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
     check = (
-        "from fedsurrogate.server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; "
+        "from fedsurrogate.server_app.runs.writer import writer_is_gone; from pathlib import Path; "
         "import sys"
     )
     command = [

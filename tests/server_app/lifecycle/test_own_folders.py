@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
-from fedsurrogate.server_app.lifecycle.before_start import own_folders
-from fedsurrogate.server_app.lifecycle.resume import CHECKPOINTS, continuation, go_on
+from fedsurrogate.server_app.lifecycle.before_start import (
+    CHECKPOINTS,
+    continuation,
+    go_on,
+    own_folders,
+)
 
 NAMES = st.text(st.characters(categories=("L", "N", "Zs"), include_characters="-_."), min_size=1)
 

@@ -15,8 +15,8 @@ from flwr.supercore.exit import exit_handler
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.server_app.federate import fail_before_start
 from fedsurrogate.server_app.lifecycle.before_start import DID_NOT_START, ray_start
+from fedsurrogate.server_app.serverapp import fail_before_start
 from tests.grid import events_of, metrics_of, run_folders
 
 log = logging.getLogger("flwr")

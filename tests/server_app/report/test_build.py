@@ -16,7 +16,7 @@ from fedsurrogate.common import escapes
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.pages import svg
 from fedsurrogate.server_app.report.build import write_csv, write_report
-from fedsurrogate.server_app.report.plots import accuracy as plots
+from fedsurrogate.server_app.report.plots import rows as plots
 from tests.hostile_names import faults_of_page, hostile_texts
 
 DIGITS = [str(digit) for digit in range(10)]

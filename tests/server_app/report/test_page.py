@@ -21,7 +21,7 @@ from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.pages.svg import THEME
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.report.build import TEMPLATES, write_csv, write_report
-from fedsurrogate.server_app.report.plots.accuracy import steps
+from fedsurrogate.server_app.report.plots.rows import steps
 from fedsurrogate.server_app.report.tables import TITLES, layout, warnings_of
 from fedsurrogate.server_app.runs.reader import read_run
 from fedsurrogate.server_app.runs.writer import RunWriter

@@ -21,7 +21,7 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.signed_models.making import make_signed_model
+from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.strategies.counting.results import PooledCounts, evaluation_result
 from tests.client_app.model_use.test_decisions import KEY, head, records

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.server_app.relearn import relearn
 from fedsurrogate.server_app.report.build import write_report
-from fedsurrogate.server_app.runs.card import (
+from fedsurrogate.server_app.runs.metrics import (
     MissingClasses,
     missing_classes,
     missing_line,

@@ -15,7 +15,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.server_app.report.quality_view import privacy_line
-from fedsurrogate.server_app.runs.card import Json, mean_noise, privacy_card
+from fedsurrogate.server_app.runs.metrics import Json, mean_noise, privacy_card
 from fedsurrogate.strategies.fedpft.strategy import learn
 from tests.grid import FAST, metrics_of, run_federation, sites
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.server_app.lifecycle.resume import continuation
+from fedsurrogate.server_app.lifecycle.before_start import continuation
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
 
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.proposals import Proposal
+from fedsurrogate.common.security.documents import Proposal
 from fedsurrogate.common.security.registrations import VARIABLE, Registration, write_table
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE
 from tests.grid import InProcessGrid, events_of, metrics_of, run_federation

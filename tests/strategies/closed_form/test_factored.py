@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsurrogate.strategies.closed_form.factored import CovarianceSum, Factored, sum_of_squares
+from fedsurrogate.strategies.closed_form.statistics import CovarianceSum, Factored, sum_of_squares
 
 
 def covariance(d: int = 40, columns: int = 9, smallest: float = 0.1) -> Factored:

@@ -15,14 +15,10 @@ from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.strategies import heads as module
 from fedsurrogate.strategies.base.outcome import Defended
-from fedsurrogate.strategies.closed_form import strategy as module
 from fedsurrogate.strategies.closed_form.statistics import of_total
-from fedsurrogate.strategies.closed_form.strategy import (
-    FromStatistics,
-    learn_from_sum,
-    pooled_sums,
-)
+from fedsurrogate.strategies.heads import FromStatistics, learn_from_sum, pooled_sums
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.examples import class_sums_run
 from tests.strategies.closed_form.test_limits_of_sums import CLASSES, RUN, D, sums_of

@@ -19,12 +19,8 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.mechanism import NoisySums
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.closed_form import strategy as module
-from fedsurrogate.strategies.closed_form.strategy import (
-    FromStatistics,
-    _check_noisy,
-    pooled_sums,
-)
+from fedsurrogate.strategies import heads as module
+from fedsurrogate.strategies.heads import FromStatistics, _check_noisy, pooled_sums
 from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from tests.examples import class_sums_run
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.strategies.closed_form import solvers as shrinkage
-from fedsurrogate.strategies.closed_form.factored import Tridiagonal
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Statistics, Tridiagonal
 
 
 def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) -> Statistics:
@@ -56,7 +55,7 @@ def test_the_chosen_values_are_those_of_all_eigenvectors(
 ) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = lda(found), ridge(found)
-    monkeypatch.setattr("fedsurrogate.strategies.closed_form.factored.FEWEST", 10**9)
+    monkeypatch.setattr("fedsurrogate.strategies.closed_form.statistics.FEWEST", 10**9)
     slow = lda(found), ridge(found)
     for ours, exact in zip(fast, slow, strict=True):
         assert ours.shrinkage == pytest.approx(exact.shrinkage, abs=1e-6)
@@ -71,7 +70,7 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
 ) -> None:  # type: ignore[no-untyped-def]
     found = statistics(*case)
     fast = chosen_with_accuracy(found)[0]
-    monkeypatch.setattr("fedsurrogate.strategies.closed_form.factored.MOST_PROJECTED", 0)
+    monkeypatch.setattr("fedsurrogate.strategies.closed_form.statistics.MOST_PROJECTED", 0)
     assert fast == pytest.approx(chosen_with_accuracy(found)[0], abs=1e-6)
 
 

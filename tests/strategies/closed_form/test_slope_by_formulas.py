@@ -13,9 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import Scores, Solution, calibrated, slope_of
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 
 Array = NDArray[np.float64]
 D = 5

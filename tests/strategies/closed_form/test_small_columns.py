@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import lda
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 
 
 def records(seed: int = 0) -> tuple[Tensor, Tensor]:

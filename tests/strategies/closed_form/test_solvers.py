@@ -19,9 +19,8 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
 )
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge
-from fedsurrogate.strategies.closed_form.statistics import pooled, summed
+from fedsurrogate.strategies.closed_form.statistics import Factored, pooled, summed
 from fedsurrogate.strategies.fedpft.strategy import learn
 
 CLASSES = tuple("abcd")

@@ -19,7 +19,6 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import (
     _unequal_scales,
     balanced_ridge,
@@ -30,7 +29,7 @@ from fedsurrogate.strategies.closed_form.solvers import (
     qda,
     ridge,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics
 from fedsurrogate.strategies.fedpft.strategy import (
     FedPFT,
     _enough,

@@ -21,9 +21,8 @@ import fedsurrogate.strategies.closed_form
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.closed_form.factored import Factored
 from fedsurrogate.strategies.closed_form.solvers import factor_of, lda, solved
-from fedsurrogate.strategies.closed_form.statistics import Statistics, of_total, sum_of
+from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics, of_total, sum_of
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.examples import CLASSES, records, statistics_of, three_hospitals
 

@@ -18,8 +18,9 @@ from fedsurrogate.common.surrogates.mixtures import Mixtures, MixtureSettings, f
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, class_order
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.fedpft import sampling
-from fedsurrogate.strategies.fedpft.sampling import Share, learn, sample, stream
+from fedsurrogate.strategies.fedpft import strategy
+from fedsurrogate.strategies.fedpft.strategy import Share, sample, stream
+from fedsurrogate.strategies.fedpft.strategy import learn_from_samples as learn
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
 NAMES = ("cat", "dog", "eel", "fox")
@@ -122,21 +123,21 @@ def test_a_head_is_as_good_in_small_pools_as_in_one(monkeypatch: pytest.MonkeyPa
     sites = three_sites(spread=1.0)
     x, y = records(4000, seed=77, spread=1.0)
     whole = accuracy(learn(sites, QUICK, 0), x, y)
-    monkeypatch.setattr(sampling, "POOL_BYTES", 4 * 6 * 100)
+    monkeypatch.setattr(strategy, "POOL_BYTES", 4 * 6 * 100)
     assert abs(accuracy(learn(sites, QUICK, 0), x, y) - whole) < 0.01
 
 
 def test_rows_drawn_at_a_time_stay_within_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, sites, drawn = 50, three_sites(), []
-    original = sampling._draw
+    original = strategy._draw
 
     def counted(shares: list[Share], index: int, chunks: int) -> tuple[Tensor, Tensor]:
         features, labels = original(shares, index, chunks)
         drawn.append(len(labels))
         return features, labels
 
-    monkeypatch.setattr(sampling, "POOL_BYTES", 4 * 6 * rows)
-    monkeypatch.setattr(sampling, "_draw", counted)
+    monkeypatch.setattr(strategy, "POOL_BYTES", 4 * 6 * rows)
+    monkeypatch.setattr(strategy, "_draw", counted)
     learn(sites, HeadSettings(epochs=1, min_steps=0), 0)
     total = sum(int(s.mixtures.counts.sum()) for s in sites)
     streams = sum(len(s.header.classes) for s in sites)
@@ -223,7 +224,7 @@ def test_moments_are_those_of_the_pooled_samples() -> None:
         for s in three_sites("full", spread=2.0)
     ]
     drawn, _ = sample(sites, NAMES, 0, 10**9)
-    mean, variance = sampling._moments([s.mixtures for s in sites])
+    mean, variance = strategy._moments([s.mixtures for s in sites])
     assert len(drawn) == sum(int(s.mixtures.counts.sum()) for s in sites)
     assert ((drawn.mean(0) - mean).abs() / drawn.std(0)).max() < 6 / len(drawn) ** 0.5
     assert (drawn.var(0) / variance - 1).abs().max() < 12 / len(drawn) ** 0.5

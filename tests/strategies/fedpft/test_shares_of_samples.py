@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.models.devices import stream
+from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
-from fedsurrogate.strategies.fedpft.sampling import _moments, _shares, sample
+from fedsurrogate.strategies.fedpft.strategy import _moments, _shares, sample
 
 CLASSES, D = ("a", "b", "c"), 3
 few = settings(max_examples=40, deadline=None)

@@ -12,7 +12,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import fedsurrogate as fs
-from fedsurrogate.common.signed_models.making import make_signed_model, settings_of_run
+from fedsurrogate.common.signed_models.signed_model import make_signed_model, settings_of_run
 from fedsurrogate.server_app.export.model_card import model_card
 from fedsurrogate.server_app.relearn import relearn
 

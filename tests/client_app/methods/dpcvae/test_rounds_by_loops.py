@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp.record_gradients import Units
 from fedsurrogate.client_app.methods.dpcvae import training
-from fedsurrogate.client_app.methods.dpcvae.training import generator_sums, trained
-from fedsurrogate.client_app.methods.dpcvae.training_steps import (
+from fedsurrogate.client_app.methods.dpcvae.training import (
     GanTrainer,
     exact_gradient,
+    generator_sums,
+    trained,
     trainer_of,
 )
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
@@ -39,7 +39,7 @@ from fedsurrogate.common.models.generators import (
     tensors_of,
 )
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import UncompiledAdam
+from fedsurrogate.common.models.training_parts import UncompiledAdam, stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.surrogates import Header

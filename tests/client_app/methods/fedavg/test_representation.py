@@ -11,7 +11,7 @@ import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedavg.update import own_network, top_layer, update_body
-from fedsurrogate.client_app.methods.heads.local_head import local_head
+from fedsurrogate.client_app.methods.local_training import local_head
 from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
