@@ -50,7 +50,10 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "FedPFT spherical K=10": PUBLISHED
     | {"fedpft.covariance": "spherical", "fedpft.components": 10},
     "FedPFT diag K=10": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 10},
+    "FedPFT spherical K=50": PUBLISHED
+    | {"fedpft.covariance": "spherical", "fedpft.components": 50},
     "FedPFT diag K=50": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 50},
+    "FedPFT diag K=100": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 100},
     "FedPFT lowrank r=16 (ours)": {"fedpft.rank": 16},
     "FedPFT lowrank r=64 (ours)": {"fedpft.rank": 64},
     "FedCGS": {},
@@ -78,7 +81,9 @@ PAPER = {
     "FedPFT spherical K=1": 60.16,
     "FedPFT spherical K=10": 69.74,
     "FedPFT diag K=10": 69.91,
+    "FedPFT spherical K=50": 71.88,
     "FedPFT diag K=50": 72.05,
+    "FedPFT diag K=100": 72.29,
     "FedPFT theorem 4.1, epsilon 1": 56.96,
 }
 
