@@ -70,6 +70,7 @@ class Measured:
         curve: bytes and accuracy after each step.
         seconds: working time of a site in a round.
         model: the shared model, None without one.
+        training: the coordinator's state after a training in rounds.
     """
 
     accuracy: float
@@ -78,6 +79,7 @@ class Measured:
     curve: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
     model: Classifier | None = None
+    training: Training | None = None
 
 
 @dataclass
@@ -330,7 +332,7 @@ def _in_rounds(
             curve.append((sent, statistics.mean(map(data.judge, models))))
     own = _own(models * len(tasks), data) if generates else _evaluated(model, tasks)
     seconds = seconds / run.trained.rounds / len(tasks)
-    return Measured(curve[-1][1], sent, own, curve, seconds, model)
+    return Measured(curve[-1][1], sent, own, curve, seconds, model, training)
 
 
 def _keep(files: Mapping[Path, bytes]) -> None:
