@@ -31,7 +31,7 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.strategies.base.training import Training
 
-SITES, ROUNDS, IMAGES = 5, 10, (1, 5, 10, 20, 50, 100)
+SITES, ROUNDS, IMAGES = 5, 10, (1, 5, 10, 20, 50)
 TWO = {"partition": "classes", "classes-per-site": 2}
 # Of figure 12: iterations, records of a batch, images of a class, steps of the images, their rate and
 # momentum, and the model's rate. The rate of the squared error alone was the best of 10, 100 and 1000.
