@@ -176,9 +176,9 @@ PEERS: dict[str, Callable[[Federation, int], Sent]] = {
 }
 
 
-def measured(name: str, data: Federation, seed: int) -> Measured:
-    """The result of one of `PEERS` on a federation."""
-    scores, sent = PEERS[name](data, seed)
+def measured(rule: Callable[[Federation, int], Sent], data: Federation, seed: int) -> Measured:
+    """The result of a rule, such as one of `PEERS`, on a federation."""
+    scores, sent = rule(data, seed)
 
     def right(records: LabelledFeatures) -> float:
         found = scores(records.features.double()).argmax(1)

@@ -42,6 +42,7 @@ SCRIPTS = {
     "private-pacs": "private_surrogates.py",
     "reproduce-dpcvae": "reproduce/dpcvae_tables.py",
     "reproduce-fedlap": "reproduce/fedlap_tables.py",
+    "reproduce-fedlap-figure": "reproduce/fedlap_figures.py",
     "secure-rounds": "secure_defaults.py",
     "statistics-relearn": "statistics_runs.py",
 }

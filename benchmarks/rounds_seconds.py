@@ -39,7 +39,8 @@ RUNS = {
     "DP-CVAE, 11 rounds": f'method="dpcvae" dpcvae.rounds=11 classes="{CLASSES}"',
     "DP-CVAE, 50 rounds": f'method="dpcvae" dpcvae.rounds=50 classes="{CLASSES}"',
     "FedLAP, 20 rounds": (
-        f'method="fedlap" fedlap.model="mlp" fedlap.rounds=20 classes="{CLASSES}"'
+        f'method="fedlap" fedlap.model="mlp" fedlap.rounds=20 classes="{CLASSES}" '
+        'fedlap.images-per-class=10 fedlap.descent="annealed"'
     ),
 }
 READY_SECONDS = 120.0

@@ -74,6 +74,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "fedlap.model": "linear",
         "fedlap.image-steps": 20,
         "fedlap.images-per-class": 2,
+        "fedlap.descent": "annealed",
     },
     "dp-fedavg": {"fedavg.rounds": 2, "epsilon": 8.0, "delta": 1e-5},
 }

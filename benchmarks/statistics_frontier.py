@@ -122,7 +122,7 @@ def measure(name: str, run: Run, fits: Fits) -> Measured:
     if ROWS[name].sends is None:
         return centralised(run, fits.data)
     if name in peers.PEERS:
-        return peers.measured(name, fits.data, run.settings.seed)
+        return peers.measured(peers.PEERS[name], fits.data, run.settings.seed)
     return fits.measured(run)
 
 

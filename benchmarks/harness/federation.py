@@ -39,7 +39,7 @@ from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.training_parts import pick_device, train_on_features
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header
+from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Synthetic
 from fedsurrogate.common.wire.model_proto import (
     pack_classifier,
     unpack_classifier,
@@ -69,6 +69,7 @@ class Measured:
         curve: bytes and accuracy after each step.
         seconds: working time of a site in a round.
         model: the shared model, None without one.
+        training: the coordinator's state after a training in rounds.
     """
 
     accuracy: float
@@ -77,6 +78,7 @@ class Measured:
     curve: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
     model: Classifier | None = None
+    training: Training | None = None
 
 
 @dataclass
@@ -252,13 +254,21 @@ def accuracies(results: Sequence[Measured]) -> list[float]:
     return [each.accuracy for each in results]
 
 
-def federate(run: Run, data: Federation) -> Measured:
-    """One run of any method."""
+def federate(
+    run: Run, data: Federation, step: Callable[[Training, list[Synthetic], str], object] = learn
+) -> Measured:
+    """One run of any method.
+
+    Args:
+        run: of the method.
+        data: the federation.
+        step: what FedLAP's coordinator does in a round, for scripts that look into it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
         tasks = [Task(run, node, str(index), own) for index, own in enumerate(data.sites)]
         if run.plan.kind == "rounds":
-            return _in_rounds(run, data, tasks)
+            return _in_rounds(run, data, tasks, step)
         if run.plan.kind == "chain":
             return _along(run, data, tasks)
         if run.plan.kind == "alone":
@@ -281,7 +291,12 @@ def _own_head(run: Run, data: Federation, train: LabelledFeatures) -> Head:
     return Head(Header("", "", "", data.sites[0].fingerprint, data.classes), *trained)
 
 
-def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _in_rounds(
+    run: Run,
+    data: Federation,
+    tasks: Sequence[Task],
+    step: Callable[[Training, list[Synthetic], str], object],
+) -> Measured:
     first = data.sites[0]
     dimension = first.train.features.shape[1]
     training = with_memory(Training.begin(run, data.classes, first.fingerprint, dimension))
@@ -304,7 +319,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
         payloads = [each.payload for each in made]
         if run.trained is run.settings.fedlap:
             synthetic = [unpack_synthetic(payload) for payload in payloads]
-            learn(training, synthetic, pick_device(run.settings.device))
+            step(training, synthetic, pick_device(run.settings.device))
         elif generates:
             take_in(training, [unpack_parameters(payload) for payload in payloads])
         else:
@@ -316,7 +331,7 @@ def _in_rounds(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
             curve.append((sent, statistics.mean(map(data.judge, models))))
     own = _own(models * len(tasks), data) if generates else _evaluated(model, tasks)
     seconds = seconds / run.trained.rounds / len(tasks)
-    return Measured(curve[-1][1], sent, own, curve, seconds, model)
+    return Measured(curve[-1][1], sent, own, curve, seconds, model, training)
 
 
 def _keep(files: Mapping[Path, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""FedLAP, tables 1 to 3: five sites with two classes each; the paper's figures next to ours.
+"""FedLAP, tables 1 to 4: five sites with two classes each; the paper's figures next to ours.
 
     python benchmarks/reproduce/fedlap_tables.py                                  the digits, for
     two cores python benchmarks/reproduce/fedlap_tables.py --data mnist --folder /data/mnist
@@ -6,8 +6,8 @@
     /data/cifar10 --full    the paper's size, on a GPU
 
 Table 1: without privacy. Table 2: with a budget of 2.79 in one round, or of 10.18 in all rounds (15
-in the paper). Table 3: the rule of the radius. --full takes the paper's settings, 200 rounds
-(--rounds for fewer) and all records. Without it, the network has width 32, images of CIFAR-10 have
+in the paper). Table 3: the rule of the radius. Table 4: a share of the records. --full takes the paper's
+settings, 200 rounds (--rounds for fewer) and all records. Without it, the network has width 32, images of CIFAR-10 have
 16 x 16 pixels, and --fraction of the records takes part. Sites have the paper's pairs of classes.
 The paper's table 1 is not whole in the copy that we have: rows of MNIST and of Fashion-MNIST, and
 the names above four figures of CIFAR-10, are missing, so these cells are empty.
@@ -16,6 +16,7 @@ the names above four figures of CIFAR-10, are missing, so these cells are empty.
 import argparse
 import tomllib
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ PRIVATE = [
     for epsilon in (LOW, HIGH)
     for row in ("DP-FedAvg", "DP-FedProx", "FedLAP-DP")
 ]
+FEWER: dict[str, dict[float, float]] = {
+    "FedAvg": {5: 55.16, 10: 61.43, 50: 71.34, 100: 75.20},
+    "FedLAP": {5: 56.34, 10: 62.76, 50: 68.97, 100: 71.91},
+}
 PAPER: dict[str, dict[str, dict[str, float]]] = {
     "1": {"cifar10": {"DSC, one shot": 53.90, "FedAvg": 75.20, "FedLAP": 71.91}},
     "2": {
@@ -52,6 +57,13 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
         ),
     },
     "3": {"cifar10": {"min": 71.90, "max": 72.39, "median": 72.33, "fixed": 71.26}},
+    "4": {
+        "cifar10": {
+            f"{method}, {share:g} %": accuracy
+            for method, accuracies in FEWER.items()
+            for share, accuracy in accuracies.items()
+        }
+    },
 }
 
 
@@ -136,7 +148,7 @@ def main() -> None:
     parser = described(__doc__)
     parser.add_argument("--data", choices=SIDES, default="digits")
     parser.add_argument("--folder", default="", help="of the idx archives or parquet files")
-    parser.add_argument("--table", nargs="*", choices=["1", "2", "3"], default=["1", "2", "3"])
+    parser.add_argument("--table", nargs="*", choices=list("1234"), default=list("1234"))
     parser.add_argument("--full", action="store_true")
     parser.add_argument(
         "--fraction",
@@ -154,7 +166,39 @@ def main() -> None:
     fraction = options.fraction or (0.2 if options.data == "cifar10" and not options.full else 1.0)
     base, whole = read(options.data, options.folder, options.full)
     for table in options.table:
+        if table == "4":
+            measure_fewer(options, base, whole, fraction)
+            continue
         measure_table(table, options, base, whole, fraction)
+
+
+def measure_fewer(
+    options: argparse.Namespace, base: dict[str, Any], whole: Federation, fraction: float
+) -> None:
+    """Measure and report table 4: FedAvg and FedLAP with shares of the records."""
+    full = paper_settings(options.data, False) if options.full else {}
+    rounds = options.rounds or (200 if options.full else 5)
+    rows, accuracy = [], {}
+    for share in (5, 10, 50, 100):
+        results = run_rows(
+            base,
+            {row: rows_of("1", rounds, full, 0)[row] for row in FEWER},
+            options.seeds,
+            lambda seed, part=fraction * share / 100: pairs(whole, part, seed),
+        )
+        accuracy |= {f"{row}, {share} %": accuracies(each) for row, each in results.items()}
+    for method in FEWER:
+        best = mean(accuracy[f"{method}, 100 %"])
+        for share in (5, 10, 50, 100):
+            row = f"{method}, {share} %"
+            less = round(mean(accuracy[row]) - best, 2)
+            paper = PAPER["4"].get(options.data, {}).get(row, "")
+            rows.append((row, mean_and_deviation(accuracy[row]), less, paper))
+    size = "the paper's size" if options.full else "width 32"
+    title = f"FedLAP table 4, {options.data}, {size}, {rounds} rounds, {options.seeds} seeds"
+    name = f"reproduce-fedlap-table4-{options.data}" + ("-full" if options.full else "")
+    columns = ("row", "accuracy, %", "against all records", "paper, %")
+    report(name, title, columns, rows, accuracy=accuracy)
 
 
 def measure_table(

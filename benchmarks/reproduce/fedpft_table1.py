@@ -15,12 +15,13 @@ Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample feat
 checkout.
 """
 
+import re
 from functools import lru_cache
 from typing import Any
 
 from benchmarks.harness.federation import accuracies, load_seed, run_rows
 from benchmarks.harness.options import arguments, settings_of
-from benchmarks.harness.results import report
+from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
 from fedsurrogate.common.settings.base import Scalar, parse_overrides
 
@@ -56,6 +57,8 @@ def main() -> None:
         "--pair", nargs=2, action="append", default=[], metavar=("NAME", "'key=value ...'")
     )
     parser.add_argument("--sites", type=int, default=50)
+    only = "measure columns whose name matches this; take the others from the last result"
+    parser.add_argument("--only", default="", help=only)
     options = parser.parse_args()
     pairs: dict[str, dict[str, Scalar]] = {
         name: DIVIDED | parse_overrides([text]) for name, text in options.pair
@@ -65,13 +68,21 @@ def main() -> None:
             name: DIVIDED | settings_of(options, {"dataset": file})[0]
             for name, file in STAND_INS.items()
         }
+    chosen = {row: own for row, own in ROWS.items() if re.search(options.only, row)}
+    last = stored(options.name) if options.only else {}
+    before = {row[0]: dict(zip(last["columns"], row, strict=True)) for row in last.get("rows", [])}
     measured: dict[str, list[Any]] = {}
-    megabytes: dict[str, float] = {}
+    megabytes: dict[str, float] = last.get("megabytes", {})
     for name, settings in pairs.items():
         load = lru_cache(1)(lambda seed, own=settings: load_seed(own, options.sites, seed))
-        results = run_rows(settings, ROWS, options.seeds, load)
+        results = run_rows(settings, chosen, options.seeds, load)
         data = load(options.seeds - 1)
-        cells = [mean_and_deviation(accuracies(each)) for each in results.values()]
+        cells = [
+            mean_and_deviation(accuracies(results[row]))
+            if row in results
+            else before.get(name, {}).get(row, "")
+            for row in ROWS
+        ]
         sizes = sum(data.sizes), len(data.classes), data.test.features.shape[1]
         measured[name] = [str(settings.get("backbone", "MobileNetV2")), *sizes, *cells]
         megabytes |= {f"{name}, {row}": each[0].bytes / 1e6 for row, each in results.items()}

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks._closed_form_peers import PEERS
-from benchmarks._closed_form_peers import measured as measured_peer
+from benchmarks import _closed_form_peers, _one_shot_peers
 from benchmarks.harness.federation import Federation, Measured, accuracies, load_seed, measure
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.plots import axes_of, draw
@@ -34,7 +33,8 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "FedLambda": {"method": "fedlambda"},
     "kNN-Per": {"method": "knn-per"},
 }
-# Settings of a row. Rows of PEERS have none: they are rules in benchmarks/_closed_form_peers.py.
+PEERS = _closed_form_peers.PEERS | _one_shot_peers.PEERS
+# Settings of a row. Rows of PEERS have none: they are rules of their own.
 ROWS: dict[str, dict[str, Any] | None] = {
     "centralised": None,
     "local": {"method": "local"},
@@ -46,11 +46,16 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "AFL": {},
     "FedCOF": {},
     "FedCOF, 4 groups a class": {},
+    "FENS": {},
+    "variational mixtures (FBPFT-VI)": {},
     "FedPFT spherical K=1": {"fedpft.covariance": "spherical"},
     "FedPFT spherical K=10": PUBLISHED
     | {"fedpft.covariance": "spherical", "fedpft.components": 10},
     "FedPFT diag K=10": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 10},
+    "FedPFT spherical K=50": PUBLISHED
+    | {"fedpft.covariance": "spherical", "fedpft.components": 50},
     "FedPFT diag K=50": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 50},
+    "FedPFT diag K=100": PUBLISHED | {"fedpft.covariance": "diag", "fedpft.components": 100},
     "FedPFT lowrank r=16 (ours)": {"fedpft.rank": 16},
     "FedPFT lowrank r=64 (ours)": {"fedpft.rank": 64},
     "FedCGS": {},
@@ -78,7 +83,9 @@ PAPER = {
     "FedPFT spherical K=1": 60.16,
     "FedPFT spherical K=10": 69.74,
     "FedPFT diag K=10": 69.91,
+    "FedPFT spherical K=50": 71.88,
     "FedPFT diag K=50": 72.05,
+    "FedPFT diag K=100": 72.29,
     "FedPFT theorem 4.1, epsilon 1": 56.96,
 }
 
@@ -147,7 +154,7 @@ def measure_row(
     name, own = row
     data = loaded[(own or {}).get("features.power")]
     if name in PEERS:
-        measured = measured_peer(name, data, seed)
+        measured = _closed_form_peers.measured(PEERS[name], data, seed)
     else:
         budget = data.named({"epsilon": 1.0, "delta": 1e-5}) if "epsilon" in name else {}
         measured = measure(settings | {"seed": seed} | budget, own, data)

@@ -40,22 +40,36 @@ TOO_SMALL = 8
 
 
 def fill(settings: Settings) -> Settings:
-    """Settings with the network for fedlap.model = "auto", and the steps for fedlap.image-steps =
-    0.
+    """Settings with the network for fedlap.model = "auto", and the steps and images for
+    fedlap.image-steps = 0 and fedlap.images-per-class = 0.
 
     The network is the ConvNet for images that are known to be large enough. A ConvNet's exact
     gradients need few steps (benchmarks/fedlap_cost.py); noisy ones, and those of other networks,
-    go on to gain from more.
+    go on to gain from more. Without fifty images of a class the accuracy of other networks falls
+    from round to round (benchmarks/fedlap_radius.py); a ConvNet's does not, and noise spoils each
+    image.
     """
     own = settings.fedlap
     if own.model == "auto":
         large = settings.backbone in OF_IMAGE_SIZE and settings.image_size > TOO_SMALL
         model: Model = "convnet" if large else "mlp"
         own = own.model_copy(update={"model": model})
-    if not own.image_steps:
-        steps = 40 if own.kind == "convnet" and not settings.epsilon else 100
-        own = own.model_copy(update={"image_steps": steps})
-    return settings if own is settings.fedlap else settings.model_copy(update={"fedlap": own})
+    convnet, private = own.kind == "convnet", bool(settings.epsilon)
+    numbers = {
+        "image_steps": own.image_steps or (40 if convnet and not private else 100),
+        "images_per_class": own.images_per_class or (10 if convnet or private else 50),
+    }
+    return settings.model_copy(update={"fedlap": own.model_copy(update=numbers)})
+
+
+def _with_descent(settings: Settings) -> Settings:
+    """The same with the descent for fedlap.descent = "auto": plain where images are many."""
+    filled = fill(settings)
+    own, private = filled.fedlap, bool(settings.epsilon)
+    if own.descent == "auto":
+        chosen = "annealed" if own.kind == "convnet" or private else "plain"
+        own = own.model_copy(update={"descent": chosen})
+    return filled.model_copy(update={"fedlap": own})
 
 
 def _symbols(
@@ -154,7 +168,7 @@ FEDLAP = Method(
     plan=plan,
     reads=("fedlap",),
     shown="fedlap",
-    fill=fill,
+    fill=_with_descent,
 )
 DSC = replace(
     FEDLAP,
@@ -162,6 +176,7 @@ DSC = replace(
     title="DSC",
     paper="Zhao et al. 2021, dataset condensation by gradient matching",
     plan=_by_class("dsc"),
+    fill=fill,
 )
 FEDDM = replace(
     FEDLAP,
@@ -169,6 +184,7 @@ FEDDM = replace(
     title="FedDM",
     paper="Xiong et al. 2023, distribution matching in each class",
     plan=_by_class("feddm"),
+    fill=fill,
 )
 PSG = replace(
     FEDLAP,
@@ -176,6 +192,7 @@ PSG = replace(
     title="PSG",
     paper="Chen et al. 2022, private set generation",
     plan=psg_plan,
+    fill=fill,
     needs_budget=True,
 )
 

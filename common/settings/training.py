@@ -146,7 +146,11 @@ class FedLAPSettings(Section):
     )
     rounds: Rounds = Field(5, ge=1, le=100_000, description="Rounds of training.")
     images_per_class: Annotated[int, Unit("images")] = Field(
-        10, ge=1, le=10_000, description="Synthetic images of each class that a site sends."
+        0,
+        ge=0,
+        le=10_000,
+        description="Synthetic images of each class that a site sends; 0 for 10 with a ConvNet or "
+        "under privacy, otherwise 50.",
     )
     labels: Literal["auto", "present", "all"] = Field(
         "auto",
@@ -234,12 +238,12 @@ class FedLAPSettings(Section):
     rule: Annotated[Literal["min", "median", "max", "fixed"], Only("fedlap")] = Field(
         "median", description="How the radii of the sites become one; fixed is trust-radius."
     )
-    descent: Annotated[Literal["annealed", "plain"], Only("fedlap")] = Field(
-        "annealed",
+    descent: Annotated[Literal["auto", "annealed", "plain"], Only("fedlap")] = Field(
+        "auto",
         description=(
             "Steps of the coordinator in a round: annealed and kept inside the radius, or plain as in "
             "the paper, at the full rate until the radius is reached; a site then looks for its radius "
-            "along all of these steps."
+            "along all of these steps. auto is annealed with a ConvNet or under privacy, otherwise plain."
         ),
     )
     memory: float = Field(

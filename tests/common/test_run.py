@@ -356,6 +356,27 @@ def test_fedlap_takes_the_network_that_the_features_allow(
         assert parse_run(flat | {"fedlap.model": other}).settings.fedlap.kind == other
 
 
+@pytest.mark.parametrize(
+    ("case", "images", "descent"),
+    [
+        ({}, 50, "plain"),
+        ({"fedlap.model": "linear"}, 50, "plain"),
+        ({"image-size": 16}, 10, "annealed"),
+        ({"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"}, 10, "annealed"),
+    ],
+)
+def test_fedlap_sends_fewer_images_with_a_convnet_or_noise(
+    case: dict[str, Scalar], images: int, descent: str
+) -> None:
+    flat = {"method": "fedlap"} | case
+    named = {"fedlap.images-per-class": images, "fedlap.descent": descent}
+    chosen = parse_run(flat)
+    assert chosen == parse_run(flat | named)
+    assert chosen.digest == parse_run(flat | named).digest
+    other = named | {"fedlap.images-per-class": 3}
+    assert parse_run(flat | other).settings.fedlap.images_per_class == 3
+
+
 def test_device_is_one_this_machine_has() -> None:
     assert pick_device("cpu") == "cpu"
     assert pick_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -146,7 +146,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "fedlap.cosine": (True,),
     "fedlap.server-steps": (7,),
     "fedlap.rule": ("min", "fixed"),
-    "fedlap.descent": ("plain",),
+    "fedlap.descent": ("annealed", "plain"),
     "fedlap.memory": (0.5,),
     "fedlap.augment": ("crop,cutout",),
     "fedlap.clip": (1.0,),
