@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from fedsurrogate.common.methods.logistic_rounds import (
     WEIGHT,
 )
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.rules import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
@@ -90,7 +91,7 @@ def drawn(value: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
 
 def logistic(data: Data, run: Run, sites: int, draw: int) -> Head:
     """The head of the rounds."""
-    x, y = raised(data[0].float(), run.power).double(), data[1]
+    x, y = _weighed(data[0], run), data[1]
     assert run.mechanism is not None
     noise = {name: sigma * factor(run, sites) for name, (sigma, _) in run.mechanism.noise.items()}
     generator = torch.Generator().manual_seed(draw)
@@ -126,7 +127,7 @@ def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:
     public, claim = read_map(run, data[0].shape[1]), run.mechanism
     classes = run.settings.classes
     assert claim is not None
-    x, y = raised(data[0].float(), run.power).double(), data[1]
+    x, y = _weighed(data[0], run), data[1]
     features = clip(mapped_by(public, x), claim.clip)[0]
     generator = torch.Generator().manual_seed(draw)
     noise = {name: sigma * factor(run, sites) for name, (sigma, _) in claim.noise.items()}
@@ -140,7 +141,14 @@ def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:
     sums = Sums(noisy["counts"], noisy["sums"], noisy["squares"], noise)
     header = Header("fedpft", "run", "sum", "f" * 16, classes)
     head, _ = learn_from_sums([SumsSurrogate(header, sums, claim)], "joint", 0)
-    return Head(head.header, head.weight, head.bias, head.clip, public.centre, public.projection)
+    own = run.plan.own_mean_weight(x.shape[1])
+    return replace(head, centre=public.centre, projection=public.projection, own_mean=own)
+
+
+def _weighed(rows: Tensor, run: Run) -> Tensor:
+    """Features (n, d) with what they keep of their own mean and length."""
+    weight = run.plan.own_mean_weight(rows.shape[1])
+    return weigh_own_mean(raised(rows.float(), run.power).double(), weight)
 
 
 def mapped_by(public: PublicMap, rows: Tensor) -> Tensor:

@@ -28,8 +28,13 @@ from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    unit_weights,
+    weigh_own_mean,
+    with_noise,
+)
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap, in_frame
 from fedsurrogate.common.targets.target import (
@@ -68,7 +73,8 @@ def class_moments(task: Task) -> SiteStatistic:
     classes = task.run.settings.classes if summed else task.found.classes
     if summed:
         public = task.agreed(unpack_map(task.payload or b""))
-    claim = task.mechanism(centre_digest(public.centre))
+    columns = task.found.train.features.shape[1]
+    claim = task.mechanism(task.run.plan.subtracted(columns, centre_digest(public.centre)))
     if claim is not None:
         rows, weights, done = clipped(task.found.train, frame, claim, public)
         own = class_indices(classes, task.found.classes)[task.found.train.labels]
@@ -141,18 +147,19 @@ def clipped(
     Args:
         train: the records.
         frame: of the columns, in which features are put first.
-        claim: says where features are clipped.
-        public: applied to them after the frame.
+        claim: says where features are clipped, and what they keep of their own mean and length.
+        public: applied to them after the frame and that.
 
     Returns:
         Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
         rows of features that have been added, if they are in a file.
     """
+    weight = weight_of(claim.centre)
     features, _ = clipped_features(
         train.features,
         claim.clip,
         train.folder,
-        lambda rows: public.apply(in_frame(rows, frame).to(rows)),
+        lambda rows: public.apply(weigh_own_mean(in_frame(rows, frame).to(rows), weight)),
     )
     done = [forget] if train.folder is not None else []
     return features, unit_weights(train.units, len(features)), [*done]

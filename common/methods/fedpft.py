@@ -341,7 +341,7 @@ def plan(settings: Settings) -> Plan:
         allows=frozenset({"order", "seal"}) if chain else frozenset(),
         variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
         head=SOLVERS_IN_WORDS[chosen.solver],
-        own_mean=chosen.mechanism == SUMS
+        own_mean=chosen.mechanism in (SUMS, JOINT_SUMS)
         and settings.features.projection == AUTO
         and not (own.public or settings.features.ranges),
         ranges=not chain,

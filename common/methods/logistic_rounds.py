@@ -114,6 +114,8 @@ def logistic_plan(settings: Settings) -> Plan:
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
+        own_mean=settings.features.projection == AUTO
+        and not (own.public or settings.features.ranges),
     )
 
 

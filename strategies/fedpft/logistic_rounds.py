@@ -155,6 +155,7 @@ def head_of(training: Training) -> Head:
         mechanism.clip,
         model[CENTRE],
         model.get(PROJECTION),
+        own_mean=training.config.plan.own_mean_weight(len(model[CENTRE])),
     )
 
 

@@ -32,12 +32,11 @@ from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
-from fedsurrogate.common.privacy.shares import KEPT, OwnParts
+from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.secure_sum.rules import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
@@ -564,9 +563,8 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
         )
     count = min(wanted, *directions.shape)
     rows = directions[:count]
-    # Rounds subtract a mean first, so that an offset that records share takes none of their norm.
-    if own.head.solver == LOGISTIC and not (file or public):
-        rows = with_own_mean(rows)
+    if config.plan.own_mean:
+        rows = with_own_parts(rows)
     made = PublicMap(unpack_projection(pack(rows.float())), centre)
     source = "the given file" if file else f"the head of {own.backbone}"
     if not file and not is_head:
@@ -630,25 +628,28 @@ def random_rows(count: int, dimension: int) -> Tensor:
     return rows
 
 
-def with_own_mean(rows: Tensor) -> Tensor:
-    """Directions without the mean of all columns, and with it at a small weight in place of the last:
-    classes may differ in it alone.
+def with_own_parts(rows: Tensor) -> Tensor:
+    """Directions with those in which `weigh_own_mean` keeps the mean over a feature's own columns and its
+    length, in place of the last two: classes may differ in them alone.
 
     Args:
-        rows: orthonormal, (k, d); a single one stays as it is.
+        rows: orthonormal, without the mean of all columns, (k, d); fewer than three stay as they are.
 
     Returns:
-        Rows (k, d). The last has KEPT.mean times the length that others leave of a random direction.
+        Rows (k, d). The last two have the length that the others leave of a random direction.
 
     Example:
-        >>> with_own_mean(random_rows(2, 4))[1].tolist()
-        [0.03535533905932738, 0.03535533905932738, 0.03535533905932738, 0.03535533905932738]
+        >>> rows = with_own_parts(random_rows(3, 12))
+        >>> (rows[1:, :3] * 12).round(decimals=6).tolist()
+        [[1.732051, 1.732051, 1.732051], [1.732051, -1.732051, -1.732051]]
     """
     count, dimension = rows.shape
-    if count < 2:
+    if count < 3:
         return rows
-    weight = KEPT.mean * math.sqrt(count / dimension) / math.sqrt(dimension)
-    return torch.cat([rows[:-1], torch.full_like(rows[-1:], weight)])
+    mean = torch.full((dimension,), dimension**-0.5, dtype=rows.dtype)
+    both = torch.stack([mean, public_signs(dimension).to(rows)])
+    apart = rows[:-2] - rows[:-2] @ both.T @ both
+    return torch.cat([apart, both * math.sqrt(count / dimension)])
 
 
 def whitened(head: Tensor, public: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy import shares
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths, unfold
 from fedsurrogate.common.surrogates.mixtures import PublicMap
@@ -318,8 +319,9 @@ class Total:
             frame: of the columns, in which sites put their features first; empty for none.
         """
         header = replace(head.header, frame=frame)
-        public = self.public
-        return replace(head, header=header, projection=public.projection, centre=public.centre)
+        public, own = self.public, shares.weight_of(self.claim.centre if self.claim else "")
+        changed = replace(head, projection=public.projection, centre=public.centre)
+        return replace(changed, header=header, own_mean=own)
 
 
 # Of the second moment's trace: a covariance that is further below zero cannot be repaired.

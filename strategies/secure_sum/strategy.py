@@ -68,6 +68,7 @@ class SecureSum(Steps):
 
     _header: Header
     _map = PublicMap()
+    _subtracted = ""
     _projection = ""
 
     def run(self, grid: Grid, deadline: float = 0.0) -> float | None:
@@ -282,6 +283,8 @@ class SecureSum(Steps):
         the features then.
         """
         self._map, self._projection = map_with_words(self.config, group.dimension)
+        digest = centre_digest(self._map.centre)
+        self._subtracted = self.config.plan.subtracted(group.dimension, digest)
         try:
             dimension = self._map.apply(torch.zeros(1, group.dimension)).shape[1]
         except SurrogateError as error:
@@ -395,7 +398,7 @@ class SecureSum(Steps):
         )
         if header != replace(self._header, site=name):
             raise SurrogateError("a masked vector of another run, backbone, site or other classes")
-        check_stated(claim, self.config.mechanism_for("record", centre_digest(self._map.centre)))
+        check_stated(claim, self.config.mechanism_for("record", self._subtracted))
         site = self.outcome.sites[self._nodes[name]]
         site.simulated = info.get("simulated") is True
         self._masked[name], self._claims[name] = numbers, claim

@@ -36,7 +36,9 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     clip,
     unit_weights,
+    weigh_own_mean,
 )
+from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
@@ -56,7 +58,7 @@ class Received:
     Attributes:
         weight: of the head, (C, k), float64.
         bias: of the head, (C,).
-        public: the map of the features.
+        public: the map of the features, after what they keep of their own mean and length.
         bound: what divides a feature that is longer, in the first round.
     """
 
@@ -91,7 +93,8 @@ def bounded_round(task: Task) -> SiteStatistic:
     counts_lengths = first and not received.bound
     # Of a site without records, which sends zeros, no part has any.
     lengths = [torch.zeros(0, dtype=torch.float64)]
-    change = _map_of(received, lengths if counts_lengths else None)
+    weight = task.run.plan.own_mean_weight(train.features.shape[1])
+    change = _map_of(received.public, weight, lengths if counts_lengths else None)
     features, _ = clipped_features(
         train.features, received.bound if first else claim.clip, train.folder, change
     )
@@ -218,16 +221,17 @@ def _with_constant(features: Tensor, folder: Path | None) -> Tensor:
     return written(parts, features.shape[1] + 1, folder, torch.float64)
 
 
-def _map_of(received: Received, lengths: list[Tensor] | None) -> Callable[[Tensor], Tensor]:
+def _map_of(
+    public: PublicMap, weight: OwnParts, lengths: list[Tensor] | None
+) -> Callable[[Tensor], Tensor]:
     """The map of features, by which a record's features depend on no other record's; it adds their
     lengths to the list, if there is one.
     """
-    public = received.public
     matrix, centre = public.projection, public.centre
     assert centre is not None
 
     def mapped(features: Tensor) -> Tensor:
-        apart = features - centre
+        apart = weigh_own_mean(features, weight) - centre
         if matrix is None:
             return apart
         parts = per_record(

@@ -5,6 +5,7 @@ they are clipped.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fedsurrogate as fs
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
@@ -234,3 +236,31 @@ def test_a_level_that_tells_classes_apart_is_seen_and_a_large_offset_costs_littl
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_a_scale_that_tells_classes_apart_is_seen(epsilon: float) -> None:
     assert accuracy(0, {"epsilon": epsilon}, scale=1.5) > 0.75
+
+
+# Settings by how sums travel, and least accuracies where classes differ in level and in scale.
+WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "one secure sum": ({"secure_sum": True, "fedpft__covariance": "gram"}, 0.65, 0.6),
+    "rounds of secure sums": ({"secure_sum": True}, 0.9, 0.75),
+    "rounds of messages": ({"head__solver": "logistic"}, 0.9, 0.7),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["level", "scale"])
+def test_a_level_and_a_scale_are_seen_however_sums_travel(
+    way: str, kind: str, tmp_path: Path
+) -> None:
+    changed, *least = WAYS[way]
+    differ: dict[str, float] = {"level": 1.0} if kind == "level" else {"scale": 1.5}
+    given = [records(700, 96, seed, **differ) for seed in range(4)]
+    test = records(2000, 96, 1000, **differ)
+    result = fs.simulate(
+        [(x.numpy(), y.numpy()) for x, y in given],
+        test=(test[0].numpy(), test[1].numpy()),
+        output_dir=tmp_path,
+        **({"epsilon": 8.0, "delta": 1e-5, "classes": "0,1", "colluding": 0.0} | changed),
+    )
+    assert result.accuracy > least[kind == "scale"]
+    loaded = fs.load(result.folder)
+    assert loaded.classifier.own_mean == KEPT

@@ -15,7 +15,6 @@ from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.surrogate_proto import pack_masked
-from fedsurrogate.strategies.pooling.class_means import PublicMap
 from fedsurrogate.strategies.secure_sum.strategy import SecureSum
 
 ASKED = Header("fedpft", "0" * 16, "coordinator", "f" * 16, ("benign", "malign", "other"))
@@ -38,7 +37,7 @@ def coordinator() -> Any:
     return SimpleNamespace(
         _header=ASKED,
         _shapes={"counts": (3,)},
-        _map=PublicMap(),
+        _subtracted="",
         _nodes={"north": 1},
         _masked={},
         _claims={},
