@@ -1,5 +1,5 @@
 """Real chest X-rays at four hospitals with nothing set: the first commands of the README, on the
-sample images and MobileNetV2.
+sample images, by MobileNetV2 or `--backbone`.
 
 The images (28 x 28 pixels, 3,882 to train and 624 to test, in the files' own split) are written as a
 folder of PNG files, dealt to four sites at random, and each run is a whole simulation.
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.harness.options import described
+from benchmarks.harness.options import described, named, with_backbone
 from benchmarks.harness.results import report
-from benchmarks.harness.samples import shared
+from benchmarks.harness.samples import BACKBONES, shared
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.runs.state import METRICS, read_json
@@ -59,10 +59,11 @@ def row_of(epsilon: float, runs: list[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    parser = described(__doc__)
-    parser.add_argument("--epsilons", type=float, nargs="*", default=[0.0, 8.0, 2.0, 1.0])
+    parser = with_backbone(described(__doc__))
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[0.0, 8.0, 4.0, 2.0, 1.0])
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    backbone = BACKBONES[options.backbone]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -70,11 +71,9 @@ def main() -> None:
         common: dict[str, Scalar] = {
             "data": "imagefolder",
             "data-dir": str(folder / "xrays"),
-            "backbone": "torchvision:mobilenet_v2",
-            "weights-path": str(shared("weights/mobilenet_v2-imagenet.safetensors")),
             "partition": "iid",
             "output-dir": str(folder / "runs"),
-        }
+        } | backbone.settings
         for epsilon in options.epsilons:
             private: dict[str, Scalar] = (
                 {"epsilon": epsilon, "delta": DELTA, "classes": ",".join(CLASSES)}
@@ -88,8 +87,10 @@ def main() -> None:
         *("epsilon", "largest class", "accuracy", "balanced accuracy", "AUROC"),
         *("sensitivity", "specificity", "kB sent by all sites"),
     )
-    title = f"X-rays at {SITES} sites, nothing set, MobileNetV2: in %, delta {DELTA:g}"
-    report("xrays-four-hospitals", title, columns, rows, seeds=options.seeds)
+    title = f"X-rays at {SITES} sites, nothing set, {backbone.title}: in %, delta {DELTA:g}"
+    report(
+        named("xrays-four-hospitals", options.backbone), title, columns, rows, seeds=options.seeds
+    )
 
 
 if __name__ == "__main__":
