@@ -27,9 +27,9 @@ from benchmarks.harness.federation import (
     measure,
     site,
 )
-from benchmarks.harness.options import described
+from benchmarks.harness.options import described, named, with_backbone
 from benchmarks.harness.results import report, stored
-from benchmarks.harness.samples import feature_settings, shared
+from benchmarks.harness.samples import BACKBONES, MOBILENET, feature_settings, shared
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.runs.reader import read_run
 
@@ -109,48 +109,56 @@ def xray_files(folder: str) -> Given:
     return {"data": "safetensors", "data-dir": folder, "dataset": "xrays", "partition": "iid"}
 
 
-def sets() -> dict[str, tuple[Given, int]]:
-    """Settings of each data set, and its sites."""
-    cifar = feature_settings("cifar10") | BACKBONE
+def sets(backbone: str) -> dict[str, tuple[Given, int]]:
+    """Settings of each data set, and its sites: with features of a backbone, but pixels of digits,
+    and of X-rays where the samples have no features.
+    """
+    cifar = feature_settings("cifar10", backbone) | BACKBONE
+    rays: Given = XRAYS
+    if not BACKBONES[backbone].stored:
+        rays = feature_settings("xrays", backbone, partition="iid") | BACKBONE
     return {
-        "PACS, photo and sketch": (feature_settings("pacs-photo,pacs-sketch") | BACKBONE, 2),
+        "PACS, photo and sketch": (
+            feature_settings("pacs-photo,pacs-sketch", backbone) | BACKBONE,
+            2,
+        ),
         "CIFAR-10, Dirichlet 0.1": (cifar | {"alpha": 0.1}, 10),
         "CIFAR-10, Dirichlet 0.01": (cifar | {"alpha": 0.01}, 10),
         "CIFAR-10, Dirichlet 0.1, 100 sites": (cifar | {"alpha": 0.1}, 100),
         "CIFAR-10, Dirichlet 0.01, 100 sites": (cifar | {"alpha": 0.01}, 100),
-        "X-rays": (XRAYS, 4),
+        "X-rays": (rays, 4),
         "digits": ({"data": "digits", "alpha": 0.5}, 5),
     }
 
 
 @lru_cache(1)
-def federation(name: str, seed: int, power: float) -> Federation:
+def federation(name: str, seed: int, power: float, backbone: str = MOBILENET) -> Federation:
     """The sites of a data set, whose last one stays in memory."""
-    settings, sites = sets()[name]
-    if name == "X-rays":
+    settings, sites = sets(backbone)[name]
+    if settings is XRAYS:
         return xrays(sites, seed)
     changed = {"features.power": power} if "features.power" in settings else {}
     return load_seed(settings | changed, sites, seed)
 
 
-def cell(name: str, seed: int, own: Given | None) -> float:
+def cell(name: str, seed: int, own: Given | None, backbone: str = MOBILENET) -> float:
     """The accuracy in % of a data set's row at a seed."""
-    settings, _ = sets()[name]
+    settings, _ = sets(backbone)[name]
     private = own is not None and "epsilon" in own
     # Where each site adds noise, the power is 1 for every backbone.
     changed = {"features.power": 1.0} if private and "features.power" in settings else {}
-    data = federation(name, seed, 1.0 if private else 0.5)
+    data = federation(name, seed, 1.0 if private else 0.5, backbone)
     chosen = settings | changed | {"seed": seed}
     return measure(chosen, None if own is None else data.named(own), data).accuracy
 
 
-def whole_run(name: str, seed: int, own: Given | None) -> float:
+def whole_run(name: str, seed: int, own: Given | None, backbone: str = MOBILENET) -> float:
     """The accuracy in % of a whole simulation, with the classes named."""
-    settings, sites = sets()[name]
+    settings, sites = sets(backbone)[name]
     usual = {key: value for key, value in settings.items() if key != "features.power"}
-    classes = ",".join(federation(name, 0, 1.0).classes)
+    classes = ",".join(federation(name, 0, 1.0, backbone).classes)
     with tempfile.TemporaryDirectory() as folder:
-        usual = xray_files(folder) if name == "X-rays" else usual
+        usual = xray_files(folder) if settings is XRAYS else usual
         run = (
             usual | (own or {}) | {"classes": classes, "seed": seed, "output-dir": f"{folder}/runs"}
         )
@@ -166,27 +174,33 @@ def measured(
     rows: Mapping[str, Given | None],
     seeds: int,
     names: Sequence[str] = (),
-    measure_cell: Callable[[str, int, Given | None], float] = cell,
+    measure_cell: Callable[[str, int, Given | None, str], float] = cell,
+    backbone: str = MOBILENET,
 ) -> None:
     """Measure what the file lacks, one seed of all rows after the other, and write it."""
+    file = named(file, backbone)
     kept: dict[str, list[float]] = dict(stored(file).get("accuracy", {}))
-    names = names or list(sets())
+    names = names or list(sets(backbone))
     for seed in range(seeds):
         for name in names:
             for row, own in rows.items():
                 values = kept.setdefault(f"{name}: {row}", [])
                 if len(values) <= seed:
-                    values.append(round(measure_cell(name, seed, own), 2))
+                    values.append(round(measure_cell(name, seed, own, backbone), 2))
                     print(name, row, seed, values[-1], flush=True)
-                    write(file, title, rows, kept)
+                    write(file, title, rows, kept, list(sets(backbone)))
 
 
 def write(
-    file: str, title: str, rows: Mapping[str, Given | None], kept: dict[str, list[float]]
+    file: str,
+    title: str,
+    rows: Mapping[str, Given | None],
+    kept: dict[str, list[float]],
+    names: Sequence[str],
 ) -> None:
     """Write the means over the seeds that are there."""
     table = []
-    for name in sets():
+    for name in names:
         values = [kept.get(f"{name}: {row}", []) for row in rows]
         if any(values):
             means = [round(statistics.mean(each), 2) if each else None for each in values]
@@ -240,7 +254,7 @@ def at_budgets(rows: Mapping[str, Given], budgets: Sequence[float]) -> dict[str,
 
 def main() -> None:
     """Measure the parts that were asked for."""
-    options = described(__doc__)
+    options = with_backbone(described(__doc__))
     options.add_argument("--parts", nargs="+", default=["families", "private"])
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--only", nargs="+", default=[], help="names of data sets")
@@ -248,25 +262,30 @@ def main() -> None:
     torch.set_num_threads(1)
     if "families" in given.parts:
         title = "Nothing set but the data, accuracy %"
-        measured("defaults-families", title, FAMILIES, given.seeds, given.only)
+        measured(
+            "defaults-families", title, FAMILIES, given.seeds, given.only, cell, given.backbone
+        )
     if "private" in given.parts:
         rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
-        measured("defaults-private", title, rows, given.seeds, given.only)
+        measured("defaults-private", title, rows, given.seeds, given.only, cell, given.backbone)
     if "secure" in given.parts:
         rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
         names = given.only or SECURE_SETS
-        measured("defaults-secure", title, rows, given.seeds, names, whole_run)
+        measured("defaults-secure", title, rows, given.seeds, names, whole_run, given.backbone)
     if "rounds" in given.parts:
         rows = at_budgets(AT_SITES, EPSILONS)
         title = "Noise at each site, whole runs, accuracy %"
         names = given.only or SECURE_SETS
-        measured("defaults-private-rounds", title, rows, given.seeds, names, whole_run)
+        measured(
+            "defaults-private-rounds", title, rows, given.seeds, names, whole_run, given.backbone
+        )
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:
         rows = at_budgets(OWN_MEAN, (1.0, 2.0, 4.0, 8.0))
+        names = given.only or OWN_MEAN_SETS
         title = "With and without the mean of a record's columns, accuracy %"
-        measured("defaults-own-mean", title, rows, given.seeds, given.only or OWN_MEAN_SETS)
+        measured("defaults-own-mean", title, rows, given.seeds, names, cell, given.backbone)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ The file of results is written after every seed; `--from-seed` continues it afte
     data-dir="/data" dataset="x"'
 """
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from benchmarks.harness.federation import Federation, load_seed
 from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
-from benchmarks.harness.samples import shared
+from benchmarks.harness.samples import features_folder
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import PRESENT, as_mixtures
@@ -129,13 +130,15 @@ def main() -> None:
     parser.add_argument(
         "--public", default="", help="features of public images, for the row with a public centre"
     )
+    parser.add_argument("--only", default="", help="rows whose name matches this")
     options = parser.parse_args()
     # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5
     # without.
     stand_in = {"dataset": "cifar10", "alpha": 0.1, "features.power": options.power}
     settings, _ = settings_of(options, stand_in)
     if not options.run_config:
-        options.public = options.public or str(shared("features/pacs-photo-train.safetensors"))
+        folder = features_folder(options.backbone)
+        options.public = options.public or str(folder / "pacs-photo-train.safetensors")
     public = read_centre(options.public, parse_run(settings).power)
     accuracy, size = earlier(options.name, options.from_seed)
     for seed in range(options.from_seed, options.seeds):
@@ -146,6 +149,7 @@ def main() -> None:
             head, _ = federate(run, data, "")
             accuracy[family, "none"].append(100 * judge(head, run, options.sites)["accuracy.model"])
         rows = [name for name in ROWS if name != CENTRED or public is not None]
+        rows = [name for name in rows if re.search(options.only, name)]
         work = [(name, epsilon) for name in rows for epsilon in EPSILONS]
         for name, epsilon in track(work, description=f"seed {seed}"):
             run = parse_run(base | ROWS[name] | {"epsilon": epsilon, "delta": DELTA})

@@ -1,19 +1,19 @@
 """Accuracy against bytes, 0.2 to 16 MB: statistics with a closed-form head, FedPFT as published,
 AFL, FedCOF, raw features.
 
-CIFAR-10 features next to the checkout, 10 sites, Dirichlet 0.1, three seeds; and PACS photo and
-sketch, two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All
-rows raise features to the power 0.5, but for FedPFT as published. AFL and FedCOF are the rules of
-benchmarks/_closed_form_peers.py. Also in this run: seconds of
-learning, in closed form and on samples; and whether `gram` gives the same head for 100 sites and
-Dirichlet 0.01.
+CIFAR-10 features (of `--backbone`), 10 sites, Dirichlet 0.1, three seeds; and PACS photo and sketch,
+two sites. Every row uses real payloads: packed, measured, unpacked and learned from. All rows raise
+features to the power 0.5, but for FedPFT as published. AFL and FedCOF are the rules of
+benchmarks/_closed_form_peers.py. Also in this run: seconds of learning,
+in closed form and on samples; and whether `gram` gives the same head for 100 sites and Dirichlet
+0.01.
 
     python benchmarks/statistics_frontier.py
-    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning, in
-    closed form and on samples python benchmarks/statistics_frontier.py --only basis     #
-    experiments: a shared basis, entropy coding
+    python benchmarks/statistics_frontier.py --only seconds   # processor seconds of learning
+    python benchmarks/statistics_frontier.py --only basis     # experiments: a shared basis, entropy coding
 """
 
+import re
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -31,10 +31,10 @@ from benchmarks.harness.federation import (
     centralised,
     load_seed,
 )
-from benchmarks.harness.options import described
+from benchmarks.harness.options import described, with_backbone
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report, stored
-from benchmarks.harness.samples import feature_settings, shared
+from benchmarks.harness.samples import BACKBONES, feature_settings, shared
 from benchmarks.harness.seeds import frontier_row
 from benchmarks.harness.timing import paired
 from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
@@ -126,8 +126,10 @@ def measure(name: str, run: Run, fits: Fits) -> Measured:
     return fits.measured(run)
 
 
-def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measured]]:
-    """Every row over the seeds."""
+def measure_all(
+    base: Settings, sites: int, seeds: int, only: str = ""
+) -> dict[str, list[Measured]]:
+    """Every row over the seeds, or those whose name matches."""
     results: dict[str, list[Measured]] = defaultdict(list)
     for seed in range(seeds):
         own = base | {"seed": seed}
@@ -137,7 +139,8 @@ def measure_all(base: Settings, sites: int, seeds: int) -> dict[str, list[Measur
         }
         # Rows that share a fit follow each other.
         order = sorted(
-            ROWS.items(), key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0})
+            ((name, row) for name, row in ROWS.items() if re.search(only, name)),
+            key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}),
         )
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
             run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
@@ -248,6 +251,7 @@ def table(results: dict[str, list[Measured]]) -> list[Line]:
             name, accuracies(results[name]), oracles[row.power], [m.bytes for m in results[name]]
         )
         for name, row in ROWS.items()
+        if name in results
     ]
 
 
@@ -256,14 +260,17 @@ def main() -> None:
     parser.add_argument(
         "--name", default="statistics-frontier", help="of the files in benchmarks/results"
     )
+    with_backbone(parser)
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     tables = ("cifar10", "gram", "pacs", "seconds", "basis")
     parser.add_argument("--only", default="", choices=tables, help="one of the tables")
+    parser.add_argument("--rows", default="", help="whose name matches this; raw features too")
     options = parser.parse_args()
-    cifar, folder = {"dataset": "cifar10", "alpha": 0.1}, feature_settings("")
+    cifar, folder = {"dataset": "cifar10", "alpha": 0.1}, feature_settings("", options.backbone)
+    of_images = f"features of {BACKBONES[options.backbone].title}"
     if options.only in ("", "cifar10"):
-        results = measure_all(folder | cifar, options.sites, options.seeds)
+        results = measure_all(folder | cifar, options.sites, options.seeds, options.rows)
         rows = table(results)
         small = max((row for row in rows if row[4] <= 1.0), key=lambda row: row[1])
         print(
@@ -271,7 +278,7 @@ def main() -> None:
             f"{GOAL} %"
         )
         title = (
-            f"Statistics: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, "
+            f"Statistics: CIFAR-10 {of_images}, {options.sites} sites, Dirichlet 0.1, "
             f"{options.seeds} seeds"
         )
         facts = {"settings": cifar, "accuracy": _each(results)}
@@ -279,7 +286,7 @@ def main() -> None:
         plot(rows, title, options.name)
     if options.only in ("", "seconds"):
         title = (
-            f"Learning from the statistics of {options.sites} sites, CIFAR-10 features, "
+            f"Learning from the statistics of {options.sites} sites, CIFAR-10 {of_images}, "
             "processor seconds"
         )
         columns = (
@@ -291,14 +298,14 @@ def main() -> None:
         )
         report(f"{options.name}-seconds", title, columns, seconds(folder | cifar, options.sites))
     if options.only in ("", "gram"):
-        title = f"Statistics: CIFAR-10 features, gram with lda, {options.seeds} seeds"
+        title = f"Statistics: CIFAR-10 {of_images}, gram with lda, {options.seeds} seeds"
         same = exact(folder | cifar, options.seeds)
         rows_of_gram = [
             (name, round(statistics.mean(values), 2), values) for name, values in same.items()
         ]
         report(f"{options.name}-gram", title, ("sites", "accuracy %", "each seed"), rows_of_gram)
     if options.only in ("", "basis"):
-        where = f"CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
+        where = f"CIFAR-10 {of_images}, {options.sites} sites, Dirichlet 0.1, {options.seeds} seeds"
         title = f"A shared basis, experiments: {where}"
         rows_of_basis, coded = basis(folder | cifar, options.sites, options.seeds)
         sizes = {"columns": ["released", "MB", "MB, zlib", "MB, lzma"], "rows": coded}
@@ -307,8 +314,8 @@ def main() -> None:
         plot([*map(tuple, last["rows"]), *rows_of_basis], last["title"], options.name)
     if options.only in ("", "pacs"):
         pacs = {"dataset": "pacs-photo,pacs-sketch", "head.min-steps": 1000}
-        results = measure_all(folder | pacs, 2, options.seeds)
-        title = f"Statistics: PACS photo and sketch, 2 sites, {options.seeds} seeds"
+        results = measure_all(folder | pacs, 2, options.seeds, options.rows)
+        title = f"Statistics: PACS photo and sketch, {of_images}, 2 sites, {options.seeds} seeds"
         facts = {"settings": pacs, "accuracy": _each(results)}
         report(f"{options.name}-pacs", title, COLUMNS, table(results), **facts)
 

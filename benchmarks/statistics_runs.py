@@ -1,5 +1,5 @@
 """Statistics and mixtures through the command that users call: `coordinator sweep`, CIFAR-10
-features, 10 sites, 3 seeds.
+features of MobileNetV2 or `--backbone`, 10 sites, 3 seeds.
 
 Every row is a whole run: messages, checks, the default screen and limits on weights, evaluation at
 the sites. `--only pacs` starts from image files, PACS photos at one site and sketches at another,
@@ -15,9 +15,9 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.harness.commands import json_of, text_of
-from benchmarks.harness.options import described
+from benchmarks.harness.options import described, named, with_backbone
 from benchmarks.harness.results import report
-from benchmarks.harness.samples import feature_settings, shared
+from benchmarks.harness.samples import BACKBONES, feature_settings, shared
 from fedsurrogate.server_app.relearn import relearn
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
@@ -37,44 +37,45 @@ LEFT = (
 
 
 def main() -> None:
-    parser = described(__doc__)
+    parser = with_backbone(described(__doc__))
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables"
     )
     options = parser.parse_args()
-    data = feature_settings("cifar10", alpha=0.1)
+    data = feature_settings("cifar10", options.backbone, alpha=0.1)
+    backbone = BACKBONES[options.backbone]
     with tempfile.TemporaryDirectory() as output:
         fixed = data | {"output-dir": output}
         if options.only in ("", "sweep"):
             columns = ("settings", "accuracy %", "sd", "uplink MB, all sites", "runs")
             title = (
-                f"coordinator sweep: CIFAR-10 features, {options.sites} sites, Dirichlet 0.1, "
-                f"{options.seeds} seeds"
+                f"coordinator sweep: CIFAR-10 features of {backbone.title}, {options.sites} sites, "
+                f"Dirichlet 0.1, {options.seeds} seeds"
             )
             rows = [
                 row
                 for varied, own in SWEEPS
                 for row in sweep(options.sites, options.seeds, varied, own, fixed)
             ]
-            report("statistics-runs", title, columns, rows)
+            report(named("statistics-runs", options.backbone), title, columns, rows)
         if options.only in ("", "relearn"):
             columns = ("released", "s", "processor s")
-            title = f"coordinator refit RUN --without 3, CIFAR-10 features, {options.sites} sites"
-            report("statistics-relearn", title, columns, charge_and_release(options.sites, fixed))
+            title = f"coordinator refit RUN --without 3, CIFAR-10 features of {backbone.title}, {options.sites} sites"
+            report(
+                named("statistics-relearn", options.backbone),
+                title,
+                columns,
+                charge_and_release(options.sites, fixed),
+            )
         if options.only in ("", "pacs"):
-            weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
             images = {
                 "data": "parquet",
                 "data-dir": str(shared("data/pacs")),
                 "dataset": "photo,sketch",
             }
-            images |= {
-                "backbone": "torchvision:mobilenet_v2",
-                "weights-path": weights,
-                "output-dir": output,
-            }
+            images |= {**backbone.settings, "output-dir": output}
             columns = (
                 "settings",
                 "accuracy %",
@@ -84,10 +85,11 @@ def main() -> None:
                 "head on all real features %",
             )
             title = (
-                "coordinator sweep: PACS image files, photo and sketch, 2 sites, "
+                f"coordinator sweep: PACS image files, photo and sketch, {backbone.title}, 2 sites, "
                 f"{options.seeds} seeds"
             )
-            report("statistics-runs-pacs", title, columns, sweep(2, options.seeds, *PACS, images))
+            name = named("statistics-runs-pacs", options.backbone)
+            report(name, title, columns, sweep(2, options.seeds, *PACS, images))
 
 
 def sweep(

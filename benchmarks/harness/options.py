@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.harness.samples import feature_settings
+from benchmarks.harness.samples import BACKBONES, MOBILENET, feature_settings
 from fedsurrogate.common.settings.base import Scalar, parse_overrides
 
 
@@ -19,8 +20,51 @@ def described(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=kept)
 
 
+def named(name: str, backbone: str) -> str:
+    """The name of a result with features of a backbone.
+
+    Args:
+        name: with features of MobileNetV2.
+        backbone: of the sample data.
+
+    Example:
+        >>> named("cifar10", "mobilenet_v2"), named("cifar10", "lite0")
+        ('cifar10', 'cifar10-lite0')
+    """
+    return name if backbone == MOBILENET else f"{name}-{backbone}"
+
+
+class _Backbone(argparse.Action):
+    """--backbone, which is in the default of --name too."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.backbone = values
+        if (name := parser.get_default("name")) and namespace.name == name:
+            namespace.name = named(name, values)
+
+
+def with_backbone(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """A parser with the option --backbone.
+
+    Args:
+        parser: which may have --name already.
+    """
+    text = "whose features of the sample images are taken"
+    parser.add_argument(
+        "--backbone", action=_Backbone, choices=list(BACKBONES), default=MOBILENET, help=text
+    )
+    return parser
+
+
 def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """A parser with the options of scripts that measure rows over seeds: --name, --seeds and -c.
+    """A parser with the options of scripts that measure rows over seeds: --name, --backbone, --seeds
+    and -c.
 
     Args:
         doc: the script's `__doc__`.
@@ -29,9 +73,12 @@ def arguments(doc: str | None, name: str) -> argparse.ArgumentParser:
     Example:
         >>> arguments("A benchmark.", "cifar10").parse_args(["--seeds", "1"]).seeds
         1
+        >>> arguments("A benchmark.", "cifar10").parse_args(["--backbone", "lite0"]).name
+        'cifar10-lite0'
     """
     parser = described(doc)
     parser.add_argument("--name", default=name, help="of the files in benchmarks/results")
+    with_backbone(parser)
     parser.add_argument("--seeds", type=int, default=3)
     words = "'key=value ...'"
     parser.add_argument("-c", "--run-config", action="append", default=[], metavar=words)
@@ -50,8 +97,9 @@ def settings_of(
     """
     if given := parse_overrides(options.run_config):
         return given, ", ".join(f"{key}={value}" for key, value in without_paths(given).items())
-    of_samples = f"STAND-IN: MobileNetV2 features of {stand_in['dataset']}"
-    return {**feature_settings(""), **stand_in}, f"{of_samples}, not the paper's backbone and data"
+    title, dataset = BACKBONES[options.backbone].title, stand_in["dataset"]
+    of_samples = f"STAND-IN: {title} features of {dataset}, not the paper's backbone and data"
+    return {**feature_settings("", options.backbone), **stand_in}, of_samples
 
 
 def without_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:

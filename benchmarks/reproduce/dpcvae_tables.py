@@ -25,7 +25,7 @@ from benchmarks.dpcvae_pneumonia import NAMES, write_images
 from benchmarks.harness.federation import Federation, load_seed
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report
-from benchmarks.harness.samples import shared
+from benchmarks.harness.samples import BACKBONES
 from benchmarks.harness.seeds import mean_and_deviation, over_seeds
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -111,12 +111,10 @@ def main() -> None:
             xrays: dict[str, Scalar] = {
                 "data": "imagefolder",
                 "data-dir": str(images),
-                "backbone": "torchvision:mobilenet_v2",
-                "weights-path": str(shared("weights/mobilenet_v2-imagenet.safetensors")),
                 "image-size": 128,
                 "partition": "iid",
                 "classes": ",".join(NAMES),
-            }
+            } | BACKBONES[options.backbone].settings
             columns["CT IID"] = settings | {"partition": "iid"}, 10, "CIFAR-10 features"
             columns["CT Dirichlet 0.3"] = (
                 settings | {"partition": "dirichlet", "alpha": 0.3},

@@ -11,8 +11,8 @@ the sites of one run (Dirichlet 0.1). A pair is named with its settings; `data-d
         backbone="open_clip:ViT-B-32/openai"' \\ --pair 'CIFAR100' 'data="parquet"
         data-dir="/data/cifar100" backbone="torchvision:resnet50"'
 
-Without a pair: features of MobileNetV2 of CIFAR-10 and PACS, on the sample features next to the
-checkout.
+Without a pair: features of CIFAR-10 and PACS by MobileNetV2, or `--backbone`, of the sample images
+next to the checkout.
 """
 
 import re
@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.harness.federation import accuracies, load_seed, run_rows
 from benchmarks.harness.options import arguments, settings_of
 from benchmarks.harness.results import report, stored
+from benchmarks.harness.samples import BACKBONES
 from benchmarks.harness.seeds import mean_and_deviation
 from fedsurrogate.common.settings.base import Scalar, parse_overrides
 
@@ -84,7 +85,11 @@ def main() -> None:
             for row in ROWS
         ]
         sizes = sum(data.sizes), len(data.classes), data.test.features.shape[1]
-        measured[name] = [str(settings.get("backbone", "MobileNetV2")), *sizes, *cells]
+        measured[name] = [
+            str(settings.get("backbone", BACKBONES[options.backbone].title)),
+            *sizes,
+            *cells,
+        ]
         megabytes |= {f"{name}, {row}": each[0].bytes / 1e6 for row, each in results.items()}
     rows = [
         (name, *PAPER.get(name, ("", "", "")), *measured.get(name, [""] * (4 + len(ROWS))))

@@ -9,6 +9,7 @@ KNOWN_DIMENSIONS = {
     "torchvision:mobilenet_v2": 1280,
     "torchvision:resnet50": 2048,
     "torchvision:resnet18": 512,
+    "timm:tf_efficientnet_lite0": 1280,
 }
 # Side of the images of the digits.
 DIGITS = 8

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # tests/common/backbones/test_feature_power.py checks the list.
 NON_NEGATIVE = re.compile(
     r"torchvision:(alexnet|densenet|googlenet|inception_v3|mnasnet|mobilenet_v2|regnet|resnet|resnext|shufflenet|vgg|wide_resnet)"
-    r"|timm:(resnet(18|34|50|101|152)|densenet(121|161|169|201)|mobilenetv2_\d+|wide_resnet\d+_2|vgg\d+(_bn)?)(\.|$)"
+    r"|timm:(resnet(18|34|50|101|152)|densenet(121|161|169|201)|mobilenetv2_\d+|(tf_)?efficientnet_lite\d"
+    r"|wide_resnet\d+_2|vgg\d+(_bn)?)(\.|$)"
 )
 # Privacy mechanisms that clip features of each site to norm one.
 CLIPPED = ("sums", "dp-em", "theorem-4.1")

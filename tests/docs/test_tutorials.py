@@ -4,16 +4,20 @@ import ast
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import mobilenet_v2, resnet18
 
 from fedsurrogate.client_app.cli import main as cli
+from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from tests.commands import coordinator, site
 from tests.documents import (
@@ -277,6 +281,27 @@ def test_the_tutorial_about_backbones_prints_what_the_page_shows(typed: Typed, l
     }
     typed.follow(DOCS / "tutorials" / "backbone.md", meant, fails=("site doctor",))
     assert typed.seen > 8
+
+
+def test_weights_from_a_package_of_the_index_are_those_of_the_backbone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With random weights in the package, under other names in the same order."""
+    code = next(each for each in blocks(DOCS / "tutorials" / "own-images.md", "py") if "zip" in each)
+    wheel, inside = re.findall(r'"(efficientnet_lite0_\S+)"', code)
+    torch.manual_seed(0)
+    network = timm.create_model("tf_efficientnet_lite0").eval()
+    named = {f"_{name}": tensor for name, tensor in network.state_dict().items()}
+    torch.save(named, tmp_path / "weights.pth")
+    with zipfile.ZipFile(tmp_path / wheel, "w") as package:
+        package.write(tmp_path / "weights.pth", inside)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "own-images.md", "exec"), {})
+    backbone = load_backbone("timm:tf_efficientnet_lite0", "lite0.safetensors", 64, "cpu")
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        wanted = network.global_pool(network.forward_features(images))
+    torch.testing.assert_close(backbone.forward(images).float(), wanted, rtol=1e-3, atol=1e-5)
 
 
 def test_the_data_set_in_python_of_the_tutorial_works(

@@ -96,6 +96,7 @@ def test_features_that_privacy_clips_stay_as_they_are_unless_the_settings_say_ot
             "timm:resnet18",
             "timm:densenet121",
             "timm:mobilenetv2_050",
+            "timm:tf_efficientnet_lite0",
             "timm:resnet50d",
         ),
     ],
@@ -124,6 +125,9 @@ def test_only_features_that_are_never_negative_and_not_clipped_have_a_root() -> 
     for name, power in (
         ("torchvision:resnet18", 0.5),
         ("timm:vgg16_bn", 0.5),
+        ("timm:tf_efficientnet_lite0", 0.5),
+        ("timm:tf_efficientnet_lite0.in1k", 0.5),
+        ("timm:tf_efficientnet_b0", 1.0),
         ("pixels", 1.0),
         ("timm:vit_b", 1.0),
     ):

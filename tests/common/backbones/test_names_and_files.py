@@ -139,19 +139,20 @@ def test_a_file_of_weights_has_all_that_its_header_announces(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("data", ["digits", "imagefolder", "safetensors"])
 @pytest.mark.parametrize("size", [0, 1, 7])
-def test_settings_alone_tell_the_dimension_of_pixels_and_of_three_models(
+def test_settings_alone_tell_the_dimension_of_pixels_and_of_known_models(
     data: str, size: int
 ) -> None:
     side = 0 if data == "safetensors" else size or (8 if data == "digits" else 0)
     assert named_dimension(data, "pixels", size) == side * side
     assert named_dimension(data, "pixels:rgb", size) == 3 * side * side
     for name, wanted in (
-        ("mobilenet_v2", 1280),
-        ("resnet50", 2048),
-        ("resnet18", 512),
-        ("other", 0),
+        ("torchvision:mobilenet_v2", 1280),
+        ("torchvision:resnet50", 2048),
+        ("torchvision:resnet18", 512),
+        ("timm:tf_efficientnet_lite0", 1280),
+        ("torchvision:other", 0),
     ):
-        assert named_dimension(data, f"torchvision:{name}", size) == wanted
+        assert named_dimension(data, name, size) == wanted
     assert named_dimension(data, "own", size) == 0
     assert dimensions.DIGITS == 8
 
