@@ -31,7 +31,7 @@ import psutil
 
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.escapes import for_terminal
+from fedsurrogate.common.escapes import for_terminal, human_seconds
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, UNIX, without_proxy_here
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
 SLEPT = 60.0
-"""Seconds of sleep that a person is told of."""
+"""Seconds of a pause that a person is told of."""
+AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 STEADY = 60.0
 """A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
@@ -371,12 +372,6 @@ def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> No
     Supervisor(commands, show, retry).run()
 
 
-def _asleep() -> float:
-    """Seconds that this machine has slept since it was started; 0 where its clocks do not tell."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock) - time.clock_gettime(time.CLOCK_MONOTONIC)
-
-
 def _installed(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -414,7 +409,6 @@ class Supervisor:
         # Another node with this site's key is connected.
         self._waits = False
         self._refusals = self._signals = 0
-        self._asleep = _asleep()
 
     def run(self) -> None:
         """Run until a signal ends the site. Raises RunError, which says what to do, if the site
@@ -423,7 +417,6 @@ class Supervisor:
         with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
-                    self._note_sleep()
                     self._tend_node()
                     self._tend_app()
                     self._listen()
@@ -431,16 +424,6 @@ class Supervisor:
                 pass
             finally:
                 self._end()
-
-    def _note_sleep(self) -> None:
-        """Say that this machine was asleep: meanwhile runs went on without this site."""
-        asleep, before = _asleep(), self._asleep
-        self._asleep = asleep
-        if asleep - before > SLEPT:
-            self._say(
-                f"this machine was asleep for {(asleep - before) / 60:.0f} min, and runs went on without this "
-                "site; keep it awake while it takes part"
-            )
 
     def _tend_node(self) -> None:
         if (code := self._node.ended()) is not None:
@@ -531,7 +514,13 @@ class Supervisor:
 
     def _listen(self, seconds: float = 0.3) -> None:
         """Show the output of the processes; wait for it at most this long."""
+        began = time.clock_gettime(AWAKE_OR_NOT)
         select.select([self._node, self._app], [], [], seconds)
+        if (paused := time.clock_gettime(AWAKE_OR_NOT) - began - seconds) > SLEPT:
+            self._say(
+                f"this machine was asleep, or this program was stopped, for {human_seconds(paused)}; runs "
+                "went on without this site; keep it awake while it takes part"
+            )
         for child in (self._node, self._app):
             for line in child.lines():
                 self._show(child.name, line)

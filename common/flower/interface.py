@@ -55,7 +55,7 @@ CONTROL_OPTION, RUNTIME_OPTION = "--control-api-address", "--serverappio-api-add
 """Of a SuperLink: its addresses for the coordinator's commands, and for its apps."""
 HTTP_OPTION = "--fleet-http-address"
 """Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them."""
-Standing = Literal["registered", "unknown", "clock", "open", "silent"]
+Standing = Literal["registered", "unknown", "refused", "open", "silent"]
 Failure = Literal["raised", "crashed", "unavailable"]
 
 
@@ -345,7 +345,7 @@ class FlowerLink(Protocol):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
-    ) -> Standing:
+    ) -> tuple[Standing, float | None]:
         """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
         run or not.
 
@@ -356,8 +356,9 @@ class FlowerLink(Protocol):
             seconds: How long each request may take.
 
         Returns:
-            "registered"; "unknown"; "clock": the clocks differ too much for the signature; "open":
-            the SuperLink requires no keys; "silent": no useful reply.
+            "registered"; "unknown"; "refused": the signature, as that of another time; "open": the
+            SuperLink requires no keys; "silent": no useful reply. And by how many seconds this
+            machine's clock is ahead of the SuperLink's, where that has told its time.
         """
 
 

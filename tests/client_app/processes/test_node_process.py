@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -92,23 +93,19 @@ def test_a_node_that_ended_is_started_again_where_it_is_told_to() -> None:
     assert supervisor.FIRST_PAUSE > 0.1, "the pause is the one that is given"
 
 
-@pytest.mark.parametrize("slept", [0.0, 30.0, 3600.0])
-def test_a_hospital_that_slept_is_told(slept: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, clock = list[str](), iter([10.0, 10.0])
-
-    def asleep() -> float:
-        # A machine cannot sleep in a test.
-        return next(clock, 10.0 + slept)
-
-    def look() -> list[Finding]:
-        if len(lines) > 3 or not slept:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return [WRONG]
-
-    monkeypatch.setattr(supervisor, "_asleep", asleep)
-    Supervisor(commands("x", look), lambda _, line: lines.append(line), 0.1).run()
-    told = [line for line in lines if "was asleep for 60 min" in line]
-    assert len(told) == (slept == 3600.0), "once"
+@pytest.mark.parametrize("longest", [0.5, 60.0])
+def test_a_site_that_was_stopped_says_for_how_long(
+    longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is stopped, as a laptop's that sleeps, while a site of it waits."""
+    lines = list[str]()
+    stops = 'kill -STOP "$1"; sleep 1.5; kill -CONT "$1"; sleep 1; kill -TERM "$1"'
+    monkeypatch.setattr(supervisor, "SLEPT", longest)
+    site = Supervisor(commands("x", lambda: [WRONG]), lambda _, line: lines.append(line), 60.0)
+    with subprocess.Popen(["sh", "-c", f"sleep 1; {stops}", "sh", str(os.getpid())]):
+        site.run()
+    told = [line for line in lines if "was asleep, or this program was stopped, for" in line]
+    assert len(told) == (longest < 60), "once"
 
 
 def test_the_node_waits_for_data_and_its_link_is_that_of_its_own_options(
