@@ -546,6 +546,8 @@ class Supervisor:
         """
         if self._node.running or self._app.family():
             self._say("ending" + "; a second Ctrl-C ends everything at once" * bool(self._signals))
+        # A message that no task has begun would have no reply, and a run would wait for it.
+        self._wait(lambda: not self._works or self._begun(), SEND_SECONDS)
         self._app.signal_all(signal.SIGTERM)
         self._wait(lambda: not self._app.family(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGKILL)
@@ -555,6 +557,13 @@ class Supervisor:
         self._node.signal_all(signal.SIGKILL)
         self._wait(lambda: not (self._node.family() or self._app.family()), END_SECONDS)
         self._listen(0.0)
+
+    def _begun(self) -> bool:
+        """Whether the app has begun its task, or can begin none any more."""
+        family = self._app.family()
+        with suppress(psutil.NoSuchProcess):
+            return not family or any(each.name() == TASK_NAME for each in family)
+        return False
 
     def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds

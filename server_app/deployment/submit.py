@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -368,6 +369,18 @@ def options_of(address: str, authority: Path | None) -> list[str]:
     """
     trust = [] if authority is None else ["--root-certificates", str(authority.absolute())]
     return ["--control", address, *trust]
+
+
+def registration(folder: Path, address: str, authority: Path | None) -> str:
+    """The command that registers the keys of sites with a SuperLink, for a shell.
+
+    Args:
+        folder: of `coordinator sites certs`.
+        address: of the Control API.
+        authority: as for `check_connection`.
+    """
+    words = ["coordinator", "sites", "register", str(folder.absolute())]
+    return shlex.join([*words, *options_of(address, authority)])
 
 
 def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle:
