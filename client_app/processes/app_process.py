@@ -30,6 +30,7 @@ from fedsurrogate.common.version import own_version
 
 from ..node_config import parse_node_config
 from .app_report import reporting
+from .node_process import shorten_errors
 from .own_account import SETTINGS, end_with_parent, name_process, own_socket, take_arguments
 from .supervisor import found_data
 from .warm import ENDS, FLAG, TASK_NAME, WarmStarter, serve_children
@@ -71,6 +72,7 @@ def answer() -> None:
     forks a child for each task.
     """
     configure_log(os.environ)
+    shorten_errors()
     if sys.argv[1:2] == [FLAG]:
         descriptor, parent = map(int, sys.argv[2:4])
         sys.argv[1:] = serve_children(descriptor, parent)

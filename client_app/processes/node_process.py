@@ -29,8 +29,7 @@ def serve(arguments: Sequence[str]) -> None:
         arguments: The address of its Runtime API, then all others of `flower-supernode`.
     """
     configure_log(os.environ)
-    logging.getLogger("flwr").addFilter(_in_one_line)
-    threading.excepthook = _of_a_thread
+    shorten_errors()
     try:
         flower().supernode(arguments[0], arguments[1:])
     except (ConfigError, ImportError):
@@ -63,19 +62,38 @@ def look_at_link(link: Sequence[str]) -> list[Finding]:
     return [Finding(**row) for row in json.loads(done.stdout)]
 
 
+def shorten_errors() -> None:
+    """Let Flower's log, and threads that end, have one line of an error of a connection."""
+    logging.getLogger("flwr").addFilter(_in_one_line)
+    threading.excepthook = _of_a_thread
+
+
 def _in_one_line(record: logging.LogRecord) -> bool:
     """Replace an error of a connection, which has many lines, by its code and its text."""
-    error = record.msg
-    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
-        record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
+    raised = record.exc_info[1] if record.exc_info else None
+    text = record.getMessage()
+    if short := _short(raised or record.msg):
+        record.msg, record.args = f"{text}: {short}" if raised else short, ()
+        record.exc_info = None
+    elif "of RPC that terminated with" in text:
+        record.msg, record.args = " ".join(text.split()), ()
     return True
+
+
+def _short(error: object) -> str:
+    """Code and text of an error of a connection; empty for another."""
+    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
+        return f"{getattr(code(), 'name', '')}: {error.details()}"  # type: ignore[attr-defined]
+    return ""
 
 
 def _of_a_thread(error: threading.ExceptHookArgs) -> None:
     """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in
     gRPC, without effect.
     """
-    if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
+    if short := _short(error.exc_value):
+        print(short, file=sys.stderr, flush=True)
+    elif not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
         threading.__excepthook__(error)
 
 

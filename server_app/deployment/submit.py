@@ -27,6 +27,7 @@ from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.proposals import read_setting
 from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.version import own_version
 
 from ..control_api import (
     END_SECONDS,
@@ -488,8 +489,8 @@ def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str,
         with folder_to_pack() as folder:
             if digest != flower().packed_digest(folder):
                 raise RunError(
-                    "the run brings another app than the app that is installed with this SuperLink; "
-                    "submit it with `coordinator run` of the same installation"
+                    "the run brings another app than the app that is installed with this SuperLink, "
+                    f"version {own_version()}; submit it with `coordinator run` of that installation"
                 )
         if audited:
             note(papers, "submit", _facts(settings))
