@@ -40,6 +40,7 @@ from ..diagnostics.findings import Finding
 from .app_report import ask
 from .node_process import look_at_link
 from .own_account import SETTINGS, end_with_parent, own_socket, unseen
+from .warm import TASK_NAME
 
 if TYPE_CHECKING:
     from ..node_config import NodeConfig
