@@ -149,7 +149,6 @@ def test_a_hospital_that_slept_past_the_deadline_reads_so_and_takes_part_in_the_
     assert "Traceback" not in site.shown()
 
 
-@pytest.mark.parametrize("ahead", [3600, -3600])
 def test_data_that_are_gone_after_the_join_cost_nothing_and_the_log_says_so(day: Day) -> None:
     before, data = day.charged(), day.south.home / "data"
     gone = data.rename(day.south.home / "unmounted")
@@ -164,6 +163,7 @@ def test_data_that_are_gone_after_the_join_cost_nothing_and_the_log_says_so(day:
     day.works()
 
 
+@pytest.mark.parametrize("ahead", [3600, -3600])
 def test_a_clock_that_jumps_in_a_run_is_named_with_how_much_and_which_way(
     day: Day, ahead: int
 ) -> None:
