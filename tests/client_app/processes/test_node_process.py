@@ -1,6 +1,8 @@
 """The process of a SuperNode: what its threads may print, and why it has ended, where it has no app."""
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
@@ -38,6 +41,35 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     thread.start()
     thread.join()
     assert ("Traceback" in capsys.readouterr().err) == printed
+
+
+def test_an_error_of_a_connection_has_one_line_in_the_log_and_of_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower logs it with its trace, as a part of a text, and as itself; other errors keep theirs."""
+    log, shown = logging.getLogger("flwr"), io.StringIO()
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(shown)])
+    monkeypatch.setattr(threading, "excepthook", None)
+    node_process.shorten_errors()
+    call = grpc.insecure_channel("127.0.0.1:1").unary_unary("/no/thing")
+
+    def fail() -> None:
+        call(b"", timeout=60)
+
+    with pytest.raises(grpc.RpcError) as error:
+        fail()
+    log.error("Failed to push 100 %", exc_info=error.value)
+    log.error("Failed to push: %s", str(error.value))
+    log.error(error.value)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    lines = [*shown.getvalue().splitlines(), *capsys.readouterr().err.splitlines()]
+    assert len(lines) == 4, lines
+    assert lines[0].startswith("Failed to push 100 %: UNAVAILABLE: ")
+    assert all("UNAVAILABLE" in line for line in lines)
+    log.error("x", exc_info=ValueError("y"))
+    assert "ValueError: y" in shown.getvalue().splitlines()
 
 
 OPEN = Finding("port", "PASS", "open")
