@@ -263,6 +263,9 @@ STANDING = {
         "ask the coordinator to add it with `coordinator sites register`; a key that it has revoked stays "
         "barred, and this site then needs a new kit",
     ),
+    "expired": Finding(
+        "key", "FAIL", "the time has ended for which the coordinator accepts this site's key", RENEW_SITE,
+    ),
     "refused": Finding(
         "key", "FAIL", "the coordinator refuses this site's signature", "take site.key from the site kit",
     ),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunError, SurrogateError
 from .environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
 from .interface import (
+    HAS_EXPIRED,
     Control,
     Doorkeeper,
     FleetRequest,
@@ -337,14 +338,16 @@ class Link134(FlowerLink):
         signer = node_auth_client_interceptor.NodeAuthClientInterceptor(key, key.public_key())
 
         ahead: float | None = None
+        why = ""
 
         def refusal(channel: grpc.Channel) -> grpc.StatusCode | None:
-            nonlocal ahead
+            nonlocal ahead, why
             try:
                 FleetStub(channel).ActivateNode(request, timeout=seconds)
             except grpc.RpcError as error:
                 with suppress(KeyError, ValueError):
                     ahead = time.time() - float(dict(error.trailing_metadata() or ())[TIME])
+                why = str(error.details())
                 code: grpc.StatusCode = error.code()
                 return code
             return None
@@ -357,7 +360,7 @@ class Link134(FlowerLink):
         by_status: dict[grpc.StatusCode | None, Standing] = {
             grpc.StatusCode.INVALID_ARGUMENT: "registered",
             grpc.StatusCode.FAILED_PRECONDITION: "unknown",
-            grpc.StatusCode.UNAUTHENTICATED: "refused",
+            grpc.StatusCode.UNAUTHENTICATED: "expired" if HAS_EXPIRED in why else "refused",
         }
         return by_status.get(signed, "silent"), ahead
 

@@ -29,6 +29,7 @@ from ..errors import ConfigError, RunError, SurrogateError
 from .environment import UNIX, is_loopback
 from .interface import (
     CONTROL_OPTION,
+    HAS_EXPIRED,
     HTTP_OPTION,
     RUNTIME_OPTION,
     Control,
@@ -484,10 +485,11 @@ class Link142(Link134):
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
 
         ahead: float | None = None
+        why = ""
 
         def refusal(*signers: NodeAuthHttpInterceptor) -> int:
             """Flower's code, or that of HTTP; 0 without an answer."""
-            nonlocal ahead
+            nonlocal ahead, why
             with FleetHttpClient.from_server_address(
                 address, authority is None, authority, list(signers)
             ) as client:
@@ -498,6 +500,7 @@ class Link142(Link134):
                     with suppress(KeyError, ValueError):
                         told = parsedate_to_datetime(error.response.headers["date"])
                         ahead = time.time() - told.timestamp()
+                    why = error.response.text
                     return code(error)
                 except (httpx.HTTPError, ValueError):
                     pass
@@ -506,12 +509,12 @@ class Link142(Link134):
         if (unsigned := refusal()) != httpx.codes.UNAUTHORIZED:
             is_open = unsigned == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
             return "open" if is_open else "silent", ahead
+        signed = refusal(NodeAuthHttpInterceptor(key, key.public_key()))
         by_code: dict[int, Standing] = {
             ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL: "registered",
             ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED: "unknown",
-            httpx.codes.UNAUTHORIZED: "refused",
+            httpx.codes.UNAUTHORIZED: "expired" if HAS_EXPIRED in why else "refused",
         }
-        signed = refusal(NodeAuthHttpInterceptor(key, key.public_key()))
         return by_code.get(signed, "silent"), ahead
 
 

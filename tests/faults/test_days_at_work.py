@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ import pytest
 
 from fedsurrogate.client_app.processes.supervisor import SLEPT
 from fedsurrogate.common.errors import PUBLIC_SENTENCES
+from fedsurrogate.common.security.registrations import TABLE, read_table, write_table
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.environments import checkout_at
@@ -231,6 +233,26 @@ def test_the_coordinators_certificate_ends_and_sites_come_back_once_it_is_renewe
     done = coordinator("sites", "certs", str(day.papers), "--renew", cwd=day.home)
     assert done.returncode == 0, done.stderr
     day.restart_superlink()
+    day.works()
+
+
+def test_the_time_of_one_site_ends_in_a_run_which_goes_on_and_once_renewed_it_comes_back(
+    day: Day,
+) -> None:
+    before, file = day.charged(), day.papers / TABLE
+    table, connected = read_table(file), day.joined["south"].shown().count("connected; only")
+    run = day.submit_held("south", deadline=SOON)
+    write_table(
+        file, table | {"south": replace(table["south"], expires="2020-01-01T00:00:00+00:00")}
+    )
+    day.south.let_go()
+    assert day.result(run)["sites"]["used"] == 1
+    day.shows("the time has ended for which the coordinator accepts this site's key", "site enrol")
+    write_table(file, table)
+    day.joined["south"].connected(connected + 1)
+    charged = day.charged()
+    assert charged["north"] == before["north"] + 1
+    assert charged["south"] <= before["south"] + 1
     day.works()
 
 
