@@ -548,7 +548,14 @@ class Supervisor:
         if self._node.running or self._app.family():
             self._say("ending" + "; a second Ctrl-C ends everything at once" * bool(self._signals))
         # A message that no task has begun would have no reply, and a run would wait for it.
-        self._wait(lambda: not self._works or self._begun(), SEND_SECONDS)
+        self._wait(
+            lambda: not self._works or bool(self._tasks()) or not self._app.family(), SEND_SECONDS
+        )
+        # Before its parents: with them a task ends that has not read its message.
+        for task in self._tasks():
+            with suppress(psutil.NoSuchProcess):
+                task.terminate()
+        self._wait(lambda: not self._tasks(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGTERM)
         self._wait(lambda: not self._app.family(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGKILL)
@@ -559,12 +566,14 @@ class Supervisor:
         self._wait(lambda: not (self._node.family() or self._app.family()), END_SECONDS)
         self._listen(0.0)
 
-    def _begun(self) -> bool:
-        """Whether the app has begun its task, or can begin none any more."""
-        family = self._app.family()
-        with suppress(psutil.NoSuchProcess):
-            return not family or any(each.name() == TASK_NAME for each in family)
-        return False
+    def _tasks(self) -> list[psutil.Process]:
+        """Processes of the app's tasks."""
+        found = []
+        for each in self._app.family():
+            with suppress(psutil.NoSuchProcess):
+                if each.name() == TASK_NAME:
+                    found.append(each)
+        return found
 
     def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds
