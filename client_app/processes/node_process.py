@@ -84,7 +84,7 @@ def _short(error: object) -> str:
     """Code and text of an error of a connection; empty for another."""
     if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
         return f"{getattr(code(), 'name', '')}: {error.details()}"  # type: ignore[attr-defined]
-    return ""
+    return str(error) if isinstance(error, ValueError) and "closed channel" in str(error) else ""
 
 
 def _of_a_thread(error: threading.ExceptHookArgs) -> None:
