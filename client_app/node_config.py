@@ -256,6 +256,17 @@ def not_writable(key: str, folder: Path, why: str) -> StorageError:
     )
 
 
+def data_present(node: NodeConfig) -> bool:
+    """Whether the site's folder of data has anything in it. A folder that is not mounted is empty."""
+    if not node.data_dir:
+        return True
+    try:
+        with os.scandir(Path(node.data_dir).expanduser()) as found:
+            return any(True for _ in found)
+    except OSError:
+        return False
+
+
 def check_folders(node: NodeConfig) -> None:
     """Raise StorageError unless the site's folders for state and features can be written; they
     are created.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import DataError
 
-from ..node_config import NodeConfig
+from ..node_config import NodeConfig, data_present
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
 from .feature_files import feature_headers, read_slides
 from .image_folders import class_folders, find_table, table_of
@@ -75,6 +75,22 @@ def read_schema(source: DataSource) -> Schema:
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
     return Schema()
+
+
+def check_there(node: NodeConfig) -> None:
+    """Refuse a folder of data with nothing in it. Folders of classes and tables without a record count,
+    so no record decides this.
+
+    Args:
+        node: the site's settings.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    if not data_present(node):
+        raise SourceError(
+            f"data-dir = {node.data_dir!r} is empty, or not there; is its disk mounted?"
+        )
 
 
 def check_class_folders(node: NodeConfig) -> None:

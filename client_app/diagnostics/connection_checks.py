@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.escapes import human_seconds
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import PROXIES
 from fedsurrogate.common.security.enrolment import CERTIFICATE, read_node_key
@@ -237,6 +238,8 @@ DNS = (
 FLEET = "check that the coordinator is running and that this is its Fleet port (usually 9092)"
 INTERCEPTED = "that no proxy on the path intercepts TLS"
 CLOCK = "check this machine's clock"
+OLDEST, AHEAD = 300.0, 3.0
+"""Seconds by which a clock may differ that is no reason for a refusal: Flower allows 305 and 5."""
 RENEW_SITE = (
     "renew it: `site enrol SITE --hospital NAME --contact ADDRESS` in the folder above this site's, "
     "and send the file SITE.csr to the coordinator"
@@ -260,9 +263,11 @@ STANDING = {
         "ask the coordinator to add it with `coordinator sites register`; a key that it has revoked stays "
         "barred, and this site then needs a new kit",
     ),
-    "clock": Finding(
-        "key", "FAIL", "the coordinator refuses this site's signature; the clocks are more than 5 seconds "
-        "apart, or it has another key", "set both clocks by NTP",
+    "expired": Finding(
+        "key", "FAIL", "the time has ended for which the coordinator accepts this site's key", RENEW_SITE,
+    ),
+    "refused": Finding(
+        "key", "FAIL", "the coordinator refuses this site's signature", "take site.key from the site kit",
     ),
     "open": Finding(
         "key", "WARN", "the coordinator requires no keys of sites",
@@ -522,6 +527,14 @@ def _standing(link: Link, key: Path) -> Finding:
     host = f"[{link.host}]" if ":" in link.host else link.host
     try:
         own = read_node_key(key)
-        return STANDING[flower().key_standing(f"{host}:{link.port}", authority, own, SECONDS)]
+        standing, ahead = flower().key_standing(f"{host}:{link.port}", authority, own, SECONDS)
     except ConfigError as error:
         raise _FailedError("key", str(error), "take site.key from the site kit") from None
+    if standing == "refused" and ahead is not None and not -OLDEST < ahead < AHEAD:
+        way = "ahead of" if ahead > 0 else "behind"
+        facts = (
+            f"this machine's clock is {human_seconds(abs(ahead))} {way} the coordinator's, which "
+        )
+        facts += "refuses its signature"
+        return Finding("key", "FAIL", facts, "set both clocks by NTP")
+    return STANDING[standing]

@@ -60,7 +60,8 @@ def check_files(node: NodeConfig) -> list[str]:
 def check_enough(node: NodeConfig, smallest_site: int) -> None:
     """Check that the site's folder is not empty, or not mounted, before the site joins.
 
-    Only then: an answer to a request must not depend on it. A folder that empties later gives noise.
+    Only then: an answer to a request must not depend on records. A folder without any later gives noise;
+    one with nothing in it is refused.
 
     Args:
         node: the site's settings.

@@ -27,7 +27,7 @@ from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
 
 from ..datasets.partition import selection
-from ..datasets.schema import check_class_folders
+from ..datasets.schema import check_class_folders, check_there
 from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
@@ -271,10 +271,12 @@ class Gate:
         """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be
         charged.
 
-        Called before any work. Raises DataError where a folder of a class is gone that the site's own
-        settings name.
+        Called before any work. Raises DataError where the folder of data has nothing in it, or a folder
+        of a class is gone that the site's own settings name.
         """
         self._check_policy(run)
+        if self.policy.smallest_site:
+            check_there(self._node)
         check_class_folders(self._node)
         if not run.private:
             self._selections[run.full_digest] = selection(run, self._node)

@@ -44,6 +44,7 @@ from ..node_config import parse_node_config
 from .app_report import reporting
 from .own_account import (
     SETTINGS,
+    TASK_NAME,
     end_first_without_memory,
     end_with_parent,
     installed,
@@ -52,7 +53,7 @@ from .own_account import (
     take_arguments,
     unseen,
 )
-from .supervisor import found_data
+from .supervisor import found_data, shorten_errors
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -65,7 +66,7 @@ LONGEST = 2**16
 PAUSE = 60.0
 """Seconds between two starts of such a process at least; tasks meanwhile are new processes."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
-READY_NAME, TASK_NAME = "site-warm", "site-task"
+READY_NAME = "site-warm"
 MODULES = (
     "numpy",
     "scipy.linalg",
@@ -320,6 +321,7 @@ def answer() -> None:
     forks a child for each task.
     """
     configure_log(os.environ)
+    shorten_errors()
     if sys.argv[1:2] == [FLAG]:
         descriptor, parent = map(int, sys.argv[2:4])
         sys.argv[1:] = serve_children(descriptor, parent)

@@ -11,7 +11,6 @@ is asked, with a few words and numbers.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from fedsurrogate.common.metrics_page import disk
 from fedsurrogate.common.version import own_version
 
 from ..diagnostics.findings import Finding
+from ..node_config import data_present
 
 if TYPE_CHECKING:
     from ..node_config import NodeConfig
@@ -200,17 +200,6 @@ def check_app(runtime: str, node: NodeConfig) -> Finding:
         return Finding("app", "WARN", facts, RESTART)
     used = f"the policy with sha256 {policy[:16]}" if policy else "the default policy"
     return Finding("app", "PASS", f"it runs version {version} and uses {used}")
-
-
-def data_present(node: NodeConfig) -> bool:
-    """Whether the site's folder of data has anything in it. A folder that is not mounted is empty."""
-    if not node.data_dir:
-        return True
-    try:
-        with os.scandir(Path(node.data_dir).expanduser()) as found:
-            return any(True for _ in found)
-    except OSError:
-        return False
 
 
 def ledger_totals(node: NodeConfig) -> dict[str, float]:

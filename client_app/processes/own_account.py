@@ -22,6 +22,8 @@ from fedsurrogate.common.flower.environment import UNIX
 ARGUMENTS = "FEDSURROGATE_ARGUMENTS"
 SETTINGS = "FEDSURROGATE_NODE_CONFIG"
 """Variables of the environment: arguments of a program, and the site's settings."""
+TASK_NAME = "site-task"
+"""The name of a process that works on one task."""
 LONGEST_PLACE = 60
 """Bytes of a path below which a folder with a socket is made; kernels take 103 for the socket's."""
 

@@ -33,7 +33,7 @@ import psutil
 
 from fedsurrogate.common.command_line import handling
 from fedsurrogate.common.errors import ConfigError, RunError
-from fedsurrogate.common.escapes import for_terminal
+from fedsurrogate.common.escapes import for_terminal, human_seconds
 from fedsurrogate.common.files import owner_only
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET, UNIX, without_proxy_here
@@ -41,7 +41,14 @@ from fedsurrogate.common.logs import configure_log
 
 from ..diagnostics.findings import Finding
 from .app_report import ask
-from .own_account import SETTINGS, end_with_parent, own_socket, take_arguments, unseen
+from .own_account import (
+    SETTINGS,
+    TASK_NAME,
+    end_with_parent,
+    own_socket,
+    take_arguments,
+    unseen,
+)
 
 if TYPE_CHECKING:
     from ..node_config import NodeConfig
@@ -57,8 +64,7 @@ def serve(arguments: Sequence[str]) -> None:
         arguments: The address of its Runtime API, then all others of `flower-supernode`.
     """
     configure_log(os.environ)
-    logging.getLogger("flwr").addFilter(_in_one_line)
-    threading.excepthook = _of_a_thread
+    shorten_errors()
     try:
         flower().supernode(arguments[0], arguments[1:])
     except (ConfigError, ImportError):
@@ -91,19 +97,38 @@ def look_at_link(link: Sequence[str]) -> list[Finding]:
     return [Finding(**row) for row in json.loads(done.stdout)]
 
 
+def shorten_errors() -> None:
+    """Let Flower's log, and threads that end, have one line of an error of a connection."""
+    logging.getLogger("flwr").addFilter(_in_one_line)
+    threading.excepthook = _of_a_thread
+
+
 def _in_one_line(record: logging.LogRecord) -> bool:
     """Replace an error of a connection, which has many lines, by its code and its text."""
-    error = record.msg
-    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
-        record.msg, record.args = f"{getattr(code(), 'name', '')}: {error.details()}", ()  # type: ignore[attr-defined]
+    raised = record.exc_info[1] if record.exc_info else None
+    text = record.getMessage()
+    if short := _short(raised or record.msg):
+        record.msg, record.args = f"{text}: {short}" if raised else short, ()
+        record.exc_info = None
+    elif "of RPC that terminated with" in text:
+        record.msg, record.args = " ".join(text.split()), ()
     return True
+
+
+def _short(error: object) -> str:
+    """Code and text of an error of a connection; empty for another."""
+    if isinstance(error, Exception) and callable(code := getattr(error, "code", None)):
+        return f"{getattr(code(), 'name', '')}: {error.details()}"  # type: ignore[attr-defined]
+    return str(error) if isinstance(error, ValueError) and "closed channel" in str(error) else ""
 
 
 def _of_a_thread(error: threading.ExceptHookArgs) -> None:
     """Print what ended a thread, but not that gRPC watched a channel that was closed: a race in
     gRPC, without effect.
     """
-    if not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
+    if short := _short(error.exc_value):
+        print(short, file=sys.stderr, flush=True)
+    elif not (isinstance(error.exc_value, ValueError) and "Channel closed" in str(error.exc_value)):
         threading.__excepthook__(error)
 
 
@@ -115,7 +140,8 @@ if __name__ == "__main__":
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between the end of a process and its next start; doubled each time it ends soon after its start."""
 SLEPT = 60.0
-"""Seconds of sleep that a person is told of."""
+"""Seconds of a pause that a person is told of."""
+AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 STEADY = 60.0
 """A process that ends within these seconds has ended soon after its start."""
 LONGEST_LINE, LAST_LINES = 2**16, 5
@@ -438,12 +464,6 @@ def serve_node(runtime: str, arguments: Sequence[str], retry: float = 0.0) -> No
     Supervisor(commands, show, retry).run()
 
 
-def _asleep() -> float:
-    """Seconds that this machine has slept since it was started; 0 where its clocks do not tell."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock) - time.clock_gettime(time.CLOCK_MONOTONIC)
-
-
 def _installed(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -481,7 +501,6 @@ class Supervisor:
         # Another node with this site's key is connected.
         self._waits = False
         self._refusals = self._signals = 0
-        self._asleep = _asleep()
 
     def run(self) -> None:
         """Run until a signal ends the site. Raises RunError, which says what to do, if the site
@@ -490,7 +509,6 @@ class Supervisor:
         with handling(ENDS, self._end_requested):
             try:
                 while not self._signals:
-                    self._note_sleep()
                     self._tend_node()
                     self._tend_app()
                     self._listen()
@@ -498,16 +516,6 @@ class Supervisor:
                 pass
             finally:
                 self._end()
-
-    def _note_sleep(self) -> None:
-        """Say that this machine was asleep: meanwhile runs went on without this site."""
-        asleep, before = _asleep(), self._asleep
-        self._asleep = asleep
-        if asleep - before > SLEPT:
-            self._say(
-                f"this machine was asleep for {(asleep - before) / 60:.0f} min, and runs went on without this "
-                "site; keep it awake while it takes part"
-            )
 
     def _tend_node(self) -> None:
         if (code := self._node.ended()) is not None:
@@ -598,7 +606,13 @@ class Supervisor:
 
     def _listen(self, seconds: float = 0.3) -> None:
         """Show the output of the processes; wait for it at most this long."""
+        began = time.clock_gettime(AWAKE_OR_NOT)
         select.select([self._node, self._app], [], [], seconds)
+        if (paused := time.clock_gettime(AWAKE_OR_NOT) - began - seconds) > SLEPT:
+            self._say(
+                f"this machine was asleep, or this program was stopped, for {human_seconds(paused)}; runs "
+                "went on without this site; keep it awake while it takes part"
+            )
         for child in (self._node, self._app):
             for line in child.lines():
                 self._show(child.name, line)
@@ -624,6 +638,15 @@ class Supervisor:
         """
         if self._node.running or self._app.family():
             self._say("ending" + "; a second Ctrl-C ends everything at once" * bool(self._signals))
+        # A message that no task has begun would have no reply, and a run would wait for it.
+        self._wait(
+            lambda: not self._works or bool(self._tasks()) or not self._app.family(), SEND_SECONDS
+        )
+        # Before its parents: with them a task ends that has not read its message.
+        for task in self._tasks():
+            with suppress(psutil.NoSuchProcess):
+                task.terminate()
+        self._wait(lambda: not self._tasks(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGTERM)
         self._wait(lambda: not self._app.family(), ANSWER_SECONDS)
         self._app.signal_all(signal.SIGKILL)
@@ -633,6 +656,15 @@ class Supervisor:
         self._node.signal_all(signal.SIGKILL)
         self._wait(lambda: not (self._node.family() or self._app.family()), END_SECONDS)
         self._listen(0.0)
+
+    def _tasks(self) -> list[psutil.Process]:
+        """Processes of the app's tasks."""
+        found = []
+        for each in self._app.family():
+            with suppress(psutil.NoSuchProcess):
+                if each.name() == TASK_NAME:
+                    found.append(each)
+        return found
 
     def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -55,7 +55,9 @@ CONTROL_OPTION, RUNTIME_OPTION = "--control-api-address", "--serverappio-api-add
 """Of a SuperLink: its addresses for the coordinator's commands, and for its apps."""
 HTTP_OPTION = "--fleet-http-address"
 """Of a SuperLink: address for SuperNodes that speak HTTP, where its Flower has them."""
-Standing = Literal["registered", "unknown", "clock", "open", "silent"]
+HAS_EXPIRED = "has expired"
+"""Part of a SuperLink's refusal of a key whose time is over."""
+Standing = Literal["registered", "unknown", "expired", "refused", "open", "silent"]
 Failure = Literal["raised", "crashed", "unavailable"]
 
 
@@ -345,7 +347,7 @@ class FlowerLink(Protocol):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
-    ) -> Standing:
+    ) -> tuple[Standing, float | None]:
         """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
         run or not.
 
@@ -356,8 +358,10 @@ class FlowerLink(Protocol):
             seconds: How long each request may take.
 
         Returns:
-            "registered"; "unknown"; "clock": the clocks differ too much for the signature; "open":
-            the SuperLink requires no keys; "silent": no useful reply.
+            "registered"; "unknown"; "expired": it was accepted for a time that is over; "refused": the
+            signature, as that of another time; "open": the SuperLink requires no keys; "silent": no
+            useful reply. And by how many seconds this
+            machine's clock is ahead of the SuperLink's, where that has told its time.
         """
 
 

@@ -11,8 +11,9 @@ import functools
 import hashlib
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunError, SurrogateError
 from .environment import HERE, REMOTE, UNIX, Pace, no_proxy_option
 from .interface import (
+    HAS_EXPIRED,
     Control,
     Doorkeeper,
     FleetRequest,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from .interface import TaskGuard, TaskStarter
 
 
+TIME = "fedsurrogate-time"
+"""The Unix time of a SuperLink in its refusals. By it a site learns how far its clock is off."""
 LARGEST_MESSAGE = LARGEST_PART
 """Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
 beside a payload has at most 4 MiB."""
@@ -131,6 +135,7 @@ def _unread(text: str, code: Any = None) -> Any:
     import grpc
 
     def refuse(messages: Any, context: grpc.ServicerContext) -> Any:
+        context.set_trailing_metadata(((TIME, repr(time.time())),))
         context.abort(code or grpc.StatusCode.UNAUTHENTICATED, text)
 
     # The messages of a stream are received one by one as they are read, and none is.
@@ -318,7 +323,7 @@ class Link134(FlowerLink):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
-    ) -> Standing:
+    ) -> tuple[Standing, float | None]:
         """Request an activation with an invalid heartbeat.
 
         The SuperLink looks up the key before it refuses this.
@@ -332,24 +337,32 @@ class Link134(FlowerLink):
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
         signer = node_auth_client_interceptor.NodeAuthClientInterceptor(key, key.public_key())
 
+        ahead: float | None = None
+        why = ""
+
         def refusal(channel: grpc.Channel) -> grpc.StatusCode | None:
+            nonlocal ahead, why
             try:
                 FleetStub(channel).ActivateNode(request, timeout=seconds)
             except grpc.RpcError as error:
+                with suppress(KeyError, ValueError):
+                    ahead = time.time() - float(dict(error.trailing_metadata() or ())[TIME])
+                why = str(error.details())
                 code: grpc.StatusCode = error.code()
                 return code
             return None
 
         with _channel(address, authority) as channel:
             if (unsigned := refusal(channel)) != grpc.StatusCode.UNAUTHENTICATED:
-                return "open" if unsigned == grpc.StatusCode.FAILED_PRECONDITION else "silent"
+                open_ = unsigned == grpc.StatusCode.FAILED_PRECONDITION
+                return "open" if open_ else "silent", ahead
             signed = refusal(grpc.intercept_channel(channel, signer))
         by_status: dict[grpc.StatusCode | None, Standing] = {
             grpc.StatusCode.INVALID_ARGUMENT: "registered",
             grpc.StatusCode.FAILED_PRECONDITION: "unknown",
-            grpc.StatusCode.UNAUTHENTICATED: "clock",
+            grpc.StatusCode.UNAUTHENTICATED: "expired" if HAS_EXPIRED in why else "refused",
         }
-        return by_status.get(signed, "silent")
+        return by_status.get(signed, "silent"), ahead
 
 
 class Control134(Control):

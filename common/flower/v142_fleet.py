@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from ..errors import ConfigError, RunError, SurrogateError
 from .environment import UNIX, is_loopback
 from .interface import (
     CONTROL_OPTION,
+    HAS_EXPIRED,
     HTTP_OPTION,
     RUNTIME_OPTION,
     Control,
@@ -468,7 +470,7 @@ class Link142(Link134):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
-    ) -> Standing:
+    ) -> tuple[Standing, float | None]:
         """Request an activation with an invalid heartbeat.
 
         The SuperLink looks up the key before it refuses this.
@@ -482,8 +484,12 @@ class Link142(Link134):
         public = self.key_bytes(key.public_key())
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
 
+        ahead: float | None = None
+        why = ""
+
         def refusal(*signers: NodeAuthHttpInterceptor) -> int:
             """Flower's code, or that of HTTP; 0 without an answer."""
+            nonlocal ahead, why
             with FleetHttpClient.from_server_address(
                 address, authority is None, authority, list(signers)
             ) as client:
@@ -491,6 +497,10 @@ class Link142(Link134):
                 try:
                     client.ActivateNode(request)
                 except httpx.HTTPStatusError as error:
+                    with suppress(KeyError, ValueError):
+                        told = parsedate_to_datetime(error.response.headers["date"])
+                        ahead = time.time() - told.timestamp()
+                    why = error.response.text
                     return code(error)
                 except (httpx.HTTPError, ValueError):
                     pass
@@ -498,13 +508,14 @@ class Link142(Link134):
 
         if (unsigned := refusal()) != httpx.codes.UNAUTHORIZED:
             is_open = unsigned == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
-            return "open" if is_open else "silent"
+            return "open" if is_open else "silent", ahead
+        signed = refusal(NodeAuthHttpInterceptor(key, key.public_key()))
         by_code: dict[int, Standing] = {
             ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL: "registered",
             ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED: "unknown",
-            httpx.codes.UNAUTHORIZED: "clock",
+            httpx.codes.UNAUTHORIZED: "expired" if HAS_EXPIRED in why else "refused",
         }
-        return by_code.get(refusal(NodeAuthHttpInterceptor(key, key.public_key())), "silent")
+        return by_code.get(signed, "silent"), ahead
 
 
 class Control142(Control134):

@@ -248,6 +248,7 @@ def accept(
     from ..deployment.enrolment import accept as accept_request
     from ..deployment.enrolment import check_typed, request_in, standing
     from ..deployment.federation import papers_of, settings_of
+    from ..deployment.submit import registration
 
     papers, settings = papers_of(folder), settings_of(folder)
     asks, content = request_in(request)
@@ -282,9 +283,9 @@ def accept(
     try:
         connect(control, seconds=5)
     except OSError:
+        later = registration(papers, control, root_certificates)
         console.print(
-            f"no SuperLink answers at {control}; let it in when it runs: coordinator sites register {papers}",
-            soft_wrap=True,
+            f"no SuperLink answers at {control}; let it in when it runs: {later}", soft_wrap=True
         )
     else:
         register(papers, control, root_certificates)

@@ -5,6 +5,7 @@ and `list` commands.
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -109,7 +110,7 @@ def register(
     is revoked.
     """
     from ..deployment.audit_log import note
-    from ..deployment.submit import check_connection
+    from ..deployment.submit import check_connection, registration
     from ..deployment.supernodes import register as register_keys
 
     check_connection(control, root_certificates)
@@ -124,25 +125,27 @@ def register(
                 "a new key:",
                 soft_wrap=True,
             )
-            for step in again(folder, site):
+            for step in again(folder, site, registration(folder, control, root_certificates)):
                 console.print(f"{'':<13}{step}", soft_wrap=True)
 
 
-def again(folder: Path, site: str) -> list[str]:
+def again(folder: Path, site: str, register: str) -> list[str]:
     """What to do so that a site whose key was revoked takes part again.
 
     Args:
         folder: of `coordinator sites certs`.
         site: its name.
+        register: the command that registers its key.
 
     Returns:
         The steps, one line each.
     """
+    place = shlex.quote(str(folder))
     return [
-        f"1. a new key: coordinator sites certs {folder} --site {site} --new-key",
-        f"2. a new kit for the hospital: coordinator sites kit {folder} {site} --coordinator HOST:PORT "
+        f"1. a new key: coordinator sites certs {place} --site {site} --new-key",
+        f"2. a new kit for the hospital: coordinator sites kit {place} {site} --coordinator HOST:PORT "
         f"--out {site}-new.tar.gz",
-        f"3. its registration: coordinator sites register {folder}",
+        f"3. its registration: {register}",
         f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz "
         f"{site}/papers",
         "   then its containers again: docker compose up -d --force-recreate",

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.flower import flower
-from fedsurrogate.common.flower.interface import FleetRequest
+from fedsurrogate.common.flower.interface import HAS_EXPIRED, FleetRequest
 from fedsurrogate.common.security.documents import key_fingerprint
 from fedsurrogate.common.security.registrations import (
     REVOKED,
@@ -35,7 +35,7 @@ from fedsurrogate.common.security.registrations import (
     read_table,
 )
 
-EXPIRED = "The certificate of this site has expired; it has to enrol again"
+EXPIRED = f"The certificate of this site {HAS_EXPIRED}; it has to enrol again"
 TAKEN_BACK = "The key of this site was revoked; it needs a new key"
 
 

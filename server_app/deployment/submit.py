@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from fedsurrogate.common.logs import configure_log
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import read_setting
 from fedsurrogate.common.settings.base import Scalar
+from fedsurrogate.common.version import own_version
 
 from ..control_api import (
     END_SECONDS,
@@ -370,6 +372,18 @@ def options_of(address: str, authority: Path | None) -> list[str]:
     return ["--control", address, *trust]
 
 
+def registration(folder: Path, address: str, authority: Path | None) -> str:
+    """The command that registers the keys of sites with a SuperLink, for a shell.
+
+    Args:
+        folder: of `coordinator sites certs`.
+        address: of the Control API.
+        authority: as for `check_connection`.
+    """
+    words = ["coordinator", "sites", "register", str(folder.absolute())]
+    return shlex.join([*words, *options_of(address, authority)])
+
+
 def stop(run: str, output: Path, address: str, authority: Path | None) -> Handle:
     """Stop a run at its SuperLink, and record it in its folder.
 
@@ -475,8 +489,8 @@ def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str,
         with folder_to_pack() as folder:
             if digest != flower().packed_digest(folder):
                 raise RunError(
-                    "the run brings another app than the app that is installed with this SuperLink; "
-                    "submit it with `coordinator run` of the same installation"
+                    "the run brings another app than the app that is installed with this SuperLink, "
+                    f"version {own_version()}; submit it with `coordinator run` of that installation"
                 )
         if audited:
             note(papers, "submit", _facts(settings))

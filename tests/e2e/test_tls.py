@@ -96,6 +96,8 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     # Whatever the site believes, the coordinator does not listen.
     (own / "site.crt").unlink()
     assert doctor(running, *link)["key"] == "FAIL"
+    done = site_command("doctor", "--superlink", running.fleet, *link, "--link-only")
+    assert "the time has ended for which the coordinator accepts this site's key" in done.stdout
     # The others are heard, and this one after its renewal.
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
     done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)

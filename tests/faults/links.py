@@ -6,16 +6,16 @@ from threading import Event, Lock, Thread
 
 
 class Link:
-    """Forwards TCP connections from its own port (`address`) to `target`, both host:port."""
+    """Forwards TCP connections from `address` to `target`, both host:port. port: 0 for a free one."""
 
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+    def __init__(self, target: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        far, _, at = target.rpartition(":")
+        self._target, self._host = (far, int(at)), host
         self._flows, self._lock, self._open = Event(), Lock(), list[socket.socket]()
         self._left: int | None = None
         self._flows.set()
-        self._listen(0)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listen(port)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
 
     def cut(self) -> None:
         """Close every connection and refuse new ones."""
@@ -48,7 +48,7 @@ class Link:
         self._flows.set()
 
     def _listen(self, port: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server((self._host, port))
         Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:

@@ -22,12 +22,12 @@ SIZE = "image-size=8"
 
 
 class Disk:
-    """A file system of one MiB, mounted at a folder."""
+    """A file system of one MiB, or another size, mounted at a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str = "1m") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
             capture_output=True,
             text=True,
             check=False,

@@ -186,9 +186,8 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
         (line,) = (e for e in stopped.stdout.splitlines() if e.startswith("continue it: "))
         program, *typed = shlex.split(line.removeprefix("continue it: "))
         assert program == "coordinator"
-        # In a container the SuperLink's address is the default, and its authority in the environment.
         begun = subprocess.Popen(
-            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *typed, *here.running.control],
+            [sys.executable, "-m", "fedsurrogate.server_app.cli.main", *typed],
             cwd=typed_in, env=environment(root) | {"PYTHONPATH": str(APP_FOLDER)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

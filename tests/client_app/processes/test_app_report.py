@@ -23,7 +23,7 @@ from fedsurrogate.client_app.diagnostics.site_checks import SiteCollector
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.policy import digest_of_policy
-from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.client_app.node_config import NodeConfig, data_present
 from fedsurrogate.client_app.processes import app_report
 from fedsurrogate.client_app.processes.app_report import (
     LEDGER,
@@ -31,7 +31,6 @@ from fedsurrogate.client_app.processes.app_report import (
     AppReport,
     ask,
     check_app,
-    data_present,
     ledger_totals,
     reporting,
     watching,

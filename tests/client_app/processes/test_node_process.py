@@ -1,12 +1,16 @@
 """The process of a SuperNode: what its threads may print, and why it has ended, where it has no app."""
 
+import io
 import json
+import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
@@ -36,6 +40,36 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     thread.start()
     thread.join()
     assert ("Traceback" in capsys.readouterr().err) == printed
+
+
+def test_an_error_of_a_connection_has_one_line_in_the_log_and_of_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower logs it with its trace, as a part of a text, and as itself; other errors keep theirs."""
+    log, shown = logging.getLogger("flwr"), io.StringIO()
+    monkeypatch.setattr(log, "handlers", [logging.StreamHandler(shown)])
+    monkeypatch.setattr(threading, "excepthook", None)
+    supervisor.shorten_errors()
+    call = grpc.insecure_channel("127.0.0.1:1").unary_unary("/no/thing")
+
+    def fail() -> None:
+        call(b"", timeout=60)
+
+    with pytest.raises(grpc.RpcError) as error:
+        fail()
+    log.error("Failed to push 100 %", exc_info=error.value)
+    log.error("Failed to push: %s", str(error.value))
+    log.error(error.value)
+    log.error("Failed", exc_info=ValueError("Cannot invoke RPC on closed channel!"))
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    lines = [*shown.getvalue().splitlines(), *capsys.readouterr().err.splitlines()]
+    assert len(lines) == 5, lines
+    assert lines[0].startswith("Failed to push 100 %: UNAVAILABLE: ")
+    assert sum("UNAVAILABLE" in line for line in lines) == 4
+    log.error("x", exc_info=ValueError("y"))
+    assert "ValueError: y" in shown.getvalue().splitlines()
 
 
 OPEN = Finding("port", "PASS", "open")
@@ -91,23 +125,19 @@ def test_a_node_that_ended_is_started_again_where_it_is_told_to() -> None:
     assert supervisor.FIRST_PAUSE > 0.1, "the pause is the one that is given"
 
 
-@pytest.mark.parametrize("slept", [0.0, 30.0, 3600.0])
-def test_a_hospital_that_slept_is_told(slept: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, clock = list[str](), iter([10.0, 10.0])
-
-    def asleep() -> float:
-        # A machine cannot sleep in a test.
-        return next(clock, 10.0 + slept)
-
-    def look() -> list[Finding]:
-        if len(lines) > 3 or not slept:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return [WRONG]
-
-    monkeypatch.setattr(supervisor, "_asleep", asleep)
-    Supervisor(commands("x", look), lambda _, line: lines.append(line), 0.1).run()
-    told = [line for line in lines if "was asleep for 60 min" in line]
-    assert len(told) == (slept == 3600.0), "once"
+@pytest.mark.parametrize("longest", [0.5, 60.0])
+def test_a_site_that_was_stopped_says_for_how_long(
+    longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is stopped, as a laptop's that sleeps, while a site of it waits."""
+    lines = list[str]()
+    stops = 'kill -STOP "$1"; sleep 1.5; kill -CONT "$1"; sleep 1; kill -TERM "$1"'
+    monkeypatch.setattr(supervisor, "SLEPT", longest)
+    site = Supervisor(commands("x", lambda: [WRONG]), lambda _, line: lines.append(line), 60.0)
+    with subprocess.Popen(["sh", "-c", f"sleep 1; {stops}", "sh", str(os.getpid())]):
+        site.run()
+    told = [line for line in lines if "was asleep, or this program was stopped, for" in line]
+    assert len(told) == (longest < 60), "once"
 
 
 def test_the_node_waits_for_data_and_its_link_is_that_of_its_own_options(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -175,6 +176,25 @@ def test_the_audit_log_has_what_was_accepted_and_no_more(folder: Path, commands:
     assert commands.accepted("north/north.csr", fingerprint) == 0
     ((entry, _),) = entries(folder / NAME)
     assert (entry["action"], entry["facts"]["site"]) == ("accept", "north")
+
+
+def test_the_command_that_lets_a_site_in_later_can_be_typed(
+    folder: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder with a blank, in another folder, with the SuperLink's address."""
+    folder = folder.rename(folder.with_name("our federation"))
+    fingerprint, control = commands.asked("north"), f"unix:{folder.parent}/c k:9093"
+    words = ["sites", "accept", "north/north.csr", "--folder", folder.name]
+    where = ["--control", control, "--root-certificates", f"{folder.name}/ca.crt"]
+    assert commands.coordinator(*words, "--fingerprint", fingerprint, *where) == 0
+    (line,) = re.findall(r"let it in when it runs: (.*)", commands.printed())
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    program, *typed = shlex.split(line)
+    assert program == "coordinator"
+    # It reaches for the SuperLink, which does not run here.
+    assert commands.coordinator(*typed) == 1
+    assert control in commands.printed()
 
 
 def test_a_request_that_is_replayed_lets_in_nobody_else(folder: Path, commands: Commands) -> None:
