@@ -25,6 +25,7 @@ from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
+from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
@@ -34,6 +35,7 @@ from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.data_log import log_once
 from ..datasets.dataset import Dataset
+from ..datasets.image_facts import image_cells
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share
 from ..node_config import NodeConfig, is_protected
@@ -368,15 +370,20 @@ def load_site(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"
         )
-    if run.settings.counting.kind == "survey":
+    own = run.settings.counting
+    surveyed = own.kind == "survey"
+    if surveyed:
         features = no_features(len(part.dataset))
+        if own.images:
+            cells = image_cells(part.dataset, histograms_of(own.images, own.image_bins))
+            features = replace(features, x=cells)
     else:
         features = dataset_features(part.dataset, run.settings, node, cache_mib, backbone)
     read = partial(
         usable,
         part.dataset,
         features,
-        power=run.power,
+        power=1.0 if surveyed else run.power,
         folder=node.cache,
         most_mib=node.features_in_memory_mib,
     )
@@ -393,12 +400,12 @@ def load_site(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
     ranged = bool(run.settings.features.ranges)
-    if not (run.frames or ranged) and (odd := warning_of(train.features)):
+    if not (run.frames or ranged or surveyed) and (odd := warning_of(train.features)):
         # It stays here: on the site's own log, or the terminal of a simulation.
         _warn_once(odd)
     # A simulation has remarked on it before it began.
-    own = run.settings
-    for odd in [] if part.simulated else budget_remarks(own.epsilon, own.delta, len(train.labels)):
+    budget = run.settings.epsilon, run.settings.delta
+    for odd in [] if part.simulated else budget_remarks(*budget, len(train.labels)):
         _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
     what = "images" if part.dataset.members is None else "bags"
@@ -492,7 +499,9 @@ def _warn_once(text: str) -> None:
 
 
 def no_features(count: int) -> Features:
-    """What stands for the features of records whose labels alone are counted."""
+    """The features of records of which labels alone are counted. Those of a survey of images are the
+    cells of `image_cells`.
+    """
     return Features(
         torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False
     )
