@@ -106,7 +106,11 @@ HISTOGRAMS = {
         settable=False,
     ),
     "orientation": Histogram(
-        "Orientation in the file", names=(*_pairs(), UPRIGHT, TURNED), open=True, settable=False
+        "Orientation in the file",
+        names=(*_pairs(), UPRIGHT, TURNED),
+        unit="rows/columns run to the Left, Right, Anterior, Posterior, Head, Feet",
+        open=True,
+        settable=False,
     ),
     "view": Histogram(
         "View", names=("AP", "PA", "LL", "RL", "CC", "MLO"), open=True, settable=False

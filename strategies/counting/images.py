@@ -185,7 +185,7 @@ def images_of_sites(
     histograms = histograms_of(own.images, own.image_bins)
     sizes = [len(each.cells) for each in histograms.values()]
     parts: dict[str, dict[str, SiteHistogram]] = {name: {} for name in histograms}
-    for site in counts:
+    for site in sorted(counts, key=lambda each: each.header.site):
         split = torch.split(site.tables["images"].double(), sizes)
         for name, part in zip(histograms, split, strict=True):
             total, uncertainty = float(part.sum()), 0.0
