@@ -118,8 +118,9 @@ def moved(own: SiteHistogram, others: SiteHistogram, image: Sequence[int]) -> tu
     back = torch.empty_like(to).scatter_(0, to, torch.arange(len(to)))
     gain = others.shares[back] - others.shares
     value = float(own.shares @ gain)
-    shares, likely = _likely(own), _likely(others)
-    variance = own.contrast(gain, shares) + others.contrast(shares[to] - shares, likely)
+    # As if the site were like the others.
+    shares, likely = _likely(own), _likely(own, others)
+    variance = own.contrast(gain, likely) + others.contrast(shares[to] - shares, likely)
     # Noise in q alone adds to its square.
     room = others.variance / others.total**2
     whole = float(gain.square().sum()) / 2 - room * int((to != torch.arange(len(to))).sum())
