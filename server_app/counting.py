@@ -17,6 +17,7 @@ from fedsurrogate.common.backbones.feature_power import power_for, raised
 from fedsurrogate.common.backbones.own_backbones import own_head
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
@@ -364,12 +365,15 @@ def largest_error(facts: Facts) -> float:
     return min(1.0, FOUR * max(shares)) if shares and max(shares) > 0 else 1.0
 
 
-def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[str, Scalar]:
+def survey_settings(
+    classes: tuple[str, ...], privacy: CountingBudget, images: str = ""
+) -> dict[str, Scalar]:
     """Settings of a survey of the sites' training records.
 
     Args:
         classes: names of the classes that are counted; none where the settings name another target.
         privacy: the budget.
+        images: histograms of images that are counted too, separated by commas; "all"; empty for none.
 
     Returns:
         The settings, flat.
@@ -378,6 +382,8 @@ def survey_settings(classes: tuple[str, ...], privacy: CountingBudget) -> dict[s
         ConfigError: the name of a class has a comma.
     """
     named = _named(classes) if classes else {}
+    if images:
+        named |= {"counting.images": ",".join(HISTOGRAMS) if images == "all" else images}
     return {**named, "counting.kind": "survey", **privacy.settings()}
 
 

@@ -22,7 +22,7 @@ from .image_folders import read_imagefolder
 from .images import once, without_leaks
 from .left_out import LeftOut, SourceError, loss_of_other_classes, oddities, printable
 from .readers import read_digits, read_parquet
-from .records import Opener, Records, only, select
+from .records import Facts, Opener, Records, only, select
 from .source import DataSource as DataSource
 from .source import folder_of as folder_of
 from .table_records import described, pooled
@@ -50,6 +50,7 @@ class Dataset:
         features: precomputed, (n, d); None for images.
         fingerprint: of the backbone that made `features`, if their file names it.
         opener: opens an image; None for features.
+        describe: what the file of an image states of it, for surveys.
         patients: of each record, if known.
         drawn: whether the split was drawn here, because the files have none.
         burned_in: number of images with text burned into their pixels, as their headers state.
@@ -73,6 +74,7 @@ class Dataset:
     features: Tensor | None = None
     fingerprint: str = ""
     opener: Opener | None = None
+    describe: Callable[[int], Facts] | None = None
     patients: tuple[str, ...] | None = None
     drawn: bool = False
     burned_in: int = 0

@@ -21,6 +21,7 @@ from fedsurrogate.common.identity import normal
 from ..node_config import Frames
 from .dicom_files import DICOM, encoding_of, plugins_for, read_header
 from .dicom_pixels import open_place, without_warnings
+from .image_facts import of_dicom
 from .image_folders import files_below, folder_bags, in_class_folders, note_depth, table_of
 from .images import LARGEST_PIXELS, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, described, is_file, open_regular, printable
@@ -82,6 +83,7 @@ def opened(
         [""] * len(paths),
         key,
         opener=partial(open_place, places),
+        describe=partial(of_dicom, places),
         same=partial(remembered, key, partial(same_files, paths)),
         place=lambda i: str(paths[i]),
     )
@@ -108,6 +110,7 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
         [""] * len(places),
         _key(whole, owners),
         opener=partial(open_place, places),
+        describe=partial(of_dicom, places),
         place=lambda i: f"{places[i][0]} (image {places[i][1] + 1})",
     )
     own = select(every, [at for file in files for at in range(starts[file], starts[file + 1])])
@@ -115,6 +118,7 @@ def each_frame(records: Records, images: Sequence[DicomImage]) -> Records:
         select(records, rows),
         key=_key(records, rows),
         opener=own.opener,
+        describe=own.describe,
         place=own.place,
         found=own.found,
     )
@@ -181,6 +185,7 @@ def read_dicom(source: DataSource, name: str, left: LeftOut) -> Records:
         records,
         key=own.key,
         opener=own.opener,
+        describe=own.describe,
         same=own.same,
         place=own.place,
         found=own.found,

@@ -16,6 +16,7 @@ from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.identity import is_text, name_of, normal
 
 from .dicom_files import is_dicom_file
+from .image_facts import of_file
 from .images import open_rgb, remembered, same_files
 from .left_out import LeftOut, SourceError, attempt, is_file, is_folder
 from .readers import content_key
@@ -391,6 +392,7 @@ def _opened(records: Records, root: Path, paths: Sequence[Path], left: LeftOut) 
         records,
         key=key,
         opener=partial(_open_file, paths),
+        describe=partial(of_file, paths),
         same=lambda: remembered(key, lambda: same_files(paths)),
         place=lambda i: str(paths[i]),
     )

@@ -87,7 +87,7 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
     """
     with file if isinstance(file, io.BytesIO) else open_regular(file) as stream:
         try:
-            opened = Image.open(stream, formats=_formats())
+            opened = open_image(stream)
         except UnidentifiedImageError:
             if is_dicom(stream):
                 raise DataError(DICOM_AMONG_IMAGES) from None
@@ -96,6 +96,18 @@ def open_rgb(file: io.BytesIO | Path, shortest: int) -> Image.Image:
             if shortest:
                 image.draft("RGB", (2 * shortest, 2 * shortest))
             return as_rgb(image)
+
+
+def open_image(stream: Any) -> Image.Image:
+    """An image as its file has it, of the formats that are read; not decoded yet.
+
+    Args:
+        stream: of the file.
+
+    Raises:
+        OSError: and other errors of Pillow, for a file that is broken or not an image.
+    """
+    return Image.open(stream, formats=_formats())
 
 
 @cache
@@ -120,7 +132,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     _check_size(image)
     # Pillow forgets how the values are stored when it decodes them.
     halved = any(";16" in str(tile.args) for tile in _waiting(image))
-    if image.format == "TIFF" and image.mode == "L" and int(_tag(image, SAMPLE, 1)) == 2:
+    if image.format == "TIFF" and image.mode == "L" and int(tag(image, SAMPLE, 1)) == 2:
         # Pillow reads numbers below zero as if they were the brightest.
         raise DataError(
             f"its values are signed, and the file does not state which are black and white; {ADVICE}"
@@ -195,15 +207,21 @@ def _whole_pages(image: Image.Image) -> list[int]:
             image.seek(page)
         except EOFError:
             return whole
-        if not int(_tag(image, SUBFILE, 0)) & NO_IMAGE:
+        if not int(tag(image, SUBFILE, 0)) & NO_IMAGE:
             whole.append(page)
     raise DataError(
         f"the TIFF file holds {MOST_PAGES} pages or more; save the image that counts alone"
     )
 
 
-def _tag(image: Image.Image, number: int, default: Any) -> Any:
-    """A tag of a TIFF; the default for other formats."""
+def tag(image: Image.Image, number: int, default: Any) -> Any:
+    """A tag of a TIFF; the default for other formats.
+
+    Args:
+        image: that Pillow has opened.
+        number: of the tag.
+        default: where there is none.
+    """
     found = getattr(image, "tag_v2", {}).get(number, default)
     return found[0] if isinstance(found, tuple) and found else found
 
@@ -211,7 +229,7 @@ def _tag(image: Image.Image, number: int, default: Any) -> Any:
 def _of_integers(image: Image.Image) -> Array:
     """Grey levels (height, width) uint8, of integers deeper than 8 bits."""
     values = np.asarray(image)
-    stored, kind = int(_tag(image, BITS, 16)), int(_tag(image, SAMPLE, 1))
+    stored, kind = int(tag(image, BITS, 16)), int(tag(image, SAMPLE, 1))
     if image.format == "TIFF" and stored == 32 and kind == 1:
         # Pillow reads their bits as signed integers.
         values = values.view(np.uint32)
@@ -260,7 +278,7 @@ def _of_floats(image: Image.Image) -> Array:
 
 def _inverted(image: Image.Image, grey: Array) -> Array:
     """Grey levels whose black is 0; Pillow turns only 8 bits."""
-    return 255 - grey if _tag(image, PHOTOMETRIC, 1) == 0 else grey
+    return 255 - grey if tag(image, PHOTOMETRIC, 1) == 0 else grey
 
 
 # Bytes from the middle of a file that are compared before the whole file is: headers are often

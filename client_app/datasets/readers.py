@@ -20,6 +20,7 @@ from PIL import Image
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.identity import normal
 
+from .image_facts import of_bytes
 from .images import open_rgb, remembered, same_bytes
 from .left_out import LeftOut, SourceError
 from .records import Records, without
@@ -97,6 +98,7 @@ def read_parquet(source: DataSource, name: str, left: LeftOut) -> Records:
         records,
         key=key,
         opener=partial(_open_bytes, images),
+        describe=partial(of_bytes, images.read),
         same=lambda: remembered(key, lambda: same_bytes(images.read, len(records.labels))),
     )
     return without(own, left)

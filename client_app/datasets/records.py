@@ -13,9 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.common.data_report import Loss
+from fedsurrogate.common.image_histograms import Value
 
 from .left_out import LeftOut
 
+# Facts of an image by the name of their histogram.
+Facts = dict[str, Value]
 # (record, shortest) -> image; `shortest` > 0: the caller then resizes the shorter side to that many
 # pixels. It can be pickled, for the processes of several GPUs.
 Opener = Callable[[int, int], Image.Image]
@@ -66,6 +69,7 @@ class Records:
         features: (n, d); None for images.
         fingerprint: of the backbone that made `features`, if their file names it.
         opener: opens an image; None for features.
+        describe: what the file of an image states of it, for surveys; None where it states nothing.
         patients: of each record, if known.
         burned_in: number of images with text burned into their pixels, as headers state.
         left_out: reasons for missing records.
@@ -87,6 +91,7 @@ class Records:
     features: Tensor | None = None
     fingerprint: str = ""
     opener: Opener | None = None
+    describe: Callable[[int], Facts] | None = None
     patients: tuple[str, ...] | None = None
     burned_in: int = 0
     left_out: tuple[Loss, ...] = ()
@@ -109,6 +114,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
     if rows == list(range(len(records.labels))):
         return records
     opener, same, place, images = records.opener, records.same, records.place, records.images
+    describe = records.describe
     found = records.found or Found(records, torch.arange(len(records.labels)))
     # Bags have no features of their own.
     whole = () if images is None else ("features",)
@@ -119,6 +125,7 @@ def select(records: Records, positions: Sequence[int]) -> Records:
         records,
         **own,
         opener=None if opener is None else partial(_open_row, opener, rows),
+        describe=None if describe is None else lambda i: describe(rows[i]),
         same=None if same is None else lambda: same()[rows],
         place=None if place is None else lambda i: place(rows[i]),
         images=images,

@@ -22,12 +22,13 @@ from torch import Tensor
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, place_in
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone, load_network
 from fedsurrogate.common.backbones.feature_power import raised, with_power
-from fedsurrogate.common.backbones.networks import options_of
+from fedsurrogate.common.backbones.networks import BackboneOptions, options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.costs import check_payload
 from fedsurrogate.common.data_report import DataReport, Loss, merged
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
@@ -37,6 +38,7 @@ from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.dataset import Dataset, DataSource, load_all
+from ..datasets.image_facts import image_cells
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share, whole
 from ..node_config import NodeConfig, is_protected
@@ -402,15 +404,20 @@ def load_site(
             f"no record of the classes {', '.join(run.settings.classes)[:200]} in "
             f"{part.dataset.name!r}"
         )
-    if run.settings.counting.kind == "survey":
+    own = run.settings.counting
+    surveyed = own.kind == "survey"
+    if surveyed:
         features = no_features(len(part.dataset))
+        if own.images:
+            cells = image_cells(part.dataset, histograms_of(own.images, own.image_bins))
+            features = replace(features, x=cells)
     else:
         features = dataset_features(part.dataset, run.settings, node, cache_mib, backbone)
     read = partial(
         usable,
         part.dataset,
         features,
-        power=run.power,
+        power=1.0 if surveyed else run.power,
         folder=node.cache,
         most_mib=node.features_in_memory_mib,
     )
@@ -427,12 +434,12 @@ def load_site(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
     ranged = bool(run.settings.features.ranges)
-    if not (run.frames or ranged) and (odd := warning_of(train.features)):
+    if not (run.frames or ranged or surveyed) and (odd := warning_of(train.features)):
         # It stays here: on the site's own log, or the terminal of a simulation.
         _warn_once(odd)
     # A simulation has remarked on it before it began.
-    own = run.settings
-    for odd in [] if part.simulated else budget_remarks(own.epsilon, own.delta, len(train.labels)):
+    budget = run.settings.epsilon, run.settings.delta
+    for odd in [] if part.simulated else budget_remarks(*budget, len(train.labels)):
         _warn_once(odd)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
     what = "images" if part.dataset.members is None else "bags"
@@ -526,7 +533,9 @@ def _warn_once(text: str) -> None:
 
 
 def no_features(count: int) -> Features:
-    """What stands for the features of records whose labels alone are counted."""
+    """The features of records of which labels alone are counted. Those of a survey of images are the
+    cells of `image_cells`.
+    """
     return Features(
         torch.zeros(count, 1), torch.ones(count, dtype=torch.bool), NO_FEATURES, 0.0, cached=False
     )
@@ -572,16 +581,26 @@ def site_backbone(settings: Settings, node: NodeConfig, device: str = "") -> Bac
                 "none; set backbone = 'python:PACKAGE.MODULE:FUNCTION' there"
             )
         return own_backbone(node.backbone, settings.image_size, device)
-    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
-    # simulation only.
-    weights = node.weights_path or ("" if node.data else settings.weights_path)
+    weights, options = site_weights(settings, node)
     if node.data and not weights and (place := place_in(settings.backbone)):
         raise BackboneError(
             f"the run uses backbone = {settings.backbone!r}; {place!r} is a place on another machine, so "
             "set weights-path in this site's node-config to its own copy"
         )
-    options = options_of(settings.features, download=node.download_weights or not node.data)
     return load_backbone(settings.backbone, weights, settings.image_size, device, options)
+
+
+def site_weights(settings: Settings, node: NodeConfig) -> tuple[str, BackboneOptions]:
+    """Where this site has the backbone's weights, and the options with which they are loaded.
+
+    Args:
+        settings: of the run.
+        node: the site's settings.
+    """
+    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
+    # simulation only.
+    weights = node.weights_path or ("" if node.data else settings.weights_path)
+    return weights, options_of(settings.features, download=node.download_weights or not node.data)
 
 
 def site_device(device: str, node: NodeConfig) -> str:

@@ -137,7 +137,7 @@ def _empty(run: Run, node: NodeConfig) -> tuple[SiteFeatures, Backbone | None]:
     schema, backbone = read_schema(DataSource.of_node(node, run)), None
     dimension, fingerprint = schema.dimension, schema.fingerprint
     if run.settings.counting.kind == "survey":
-        dimension, fingerprint = 1, NO_FEATURES
+        dimension, fingerprint = max(1, len(run.settings.counting.images)), NO_FEATURES
     if not dimension:
         backbone = site_backbone(run.settings, node)
         check_dimension(backbone)

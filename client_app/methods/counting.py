@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedsurrogate.common.counts import Counts, pack_counts
 from fedsurrogate.common.errors import LARGEST_PRIVATE, DataError, SurrogateError, norm_of_ones
+from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.methods.counting import scored_classes, tables_in
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices, scores_alone
 from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
@@ -68,13 +69,43 @@ def _tables(task: Task) -> dict[str, IntegerSum]:
 
 
 def _surveyed(task: Task) -> dict[str, IntegerSum]:
-    """The number of training records of each class of the run."""
+    """The number of training records of each class of the run, and of their images in each cell."""
     train, classes = task.found.train, task.run.settings.classes
     labels = class_indices(classes, task.found.classes)[train.labels]
     weights = _weights(train, task.protects_patients) * (labels >= 0)
     counted = ExactSum((len(classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights, weights)
-    return {"records": counted.total}
+    return {"records": counted.total} | _images(task, weights)
+
+
+def _images(task: Task, weights: Tensor) -> dict[str, IntegerSum]:
+    own = task.run.settings.counting
+    if not own.images:
+        return {}
+    sizes = [len(each.cells) for each in histograms_of(own.images, own.image_bins).values()]
+    return {"images": count_images(sizes, task.found.train.features.long(), weights)}
+
+
+def count_images(sizes: Sequence[int], cells: Tensor, weights: Tensor) -> IntegerSum:
+    """The number of images in each cell of histograms.
+
+    Args:
+        sizes: number of cells of each histogram, Q.
+        cells: of each record, one in each histogram, (n, Q), int64.
+        weights: of the records, (n,).
+
+    Returns:
+        The sum over records, of all cells one after the other.
+
+    Example:
+        >>> weights = torch.ones(2, dtype=torch.float64)
+        >>> count_images([2, 3], torch.tensor([[0, 1], [0, 2]]), weights).value.tolist()
+        [2.0, 0.0, 0.0, 1.0, 1.0]
+    """
+    total = ExactSum((sum(sizes),), norm_of_ones(len(sizes)), most=1.0)
+    each = torch.tensor(sizes)
+    total.add_cells(cells.clamp(min=0).minimum(each - 1) + each.cumsum(0) - each, weights)
+    return total.total
 
 
 def _evaluated(task: Task) -> dict[str, IntegerSum]:
@@ -105,7 +136,8 @@ def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
     how = counted(target, own)
     if own.kind == "survey":
         values = target.of_site(values_of(train), task.site)
-        return {"records": count_cells(how, values, _weights(train, task.protects_patients))}
+        weights = _weights(train, task.protects_patients)
+        return {"records": count_cells(how, values, weights)} | _images(task, weights)
     model, test = of_target(_received(task), target), task.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
@@ -253,11 +285,21 @@ def _large_enough(
     Such a class looks like one without records. An evaluation has left their records out already.
     """
     whole = {name: table.round().long() for name, table in exact.items()}
-    if "records" in whole and target is not None:
-        return {"records": large_cells(counted(target, own), whole["records"], least)}
-    if "records" in whole:
-        return {"records": whole["records"] * (whole["records"] >= least)}
-    return whole
+    if "records" not in whole:
+        return whole
+    records, kept = whole["records"], whole
+    if target is not None:
+        kept = {"records": large_cells(counted(target, own), records, least)}
+    else:
+        kept = {"records": records * (records >= least)}
+    if "images" in whole:
+        # Each histogram counts all records, so a cell that is left out alone would follow from others.
+        histograms = histograms_of(own.images, own.image_bins).values()
+        sizes = [len(each.cells) for each in histograms]
+        images = large_questions(whole["images"], sizes, least)
+        shown = bool((kept["records"] == records).all())
+        kept |= {"images": images * shown}
+    return kept
 
 
 def count_cells(how: CountedTarget, values: Tensor, weights: Tensor) -> IntegerSum:
@@ -288,11 +330,22 @@ def large_cells(how: CountedTarget, counts: Tensor, least: int) -> Tensor:
         counts: of the cells.
         least: the smallest cell.
     """
-    kept = (counts == 0) | (counts >= least)
     if len(how.questions) > 1:
-        sizes = [len(each.cells) for each in how.questions]
-        kept = torch.cat([part.all().expand(len(part)) for part in torch.split(kept, sizes)])
-    return counts * kept
+        return large_questions(counts, [len(each.cells) for each in how.questions], least)
+    return counts * (counts >= least)
+
+
+def large_questions(counts: Tensor, sizes: Sequence[int], least: int) -> Tensor:
+    """Counts of the questions of which each cell has no record, or enough.
+
+    Args:
+        counts: of all cells.
+        sizes: number of cells of each question.
+        least: the smallest cell.
+    """
+    kept = (counts == 0) | (counts >= least)
+    whole = [part.all().expand(len(part)) for part in torch.split(kept, list(sizes))]
+    return counts * torch.cat(whole)
 
 
 def large_topics(how: CountedTarget, values: Tensor, good: Tensor, least: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Vision transformers as the transformers library writes them (Dinov2, Dinov2 with registers, ViT), built
-by timm from their `config.json` and `preprocessor_config.json`.
+"""Vision transformers as the transformers library writes them (Dinov2, Dinov2 with registers, ViT, the
+image tower of SigLIP), built by timm from their `config.json` and `preprocessor_config.json`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,23 @@ from .networks import LoadedNetwork, NetworkRequest, Pooling
 from .preprocessing import Preprocessing
 from .weight_files import Weights, network_part
 
-KINDS = ("dinov2", "dinov2_with_registers", "vit")
+# A model with a text tower, and the image tower alone.
+SIGLIP = ("siglip", "siglip_vision_model")
+KINDS = ("dinov2", "dinov2_with_registers", "vit", *SIGLIP)
+# What a configuration of SigLIP leaves out where it is the usual.
+USUAL_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 # Names that each of these networks has; what stands before them is a prefix.
 ANCHORS = ("embeddings.cls_token", "embeddings.position_embeddings", "layernorm.weight")
+ANCHORS_SIGLIP = ("embeddings.patch_embedding.weight", "post_layernorm.weight", "head.probe")
 # Names in timm, by those of transformers.
 RENAMED = (
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -40,6 +54,19 @@ RENAMED = (
     (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
     (r"\.mlp\.weights_in\.", ".mlp.fc1."),
     (r"\.mlp\.weights_out\.", ".mlp.fc2."),
+    # Of SigLIP.
+    (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^post_layernorm\.", "norm."),
+    (r"^encoder\.layers\.", "blocks."),
+    (r"\.layer_norm(\d)\.", r".norm\1."),
+    (r"\.self_attn\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.self_attn\.out_proj\.", ".attn.proj."),
+    (r"^head\.probe$", "attn_pool.latent"),
+    (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+    (r"^head\.attention\.in_proj_", "attn_pool.in."),
+    (r"^head\.layernorm\.", "attn_pool.norm."),
+    (r"^head\.mlp\.", "attn_pool.mlp."),
 )
 STEPS = ("resize", "rescale", "normalize")
 # Resampling filters by their number in Pillow.
@@ -63,43 +90,52 @@ def hugging_face_network(request: NetworkRequest) -> LoadedNetwork:
         )
     preprocessing = _preprocessing(request.files)
     size = request.image_size or preprocessing.crop
-    given = network_part(request.weights, ANCHORS, request.files.weights)
-    pooling = request.options.pooling or _pooling(config, request.weights)
+    tower = kind in SIGLIP
+    own = config.get("vision_config") if kind == "siglip" else config
+    if tower:
+        config = USUAL_SIGLIP | (own if isinstance(own, dict) else {})
+    anchors, gelu = (ANCHORS_SIGLIP, "gelu_pytorch_tanh") if tower else (ANCHORS, "gelu")
+    given = network_part(request.weights, anchors, request.files.weights)
+    pooling = request.options.pooling or ("" if tower else _pooling(config, request.weights))
     try:
         stored, patch = config["image_size"], config["patch_size"]
-        if kind == "vit" and size != stored and not request.image_size:
+        if (tower or kind == "vit") and size != stored and not request.image_size:
             raise BackboneError(
                 f"'{file}' is for images of {stored} px, and preprocessor_config.json makes images of "
                 f"{size} px; set image-size to one of the two"
             )
-        if config.get("hidden_act", "gelu") != "gelu":
+        if config.get("hidden_act", gelu) != gelu:
             raise BackboneError(
-                f"'{file}' has hidden_act = {config['hidden_act']!r}; hf: builds 'gelu' only; export the "
+                f"'{file}' has hidden_act = {config['hidden_act']!r}; hf: builds {gelu!r} only; export the "
                 "model to ONNX, see onnx:"
             )
         into = given.get("encoder.layer.0.mlp.weights_in.weight")
         width, ratio = config["hidden_size"], config.get("mlp_ratio")
-        if kind == "vit":
-            ratio = config["intermediate_size"] / width
+        # timm rounds the product down.
+        if tower or kind == "vit":
+            ratio = (config["intermediate_size"] + 0.5) / width
         elif into is not None:
-            # timm rounds the product down.
             ratio = (into.shape[0] + 0.5) / width
+        form: dict[str, Any] = {"init_values": None if kind == "vit" else 1.0}
+        if tower:
+            form = {"class_token": False, "act_layer": "gelu_tanh"}
+            form |= {"global_pool": "" if pooling else "map"}
+        elif into is not None:
+            form |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
         model = VisionTransformer(
             img_size=size,
             patch_size=patch,
             in_chans=config.get("num_channels", 3),
             num_classes=0,
-            global_pool="",
             embed_dim=width,
             depth=config["num_hidden_layers"],
             num_heads=config["num_attention_heads"],
             mlp_ratio=ratio,
             qkv_bias=config.get("qkv_bias", True),
-            init_values=None if kind == "vit" else 1.0,
             reg_tokens=config.get("num_register_tokens", 0) if kind.endswith("registers") else 0,
             no_embed_class=True,
             norm_layer=partial(nn.LayerNorm, eps=config["layer_norm_eps"]),
-            **({} if into is None else {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}),
+            **({"global_pool": ""} | form),
         )
     except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise BackboneError(
@@ -107,9 +143,11 @@ def hugging_face_network(request: NetworkRequest) -> LoadedNetwork:
             "from where the weights are published"
         ) from error
     identity = f"hf:{kind}", config["num_attention_heads"], config["layer_norm_eps"], pooling
-    convert = partial(_converted, size // patch, request.files.weights)
+    convert = partial(_converted, size // patch, request.files.weights, anchors)
+    # The pooling that learns is left out where the run wants another.
+    head = ("attn_pool.",) if tower and pooling else ()
     return LoadedNetwork(
-        *(model, preprocessing, (), convert, identity),
+        *(model, preprocessing, head, convert, identity),
         tokens=model.num_prefix_tokens,
         pooling=pooling,
     )
@@ -131,24 +169,36 @@ def _pooling(config: dict[str, Any], weights: Weights) -> Pooling:
     return "cls"
 
 
-def _converted(side: int, file: Path, weights: dict[str, Tensor]) -> Weights:
+def _converted(
+    side: int, file: Path, anchors: tuple[str, ...], weights: dict[str, Tensor]
+) -> Weights:
     """Weights under timm's names, with positions for side x side patches."""
     named: dict[str, Tensor] = {}
-    for name, value in network_part(weights, ANCHORS, file).items():
+    for name, value in network_part(weights, anchors, file).items():
         for pattern, new in RENAMED:
             name = re.sub(pattern, new, name)
         named[name] = value
-    for name in [name for name in named if ".attention.attention.query." in name]:
-        parts = [
-            named.pop(name.replace(".query.", f".{each}.")) for each in ("query", "key", "value")
-        ]
-        named[name.replace(".attention.attention.query.", ".attn.qkv.")] = torch.cat(parts)
+    for first, *others in (
+        (".attention.attention.query.", ".attention.attention.key.", ".attention.attention.value."),
+        (".attn.q.", ".attn.k.", ".attn.v."),
+    ):
+        for name in [name for name in named if first in name]:
+            parts = [named.pop(name.replace(first, each)) for each in (first, *others)]
+            named[name.replace(first, ".attn.qkv.")] = torch.cat(parts)
+    for name in [name for name in named if name.startswith("attn_pool.in.")]:
+        kind, value = name.removeprefix("attn_pool.in."), named.pop(name)
+        width = len(value) // 3
+        named[f"attn_pool.q.{kind}"], named[f"attn_pool.kv.{kind}"] = value[:width], value[width:]
     positions = named.get("pos_embed")
-    if positions is None or "cls_token" not in named:
+    if positions is None:
         return named
-    # The class token's own position goes into the token, as timm has it.
-    named["cls_token"] = named["cls_token"] + positions[:, :1]
-    patches, stored = positions[:, 1:], math.isqrt(positions.shape[1] - 1)
+    if "cls_token" in named:
+        # The class token's own position goes into the token, as timm has it.
+        named["cls_token"] = named["cls_token"] + positions[:, :1]
+        positions = positions[:, 1:]
+    elif positions.ndim == 2:
+        positions = positions[None]
+    patches, stored = positions, math.isqrt(positions.shape[1])
     if stored != side:
         grid = patches.reshape(1, stored, stored, -1).permute(0, 3, 1, 2).float()
         grid = nn.functional.interpolate(grid, (side, side), mode="bicubic", align_corners=False)

@@ -112,7 +112,7 @@ def open_clip_network(request: NetworkRequest) -> LoadedNetwork:
             f"open_clip has no {model_name!r}; write MODEL/TAG, such as ViT-B-32/openai; {known}"
         )
     published = open_clip.get_pretrained_cfg(architecture, tag)
-    with _quiet():
+    with quiet():
         try:
             clip = open_clip.create_model(
                 architecture,
@@ -144,7 +144,7 @@ def _clip_of_folder(request: NetworkRequest) -> LoadedNetwork:
         if "timm_model_name" in vision:
             vision["timm_model_pretrained"] = False
         gelu = bool(model.get("quick_gelu", False))
-        with _quiet():
+        with quiet():
             visual = CustomTextCLIP(model["embed_dim"], vision, dict(NO_TEXT), gelu).visual
         stated = merge_preprocess_dict(asdict(PreprocessCfg()), config.get("preprocess_cfg", {}))
         preprocessing = _clip_preprocessing(stated | {"size": visual.image_size})
@@ -163,7 +163,7 @@ def _no_config(files: Files, name: str, error: Exception) -> BackboneError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """open_clip warns about random weights; the file's weights replace them right after."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

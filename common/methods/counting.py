@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..errors import LARGEST_COUNT, norm_of_ones
+from ..image_histograms import histograms_of, read_bins
 from ..privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
 from ..settings import CountingSettings, Settings
 from ..targets.target import Target
@@ -47,13 +48,14 @@ def scored_classes(classes: int) -> int:
 def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
-    survey: records (C,). evaluation: decisions (C, C) by true and decided class, and for each scored
+    survey: records (C,), and images (I,) of all cells of its histograms, of each of which a record is in
+    one: it adds vectors of norm 1 and sqrt(Q). evaluation: decisions (C, C) by true and decided class, and for each scored
     class a histogram of its probability, for records of other classes and of this class: scores (S,
     2, B). A record is in one cell of the decisions and in S cells of the scores, so it adds vectors
     of norm 1 and sqrt(S). The shares minimise the sum of the two variances of the noise.
     """
     if own.kind == "survey":
-        return (Counted("records", (classes,), 1.0, 1.0),)
+        return _surveyed(own, classes, 1.0)
     scored = scored_classes(classes)
     share = 1 / (1 + math.sqrt(scored))
     return (
@@ -62,8 +64,31 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     )
 
 
+def _surveyed(own: CountingSettings, rows: int, bound: float) -> tuple[Counted, ...]:
+    """The tables of a survey.
+
+    Args:
+        own: settings.
+        rows: of the table of records.
+        bound: of what a record adds to that.
+    """
+    if not own.images:
+        return (Counted("records", (rows,), bound, 1.0),)
+    more = norm_of_ones(len(own.images))
+    share = bound / (bound + more)
+    return (
+        Counted("records", (rows,), bound, share),
+        Counted("images", (image_cells(own),), more, 1 - share),
+    )
+
+
+def image_cells(own: CountingSettings) -> int:
+    """The number of cells of all histograms of images."""
+    return sum(len(each.cells) for each in histograms_of(own.images, own.image_bins).values())
+
+
 def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
-    """The one table of a run that counts records with a target, with all of the budget.
+    """The tables of a run that counts records with a target.
 
     Args:
         own: settings, of a survey or an evaluation.
@@ -77,7 +102,7 @@ def target_tables(own: CountingSettings, target: Target) -> tuple[Counted, ...]:
 
     how = counted(target, own)
     if own.kind == "survey":
-        return (Counted("records", (len(how.rows),), how.bound, 1.0),)
+        return _surveyed(own, len(how.rows), how.bound)
     table = how.table
     return (Counted(table.name, table.shape, table.bound, 1.0, table.most),)
 
@@ -88,15 +113,23 @@ def tables_in(own: CountingSettings, classes: int, target: Target | None) -> tup
 
 
 def _symbols(own: CountingSettings, classes: int, dimension: int, records: int) -> Sizes:
-    """S: classes with a histogram; 2: of other classes, and of the class; B: bins."""
-    return {"S": scored_classes(classes), "2": 2, "B": own.bins}
+    """S: classes with a histogram; 2: of other classes, and of the class; B: bins; I: cells of images."""
+    return {"S": scored_classes(classes), "2": 2, "B": own.bins, "I": image_cells(own)}
 
 
-def _refusal(own: CountingSettings, classes: tuple[str, ...]) -> str:
+def _refusal(settings: Settings) -> str:
+    own, classes = settings.counting, settings.classes
     if not classes:
         return f"counting.kind = {own.kind!r} needs classes, so that all sites count the same ones"
     if own.kind == "evaluation" and not own.digest:
         return "counting.kind = 'evaluation' needs counting.digest; `coordinator evaluate` sets it"
+    if own.images and (own.kind != "survey" or settings.secure_sum):
+        return (
+            "counting.images compares sites in a survey: it needs counting.kind = 'survey', and "
+            "secure-sum = false"
+        )
+    if unused := [name for name in read_bins(own.image_bins) if name not in own.images]:
+        return f"counting.image-bins has {unused[0]!r}, which is not in counting.images"
     return ""
 
 
@@ -113,6 +146,7 @@ def _plan(
     """
     own = settings.counting
     counted = tables_of(own, len(settings.classes)) if settings.epsilon else ()
+    tables = tables | ({"images": "I"} if own.images else {})
     return _counting(
         settings,
         counted,
@@ -132,13 +166,14 @@ def _coded_plan(
 ) -> Plan:
     """As `_plan`, for another target than classes."""
     counted = target_tables(settings.counting, target)
-    (table,) = counted
-    sides = {str(side): side for side in table.shape}
-    summed = Term(table.name, " ".join(map(str, table.shape)), bound=table.most)
+    sides = {str(side): side for table in counted for side in table.shape}
+    summed = tuple(
+        Term(table.name, " ".join(map(str, table.shape)), bound=table.most) for table in counted
+    )
     return _counting(
         settings,
         counted,
-        (summed,),
+        summed,
         Messages(
             sends=(),
             receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
@@ -194,7 +229,7 @@ def _counting(
             reason=": the counts of each site are only kept within what its records and the noise "
             "can give"
         ),
-        refusal=_refusal(settings.counting, settings.classes),
+        refusal=_refusal(settings),
         counts=True,
     )
 

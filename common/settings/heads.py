@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..backbones.feature_power import LARGEST_POWER
 from ..escapes import check_ranges
+from ..image_histograms import HISTOGRAMS, read_bins
 from .base import Epochs, Name, Names, Only, Range, Records, Section, Steps, Unit
 
 
@@ -325,6 +326,17 @@ class TargetSettings(Section):
     )
 
 
+def _check_images(names: tuple[str, ...]) -> tuple[str, ...]:
+    if wrong := [name for name in names if name not in HISTOGRAMS]:
+        raise ValueError(f"no histogram {wrong[0]!r}; use {', '.join(HISTOGRAMS)}")
+    return names
+
+
+def _check_bins(text: str) -> str:
+    read_bins(text)
+    return text
+
+
 class CountingSettings(Section):
     """Settings of a run that counts. `coordinator evaluate` and `coordinator survey` set them."""
 
@@ -352,4 +364,18 @@ class CountingSettings(Section):
         description="Errors of a number beyond this share of its range count as this share; "
         "`coordinator evaluate` sets four of the deviations that the model states, since noise "
         "grows with it.",
+    )
+    images: Annotated[
+        Names, AfterValidator(_check_images), Range(f"some of {', '.join(HISTOGRAMS)}")
+    ] = Field(
+        (),
+        description="Histograms of the images that a survey also counts at each site; `coordinator "
+        "survey --images` sets them.",
+    )
+    image_bins: Annotated[
+        str, AfterValidator(_check_bins), Range("name: edges or names; name: ...")
+    ] = Field(
+        "",
+        description="Cells of some of these histograms in place of the usual ones, such as 'size: 512, "
+        "1024; maker: Siemens, Acme'; public, so never taken from records.",
     )

@@ -73,7 +73,7 @@ def evaluate(
     from ..counting import CountingBudget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum), images)
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
@@ -126,6 +126,13 @@ def survey(
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
     secure_sum: Summed = False,
+    images: Annotated[
+        str,
+        typer.Option(
+            help="Also count images: all, or some of size, spacing, bits, brightness, contrast, "
+            "orientation, view, mirror, maker."
+        ),
+    ] = "",
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
@@ -156,9 +163,12 @@ def survey(
     """Ask the sites how many records of which classes they have.
 
     Estimates what accuracy a run could reach. Or how many are annotated for each label, what values
-    a number has, or how many events there are.
+    a number has, or how many events there are. With --images also what the images of each site are
+    like, and which sites have them turned, inverted or empty.
 
     Example: coordinator survey --classes normal,pneumonia --epsilon 0.5
+
+    Example: coordinator survey --classes normal,pneumonia --images all
 
     Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
     """
@@ -178,7 +188,7 @@ def survey(
         names = split_names(classes or str(settings_of(proposal).get("classes", "")))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum))
+    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum), images)
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
@@ -232,6 +242,7 @@ def survey(
             f"a run at epsilon {epsilon_of_run} could reach an accuracy of about {accuracy:.0%}"
         )
     console.print(result["estimate"]["how"], soft_wrap=True)
+    _print_images(folder)
     console.print(str(folder), soft_wrap=True)
 
 
@@ -279,7 +290,22 @@ def _print_counts(folder: Path) -> None:
         console.print(table)
         for sentence in (view.title + ".", *view.words):
             console.print(sentence, soft_wrap=True)
+    _print_images(folder)
     console.print(str(folder), soft_wrap=True)
+
+
+def _print_images(folder: Path) -> None:
+    """Print the warnings of a survey of images, and where all that it counted is."""
+    from ..report.images_view import images_view
+
+    if (view := images_view(folder)) is None:
+        return
+    nothing = (
+        "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
+    )
+    for sentence in (*(view.warnings or [nothing]), *view.words[1:]):
+        console.print(sentence, soft_wrap=True)
+    console.print("the images at each site are in report.html", soft_wrap=True)
 
 
 def _result(folder: Path, kind: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..runs.reader import DOWNSTREAM, TROUBLES, RunFolder, read_run
 from ..runs.scores import AUROC, leading, scores_of
 from ..runs.state import Json, as_list, as_number, as_numbers, as_table, natural_order
 from .counts_view import CountsView, counts_views
+from .images_view import images_view
 from .plots import rows as plots
 from .plots.rows import Series, accuracy_over, draw_rows, radii, sheets, steps
 from .quality_view import measures_view, privacy_view, quality_view
@@ -130,7 +131,8 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         pictures["radii"] = (drawn_radii,)
     counts = counts_views(folder)
     pictures |= {each.kind: each.pictures for each in counts if each.pictures}
-    tables, warned = _tables(run), warnings_of(run)
+    tables, warned, images = _tables(run), warnings_of(run), images_view(folder)
+    warned += images.warnings if images else []
     if beside:
         drawn_runs = compared(runs := [(folder.name, run), *beside])
         pictures["curves"] = accuracy_over(drawn_runs), accuracy_over(drawn_runs, by_bytes=True)
@@ -161,6 +163,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "warnings": warned,
         "data": data_of(run),
         "counts": counts,
+        "images": images,
         "counting": (counting := _counting(run, counts)),
         "without_pictures": unseen,
         "undrawn": []

@@ -130,12 +130,18 @@ def result_of(
 
 
 def _result_of_target(counts: PooledCounts, counting: CountingSettings, target: Target) -> Json:
-    how, ((name, table),) = counted(target, counting), counts.tables.items()
+    how, (name, table) = counted(target, counting), _of_records(counts.tables)
     facts: Json = {"target": target.name, "noise": _deviations(counts)}
     if counting.kind == "survey":
         return survey_of_target(how, table, counts.variances[name]) | facts
     found = evaluation_of_target(how, table, counts.variances[name])
     return found | facts | {"model": counting.digest}
+
+
+def _of_records(tables: Mapping[str, Tensor]) -> tuple[str, Tensor]:
+    """The one table of a target, besides that of images in a survey."""
+    ((name, table),) = ((name, each) for name, each in tables.items() if name != "images")
+    return name, table
 
 
 def records_counted(
@@ -149,7 +155,7 @@ def records_counted(
         counting: settings of what was counted.
         target: of the run.
     """
-    how, ((name, table),) = counted(target, counting), tables.items()
+    how, (name, table) = counted(target, counting), _of_records(tables)
     if name == "records":
         parts = torch.split(table, [len(each.cells) for each in how.questions])
         return max(0, *(int(part.sum()) for part in parts))

@@ -29,6 +29,7 @@ from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.secure_sum.secrets import Words
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
+from fedsurrogate.common.targets.counted import counted as counted_target
 from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, to_record
 
@@ -37,6 +38,7 @@ from ..base.introductions import Group
 from ..base.one_shot import Learned, OneShot
 from ..base.outcome import Defended
 from ..secure_sum.strategy import SecureSum
+from .images import images_of_sites
 from .results import (
     Json,
     PooledCounts,
@@ -163,7 +165,13 @@ class Counting(OneShot[Counts]):
         counted = pooled(counts)
         result = self._result_of(counted)
         if self.config.settings.counting.kind == "survey":
-            return result | survey_of_sites(counts)
+            result |= survey_of_sites(counts)
+            own = self.config.settings.counting
+            if own.images:
+                target, asked = self.config.target, self.config.mechanism
+                questions = 1 if target is None else len(counted_target(target, own).questions)
+                result["images"] = images_of_sites(counts, own, asked, questions)
+            return result
         shown = [each for each in counts if each.header.site in self._shown]
         of_target = self.config.target is not None
         part = "outputs" if of_target else "accuracy"

@@ -19,7 +19,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.processes import app_process
+from fedsurrogate.client_app.processes import app_process, own_account
 from fedsurrogate.client_app.processes.own_account import ARGUMENTS
 from tests.children import in_child
 
@@ -75,7 +75,7 @@ def test_a_fork_leaves_the_signals_and_the_name_of_the_parent_as_they_were() -> 
     # Blocked until a task has its message; then they end it, whatever the parent does with them.
     assert set(app_process.ENDS) <= blocked
     assert own == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
-    assert name == app_process.TASK_NAME
+    assert name == own_account.TASK_NAME
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedsurrogate.client_app.processes.app_process import TASK_NAME
+from fedsurrogate.client_app.processes.own_account import TASK_NAME
 from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import stop_process
 from fedsurrogate.server_app.lifecycle.ends import await_end

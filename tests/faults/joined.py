@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from fedsurrogate.client_app.processes.app_process import READY_NAME, TASK_NAME
+from fedsurrogate.client_app.processes.app_process import READY_NAME
+from fedsurrogate.client_app.processes.own_account import TASK_NAME
 from fedsurrogate.client_app.processes.supervisor import NODE_MODULE
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.hospitals import Hospital

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from fedsurrogate.client_app.processes import app_process, own_account
-from fedsurrogate.client_app.processes.app_process import READY_NAME, TASK_NAME, WarmStarter
+from fedsurrogate.client_app.processes.app_process import READY_NAME, WarmStarter
+from fedsurrogate.client_app.processes.own_account import TASK_NAME
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER
 from tests.e2e.processes import PATIENCE, until
 

@@ -417,6 +417,124 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers(
         same(found, picture, lambda x: model(x).pooler_output)
 
 
+# SigLIP.
+
+SIGLIP_SMALL = HF_SMALL | {"intermediate_size": 61}
+
+
+class Siglip(nn.Module):
+    """The image tower of SigLIP, with the names of its parts in transformers."""
+
+    def __init__(self, width: int = 24, depth: int = 2, heads: int = 3, inner: int = 61) -> None:
+        super().__init__()
+
+        def mlp() -> nn.Module:
+            return nn.ModuleDict({"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)})
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, eps=1e-6)
+
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        self.embeddings = nn.ModuleDict(
+            {
+                "patch_embedding": nn.Conv2d(3, width, 8, 8),
+                "position_embedding": nn.Embedding(16, width),
+            }
+        )
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList()})
+        for _ in range(depth):
+            attention = nn.ModuleDict({name: nn.Linear(width, width) for name in names})
+            parts = {"layer_norm1": norm(), "self_attn": attention, "layer_norm2": norm()}
+            self.encoder["layers"].append(nn.ModuleDict({**parts, "mlp": mlp()}))
+        self.post_layernorm, self.heads = norm(), heads
+        attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.head = nn.ModuleDict({"attention": attention, "layernorm": norm(), "mlp": mlp()})
+        self.head.register_parameter("probe", nn.Parameter(torch.zeros(1, 1, width)))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        patches = self.embeddings["patch_embedding"](x).flatten(2).transpose(1, 2)
+        x = patches + self.embeddings["position_embedding"].weight
+        for layer in self.encoder["layers"]:
+            y, own = layer["layer_norm1"](x), layer["self_attn"]
+            split = (len(y), y.shape[1], self.heads, -1)
+            q, k, v = (
+                own[name](y).reshape(split).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+            x = x + own["out_proj"]((weights @ v).transpose(1, 2).flatten(2))
+            x = x + self.feed(layer["mlp"], layer["layer_norm2"](x))
+        return self.post_layernorm(x)
+
+    def feed(self, mlp: Any, x: Tensor) -> Tensor:
+        return mlp["fc2"](nn.functional.gelu(mlp["fc1"](x), approximate="tanh"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.tokens(x)
+        probe = self.head.probe.expand(len(x), -1, -1)
+        pooled = self.head["attention"](probe, tokens, tokens)[0]
+        pooled = pooled + self.feed(self.head["mlp"], self.head["layernorm"](pooled))
+        return pooled[:, 0]
+
+
+def siglip(folder: Path, both: bool) -> Siglip:
+    """A tower in a folder, alone, or beside a text tower as MedSigLIP is published."""
+    model = spread(Siglip())
+    weights = {f"vision_model.{name}": each for name, each in model.state_dict().items()}
+    content: dict[str, Any] = {"model_type": "siglip_vision_model", **SIGLIP_SMALL}
+    if both:
+        text = "text_model.embeddings.position_embedding.weight"
+        weights |= {
+            text: torch.ones(8, 24),
+            "logit_scale": torch.ones(1),
+            "logit_bias": torch.ones(1),
+        }
+        content = {"model_type": "siglip", "vision_config": SIGLIP_SMALL, "text_config": {}}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return model
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("pooling", ["", "mean"])
+def test_the_image_tower_of_siglip_pools_as_it_has_learned(
+    tmp_path: Path, picture: Image.Image, both: bool, pooling: Any
+) -> None:
+    model = siglip(tmp_path, both)
+    options = BackboneOptions(pooling=pooling)
+    found = load_backbone(f"hf:local-dir:{tmp_path}", device="cpu", options=options)
+    same(found, picture, model if not pooling else lambda x: model.tokens(x).mean(1))
+    with pytest.raises(BackboneError, match="has no class token; set 'mean'"):
+        load_backbone(f"hf:local-dir:{tmp_path}", options=BackboneOptions(pooling="cls"))
+
+
+def test_the_image_tower_of_siglip_is_that_of_transformers(
+    tmp_path: Path, picture: Image.Image
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = spread(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SIGLIP_SMALL)))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    found = load_backbone(f"hf:local-dir:{tmp_path}", device="cpu")
+    same(found, picture, lambda x: model(x).pooler_output)
+
+
+def test_a_tower_of_siglip_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    siglip(tmp_path, both=True)
+    name = f"hf:local-dir:{tmp_path}"
+    for own, refusal in (
+        (SIGLIP_SMALL | {"hidden_act": "gelu"}, "hf: builds 'gelu_pytorch_tanh' only"),
+        (SIGLIP_SMALL | {"image_size": 64}, "is for images of 64 px, and .* of 32 px"),
+        # What is left out is the usual, which these weights are not.
+        ("text", "is for images of 224 px"),
+        (SIGLIP_SMALL | {"num_hidden_layers": 1}, r"do not fit .*: 12 unexpected \(blocks.1"),
+    ):
+        changed(tmp_path, "config.json", vision_config=own)
+        with pytest.raises(BackboneError, match=refusal):
+            load_backbone(name, device="cpu")
+
+
 # What is refused.
 
 
