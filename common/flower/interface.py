@@ -340,11 +340,7 @@ class FlowerLink(Protocol):
         """The public key that the SuperLink stores so."""
 
     def key_standing(
-        self,
-        address: str,
-        authority: bytes | None,
-        key: ec.EllipticCurvePrivateKey,
-        seconds: float,
+        self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey, seconds: float
     ) -> Standing:
         """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
         run or not.

@@ -313,11 +313,7 @@ class Link134(FlowerLink):
         return bytes_to_public_key(stored)
 
     def key_standing(
-        self,
-        address: str,
-        authority: bytes | None,
-        key: ec.EllipticCurvePrivateKey,
-        seconds: float,
+        self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey, seconds: float
     ) -> Standing:
         """Request an activation with an invalid heartbeat.
 
@@ -419,9 +415,7 @@ class Control134(Control):
 
 
 def _channel(
-    address: str,
-    authority: bytes | None,
-    options: list[tuple[str, int]] | None = None,
+    address: str, authority: bytes | None, options: list[tuple[str, int]] | None = None
 ) -> grpc.Channel:
     import grpc
 

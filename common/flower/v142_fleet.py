@@ -447,10 +447,7 @@ class Link142(Link134):
         reach_unix_sockets()
         pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
         client = ControlHttpClient.from_server_address(
-            address,
-            pem is None,
-            pem,
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            address, pem is None, pem, [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         )
         bypass_proxy(client, address)
         with client:
@@ -463,11 +460,7 @@ class Link142(Link134):
                 ) from None
 
     def key_standing(
-        self,
-        address: str,
-        authority: bytes | None,
-        key: ec.EllipticCurvePrivateKey,
-        seconds: float,
+        self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey, seconds: float
     ) -> Standing:
         """Request an activation with an invalid heartbeat.
 

@@ -33,10 +33,7 @@ from fedsurrogate.common.methods.logistic_rounds import (
 )
 from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import class_indices
-from fedsurrogate.common.privacy.gaussian_mechanism import (
-    clip,
-    unit_weights,
-)
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
