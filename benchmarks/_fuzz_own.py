@@ -9,7 +9,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/datasets/readers.py:_digits",
         "client_app/datasets/feature_files.py:_opened",
         "client_app/datasets/feature_files.py:_stored_fingerprint",
-        "client_app/datasets/feature_files.py:_opened",
+        "client_app/datasets/feature_files.py:_opened_slide",
         "client_app/datasets/tables.py:_rows",
         "client_app/datasets/tables.py:_cells",
         "client_app/datasets/tables.py:parquet_table",

@@ -12,13 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedsurrogate.common.errors import ConfigError, StorageError
 from fedsurrogate.common.extras import packages_for
-from fedsurrogate.common.machine import (
-    CACHE,
-    STATE,
-    home_folder,
-    user_folder,
-    why_not_writable,
-)
+from fedsurrogate.common.machine import CACHE, STATE, home_folder, user_folder, why_not_writable
 from fedsurrogate.common.privacy.accounting import Unit
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import CountingSettings, DataKind, Device, Names, Section

@@ -306,9 +306,7 @@ def _renamed(surrogate: Surrogate, site: str) -> Surrogate:
     """
     name = pb.Surrogate(header=pb.Header(site=site)).SerializeToString()
     return replace(
-        surrogate,
-        payload=surrogate.payload + name,
-        header=replace(surrogate.header, site=site),
+        surrogate, payload=surrogate.payload + name, header=replace(surrogate.header, site=site)
     )
 
 

@@ -45,13 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     registered = None if simulated else Registered.here(os.environ)
     if registered is not None:
         _check_allowed(config, context.run_id, registered.file.parent)
-    federate(
-        config,
-        grid,
-        context.run_id,
-        registered,
-        simulated=simulated,
-    )
+    federate(config, grid, context.run_id, registered, simulated=simulated)
 
 
 def _check_allowed(config: Run, run_id: int, rules: Path) -> None:

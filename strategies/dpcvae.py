@@ -163,11 +163,7 @@ def head_of(generator: Generator, settings: Settings, device: str = "cpu") -> He
     labels = labels_evenly(len(generator.header.classes), settings.dpcvae.synthetic)
     features = generator.draw(labels, stream(settings.seed, "judge")).to(device)
     weight, bias = train_on_features(
-        features,
-        labels.to(device),
-        len(generator.header.classes),
-        settings.head,
-        settings.seed,
+        features, labels.to(device), len(generator.header.classes), settings.head, settings.seed
     )
     return Head(generator.header, weight.cpu(), bias.cpu(), clip=0.0)
 

@@ -303,8 +303,7 @@ def _assemble(
     whole = _all_images(name, records if records.images is None else records.images.records)
     others = Counter(label for label in records.labels if label not in index)
     records = replace(
-        select(records, kept.tolist()),
-        left_out=(*records.left_out, *loss_of_other_classes(others)),
+        select(records, kept.tolist()), left_out=(*records.left_out, *loss_of_other_classes(others))
     )
     labels, is_train, groups = labels[kept], records.is_train, None
     if source.target is not None and records.values is not None:

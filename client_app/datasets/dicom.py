@@ -133,16 +133,9 @@ LOG = logging.getLogger("fedsurrogate.site")
 KEYS = ("path", "SOPInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 OF_ONE_IMAGE = KEYS[:2]
 # Values of headers that name bags, by bag-column.
-OF_HEADERS = {
-    "series": "SeriesInstanceUID",
-    "study": "StudyInstanceUID",
-    "patient": "PatientID",
-}
+OF_HEADERS = {"series": "SeriesInstanceUID", "study": "StudyInstanceUID", "patient": "PatientID"}
 TEXTS = (*KEYS[1:], "SeriesInstanceUID", "IssuerOfPatientID")
-TAGS = (
-    *TEXTS,
-    *("Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"),
-)
+TAGS = (*TEXTS, *("Rows", "Columns", "NumberOfFrames", "BitsStored", "BurnedInAnnotation"))
 
 
 def read_dicom(source: DataSource, name: str, left: LeftOut) -> Records:
@@ -312,14 +305,14 @@ def _rows(
         if not name or (label and not compared[label][row]):
             left.remark(
                 f"{left.place(row)} of '{table}' has no {key} or no {label or 'name'}; fill it in or "
-                "remove it",
+                "remove it"
             )
             continue
         first = rows.setdefault(name, row)
         if differing := [each for each, own in compared.items() if own[first] != own[row]]:
             left.remark(
                 f"{left.place(first)} and {left.place(row)} of '{table}' name the same {key} but differ in "
-                f"{differing[0]!r}; keep one, or name images by a more specific column",
+                f"{differing[0]!r}; keep one, or name images by a more specific column"
             )
             torn.add(name)
     return {name: row for name, row in rows.items() if name not in torn}

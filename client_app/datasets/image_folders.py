@@ -291,7 +291,7 @@ def note_depth(
         )
         left.remark(
             f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; "
-            "they must hold one folder per class",
+            "they must hold one folder per class"
         )
     elif len(names) == 1 and classes is not None:
         below = {_below_class(path.relative_to(root).parts, names[0])[:1] for path, _ in files}
@@ -300,7 +300,7 @@ def note_depth(
             left.remark(
                 f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if "
                 f"these are the classes, set data-dir to '{root / names[0]}'; if {names[0]!r} is "
-                "the only class, list the images in a table",
+                "the only class, list the images in a table"
             )
 
 

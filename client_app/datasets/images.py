@@ -417,8 +417,7 @@ def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None,
     copies = int(gone.sum())
     first = f", such as {records.place(int(gone.nonzero()[0]))}" if records.place else ""
     left.note_unread(
-        copies,
-        f"{copies} test records are copies of training records{first}; they are not tested",
+        copies, f"{copies} test records are copies of training records{first}; they are not tested"
     )
     noted = replace(
         records, left_out=(*records.left_out, *left.reasons), odd=(*records.odd, *left.odd)

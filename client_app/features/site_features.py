@@ -487,9 +487,7 @@ def with_broken(
         f"{examples_of(dataset, broken) if reopen else dataset.where(broken[0])}"
     )
     return replace(
-        report,
-        used=report.used - len(broken),
-        left_out=(*report.left_out, Loss(why, len(broken))),
+        report, used=report.used - len(broken), left_out=(*report.left_out, Loss(why, len(broken)))
     )
 
 

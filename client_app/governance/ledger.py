@@ -446,12 +446,7 @@ class Ledger:
             last = chained(
                 entries[-1],
                 decision
-                | {
-                    "events": events,
-                    "aside": aside,
-                    "answered": sorted(answered),
-                    "flower_run": "",
-                }
+                | {"events": events, "aside": aside, "answered": sorted(answered), "flower_run": ""}
                 # A ledger that is kept has the runs that used them.
                 | ({"proposals": sorted(proposals)} if proposals and not keep else {}),
             )

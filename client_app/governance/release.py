@@ -182,10 +182,7 @@ class Failure(NamedTuple):
 
 
 def with_records(
-    run: Run,
-    node: NodeConfig,
-    cache_mib: float,
-    work: Callable[[SiteFeatures, NodeConfig], T],
+    run: Run, node: NodeConfig, cache_mib: float, work: Callable[[SiteFeatures, NodeConfig], T]
 ) -> tuple[T, SiteFeatures, Failure]:
     """Do `work` on this site's records; if that fails, do it without records.
 

@@ -328,11 +328,7 @@ def _as_json(each: Report) -> Facts:
 
 
 def _by_group(
-    judged: Judged,
-    rows: Rows,
-    columns: Mapping[str, Any],
-    classes: tuple[str, ...],
-    wish: Wish,
+    judged: Judged, rows: Rows, columns: Mapping[str, Any], classes: tuple[str, ...], wish: Wish
 ) -> Facts:
     """A report for each value of each column; of values with fewer than ten records only their
     number.

@@ -247,9 +247,7 @@ def with_ports(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patient(
-    attempt: Callable[..., Any],
-    program: str,
-    seconds: float = RAY_PATIENCE,
+    attempt: Callable[..., Any], program: str, seconds: float = RAY_PATIENCE
 ) -> Callable[..., Any]:
     """A function that repeats a failed `attempt` for some time, while a child process runs this
     program.

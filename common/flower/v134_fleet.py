@@ -432,9 +432,7 @@ class Control134(Control):
 
 
 def _channel(
-    address: str,
-    authority: bytes | None,
-    options: list[tuple[str, int]] | None = None,
+    address: str, authority: bytes | None, options: list[tuple[str, int]] | None = None
 ) -> grpc.Channel:
     import grpc
 

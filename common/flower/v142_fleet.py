@@ -449,10 +449,7 @@ class Link142(Link134):
         reach_unix_sockets()
         pem = None if authority is None or address.startswith(UNIX) else authority.read_bytes()
         client = ControlHttpClient.from_server_address(
-            address,
-            pem is None,
-            pem,
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            address, pem is None, pem, [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
         )
         bypass_proxy(client, address)
         with client:

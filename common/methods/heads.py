@@ -128,14 +128,7 @@ def local_plan(settings: Settings) -> Plan:
 
 
 def _head_method(name: str, title: str, paper: str, own: Callable[[Settings], Plan]) -> Method:
-    return Method(
-        name,
-        title,
-        paper,
-        own,
-        reads=("head", "baseline"),
-        shown="baseline",
-    )
+    return Method(name, title, paper, own, reads=("head", "baseline"), shown="baseline")
 
 
 AVERAGE = _head_method("average", "The average of heads", "one round of FedAvg", plan)

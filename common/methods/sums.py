@@ -33,9 +33,7 @@ MOMENTS = (Term("counts", "C"), Term("sums", "C d", 1, count="counts"), Term("sq
 
 
 def class_sums_plan(
-    settings: Settings,
-    learn: str,
-    shares: Mapping[str, float] | None = None,
+    settings: Settings, learn: str, shares: Mapping[str, float] | None = None
 ) -> Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
@@ -79,11 +77,7 @@ def class_sums_plan(
     return Plan(
         kind="one-shot",
         messages=Messages(
-            sends,
-            (),
-            HEAD,
-            introduces=False,
-            all_classes=private and not settings.secure_sum,
+            sends, (), HEAD, introduces=False, all_classes=private and not settings.secure_sum
         ),
         combination=Combination(
             site=MESSAGE,
@@ -230,8 +224,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         if settings.epsilon
         else None,
         defences=Defences(
-            reason=", whose sums over a code are not compared; max-share limits a site",
-            gap=GAP,
+            reason=", whose sums over a code are not compared; max-share limits a site", gap=GAP
         ),
         training=ModelTraining(frames=False, rounds=course.rounds, start=course.steps),
         refusal=_refusal(settings.features.given_projection, settings.fedpft.public),

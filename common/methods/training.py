@@ -136,12 +136,7 @@ def _coded_symbols(
 ) -> Sizes:
     """As `_symbols`; o: what the model answers."""
     numbers = objective.numbers(dimension)
-    return {
-        "P": numbers,
-        "k": round(keep * numbers),
-        "m": numbers // 16,
-        "o": len(target.outputs),
-    }
+    return {"P": numbers, "k": round(keep * numbers), "m": numbers // 16, "o": len(target.outputs)}
 
 
 def _has_joint_noise(settings: Settings) -> bool:

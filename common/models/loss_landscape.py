@@ -208,10 +208,7 @@ def _rows_of(
     ]
     entries = [each for each, height in rows for _ in range(height)]
     shares = [1 / height for height in heights for _ in range(height)]
-    return (
-        torch.tensor(entries, device=device),
-        torch.tensor(shares, dtype=dtype, device=device),
-    )
+    return (torch.tensor(entries, device=device), torch.tensor(shares, dtype=dtype, device=device))
 
 
 def distance(parameters: Tensors, start: Tensors) -> float:

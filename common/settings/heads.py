@@ -71,9 +71,7 @@ class FeaturesSettings(Section):
         "images these are.",
     )
     ranges: Annotated[
-        str,
-        AfterValidator(check_ranges),
-        Range("low,high; for several columns low,high; low,high"),
+        str, AfterValidator(check_ranges), Range("low,high; for several columns low,high; low,high")
     ] = Field(
         "",
         description="Lowest and highest value of each feature, known in public: features are moved "
@@ -281,9 +279,7 @@ class TargetSettings(Section):
         "absent, one or several numbers, or the time to an event.",
     )
     target_range: Annotated[
-        str,
-        AfterValidator(check_ranges),
-        Range("low,high; for several columns low,high; low,high"),
+        str, AfterValidator(check_ranges), Range("low,high; for several columns low,high; low,high")
     ] = Field(
         "",
         description="Lowest and highest value of a number, known in public; values beyond it count "

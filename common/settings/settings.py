@@ -125,8 +125,7 @@ class DataSettings(Section):
         (), description="All classes in their order; empty collects the classes that sites report."
     )
     partition: Literal["iid", "dirichlet", "classes", "column"] = Field(
-        "dirichlet",
-        description="How a simulation distributes records to sites.",
+        "dirichlet", description="How a simulation distributes records to sites."
     )
     alpha: float = Field(
         0.5,

@@ -91,10 +91,7 @@ def statistics(
         [('counts', (3,), 1.0), ('sums', (3, 2), 1.0), ('squares', (2,), 1.0)]
     """
     counts, sums = class_sums(features, labels, weights, num_classes, done)
-    bounded = [
-        BoundedSum("counts", counts, 1.0),
-        BoundedSum("sums", sums, 1.0),
-    ]
+    bounded = [BoundedSum("counts", counts, 1.0), BoundedSum("sums", sums, 1.0)]
     d, parts = (
         features.shape[1],
         list(zip(torch.split(features, ROWS), torch.split(weights.double(), ROWS), strict=True)),
@@ -328,11 +325,7 @@ def _added(values: Tensor, weights: Tensor, bound: float) -> IntegerSum:
 
 
 def _products(
-    left: Tensor,
-    right: Tensor,
-    weights: Tensor,
-    bound: float,
-    done: Callable[[Tensor], None],
+    left: Tensor, right: Tensor, weights: Tensor, bound: float, done: Callable[[Tensor], None]
 ) -> IntegerSum:
     """The weighted sum of the products of rows, (n, a) and (n, b)."""
     total = ExactSum((left.shape[1], right.shape[1]), bound)

@@ -45,11 +45,7 @@ OFFSET, SCALE = "frame-offset", "frame-scale"
 COMBINED, HIGHEST = "combined", "highest"
 # In the metadata of a head: what features keep of their own mean and length.
 COLUMNS = "columns"
-OWN_MEAN = {
-    "without-mean": REMOVED,
-    "own-mean-0.1": MEAN_ALONE,
-    "own-mean-0.1-length-0.1": KEPT,
-}
+OWN_MEAN = {"without-mean": REMOVED, "own-mean-0.1": MEAN_ALONE, "own-mean-0.1-length-0.1": KEPT}
 
 
 def save_model(model: Classifier, path: Path) -> None:

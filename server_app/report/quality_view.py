@@ -297,7 +297,7 @@ def _sum_sentences(metrics: Json) -> list[str]:
     sentences = [
         f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least "
         f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
-        "such as a class, is in the sum as that site has it.",
+        "such as a class, is in the sum as that site has it."
     ]
     if learning.get("keys") == "pinned by every site":
         sentences.append(

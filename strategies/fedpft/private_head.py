@@ -321,10 +321,7 @@ def least_squares(components: Components, covariance: LowRank) -> Combined:
 
 
 def observed_within(
-    surrogates: Sequence[SumsSurrogate],
-    components: Components,
-    family: str,
-    rank: int,
+    surrogates: Sequence[SumsSurrogate], components: Components, family: str, rank: int
 ) -> Within:
     """The covariance around the components, with the contribution of noise subtracted, and what was
     observed of it.

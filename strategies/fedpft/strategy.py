@@ -242,12 +242,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
     return Learned(head, Defended([]), learned, {"solver": how, **repair_facts(added)})
 
 
-SOLVERS = {
-    "lda": lda,
-    "ridge": ridge,
-    BALANCED_RIDGE: balanced_ridge,
-    "naive-bayes": naive_bayes,
-}
+SOLVERS = {"lda": lda, "ridge": ridge, BALANCED_RIDGE: balanced_ridge, "naive-bayes": naive_bayes}
 
 # Those whose covariance is that of all records.
 LEAST_SQUARES = ("ridge", BALANCED_RIDGE)
@@ -663,11 +658,7 @@ def learn_from_samples(
     batches = _batches(shares, chunks, passes, settings.batch_size, stream(seed, "", "order"))
     weight, bias = train_head(batches, passes * per_pass, mean, variance, len(names), settings)
     first = surrogates[0].header
-    return Head(
-        replace(first, site="coordinator", classes=names),
-        weight.cpu(),
-        bias.cpu(),
-    )
+    return Head(replace(first, site="coordinator", classes=names), weight.cpu(), bias.cpu())
 
 
 def sample(surrogates: Sequence[Surrogate], classes: Sequence[str], seed: int, limit: int) -> Batch:

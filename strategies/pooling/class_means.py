@@ -223,12 +223,7 @@ def by_site(surrogates: Sequence[SumsSurrogate]) -> Components:
     noise = (sigma_of_sum.square() + length * sigma_of_count.square()) / records.square()
     weights = records * counts.clamp_min(0).sum(1)[site]
     return Components(
-        names,
-        (kept.cumsum(0) - 1)[label],
-        means,
-        noise.diag(),
-        records,
-        weights / weights.sum(),
+        names, (kept.cumsum(0) - 1)[label], means, noise.diag(), records, weights / weights.sum()
     )
 
 
@@ -458,9 +453,7 @@ def even_lengths(
     # What the noise of counts adds to every dimension is as much smaller as the shrinkage leaves.
     noise = pooled.noise - ((1 - kept) * by_count * squares / d).diag()
     return replace(
-        pooled,
-        means=pooled.means * factors[:, None],
-        noise=noise * torch.outer(factors, factors),
+        pooled, means=pooled.means * factors[:, None], noise=noise * torch.outer(factors, factors)
     )
 
 

@@ -560,10 +560,7 @@ def defend_surrogates(
 
 
 def by_harm(
-    names: Sequence[str],
-    found: Decided,
-    capped: Mapping[str, float],
-    power: float = 1.0,
+    names: Sequence[str], found: Decided, capped: Mapping[str, float], power: float = 1.0
 ) -> Defended[Any]:
     """What is done with sites by the harm that they do.
 

@@ -444,10 +444,7 @@ def trained(task: Task) -> Trained:
 
 
 def _opening(
-    task: Task,
-    classes: tuple[str, ...],
-    data: tuple[Tensor, Tensor, Units],
-    companion: nn.Module,
+    task: Task, classes: tuple[str, ...], data: tuple[Tensor, Tensor, Units], companion: nn.Module
 ) -> Trained:
     """The first round: the size of every class and, if set, the sum of its unit-norm embeddings;
     noisy under privacy.

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
-from fedsurrogate.common.methods.fedpft import (
-    AUTO_BITS,
-    AUTO_RANK,
-    Form,
-    form_of,
-    in_form,
-)
+from fedsurrogate.common.methods.fedpft import AUTO_BITS, AUTO_RANK, Form, form_of, in_form
 from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
@@ -171,14 +165,7 @@ def make_surrogate(
         )
     if data.folder is not None and claim is None:
         return FittedSurrogate(
-            _streamed(
-                features,
-                torch.where(large, labels, -1),
-                header,
-                own,
-                limits,
-                generator,
-            )
+            _streamed(features, torch.where(large, labels, -1), header, own, limits, generator)
         )
     features, labels = features[large], labels[large]
     if claim is not None:
@@ -400,14 +387,7 @@ def noisy_sums(
         The sums, and facts that stay at the site.
     """
     done = [forget] if data.mapped else []
-    sums = statistics(
-        data.features,
-        data.labels,
-        data.weights,
-        num_classes,
-        family,
-        *done,
-    )
+    sums = statistics(data.features, data.labels, data.weights, num_classes, family, *done)
     released = with_noise(sums, claim)
     return Sums.of(released), _facts(data, released)
 
