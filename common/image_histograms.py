@@ -192,7 +192,11 @@ def _with_edges(name: str, usual: Histogram, cells: Sequence[str]) -> Histogram:
 
 def _named(name: str, usual: Histogram, cells: Sequence[str]) -> Histogram:
     known = {each.casefold() for each in cells}
-    if len(known) < len(cells) or known & {"", OTHER, UNKNOWN} or max(map(len, cells)) > LONGEST_NAME:
+    if (
+        len(known) < len(cells)
+        or known & {"", OTHER, UNKNOWN}
+        or max(map(len, cells)) > LONGEST_NAME
+    ):
         raise ValueError(
             f"{name}: {', '.join(cells)[:60]!r} must be names that differ, of at most {LONGEST_NAME} "
             f"characters, without {OTHER!r} and {UNKNOWN!r}, which are added"

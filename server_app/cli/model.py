@@ -73,7 +73,7 @@ def evaluate(
     from ..counting import CountingBudget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum), images)
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
@@ -300,7 +300,9 @@ def _print_images(folder: Path) -> None:
 
     if (view := images_view(folder)) is None:
         return
-    nothing = "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
+    nothing = (
+        "no site is warned of: none has images that are turned, inverted or empty, beyond the noise"
+    )
     for sentence in (*(view.warnings or [nothing]), *view.words[1:]):
         console.print(sentence, soft_wrap=True)
     console.print("the images at each site are in report.html", soft_wrap=True)

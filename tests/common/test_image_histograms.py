@@ -23,7 +23,9 @@ from fedsurrogate.common.run import parse_run
 
 SURVEY: dict[str, Any] = {"counting.kind": "survey", "classes": "a,b"}
 ANY = st.floats(allow_nan=True, allow_infinity=True)
-VALUES = st.one_of(ANY, st.text(max_size=5), st.none(), st.sampled_from(["PA", "L/F", "Siemens", "8"]))
+VALUES = st.one_of(
+    ANY, st.text(max_size=5), st.none(), st.sampled_from(["PA", "L/F", "Siemens", "8"])
+)
 
 
 @given(st.lists(ANY, max_size=6), st.lists(st.text(max_size=3), max_size=4), st.booleans(), VALUES)
@@ -45,7 +47,12 @@ def test_values_of_the_usual_histograms_are_where_their_names_say(name: str, val
     cell = histogram.cells[histogram.cell(value)]
     number = isinstance(value, float) and not math.isnan(value)
     if histogram.edges and number:
-        low, high = ([*map(float, cell.replace("below ", "-inf to ").replace(" or more", " to inf").split(" to "))])
+        low, high = [
+            *map(
+                float,
+                cell.replace("below ", "-inf to ").replace(" or more", " to inf").split(" to "),
+            )
+        ]
         assert low <= value < high or value == high == math.inf
     elif value in histogram.names:
         assert cell == value

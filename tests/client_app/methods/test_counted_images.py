@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.image_facts import image_cells
+from fedsurrogate.client_app.features.image_cells import image_cells
 from fedsurrogate.client_app.methods.counting import count_images
 from fedsurrogate.common.errors import norm_of_ones
 from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram
@@ -39,7 +39,7 @@ def sites(draw: Any) -> tuple[dict[str, Histogram], list[dict[str, Any]], list[i
     names = draw(st.lists(st.sampled_from([*HISTOGRAMS]), min_size=1, max_size=4, unique=True))
     histograms = {name: draw(HOSTILE) for name in names}
     facts = draw(
-        st.lists(st.fixed_dictionaries({name: VALUE for name in names}), min_size=1, max_size=8)
+        st.lists(st.fixed_dictionaries(dict.fromkeys(names, VALUE)), min_size=1, max_size=8)
     )
     patients = [draw(st.integers(0, 3)) for _ in facts]
     return histograms, facts, patients
@@ -84,7 +84,9 @@ def test_one_unit_changes_each_histogram_by_at_most_one_and_all_by_the_bound(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.lists(st.integers(-(2**62), 2**62), min_size=4, max_size=4),
 )
-def test_a_cell_that_is_none_adds_no_more_than_any_other(sizes: list[int], cells: list[int]) -> None:
+def test_a_cell_that_is_none_adds_no_more_than_any_other(
+    sizes: list[int], cells: list[int]
+) -> None:
     row = torch.tensor([cells[: len(sizes)]])
     total = count_images(sizes, row, torch.ones(1, dtype=torch.float64)).value
     for own in torch.split(total, sizes):

@@ -436,7 +436,10 @@ class Siglip(nn.Module):
 
         names = ("q_proj", "k_proj", "v_proj", "out_proj")
         self.embeddings = nn.ModuleDict(
-            {"patch_embedding": nn.Conv2d(3, width, 8, 8), "position_embedding": nn.Embedding(16, width)}
+            {
+                "patch_embedding": nn.Conv2d(3, width, 8, 8),
+                "position_embedding": nn.Embedding(16, width),
+            }
         )
         self.encoder = nn.ModuleDict({"layers": nn.ModuleList()})
         for _ in range(depth):
@@ -455,7 +458,8 @@ class Siglip(nn.Module):
             y, own = layer["layer_norm1"](x), layer["self_attn"]
             split = (len(y), y.shape[1], self.heads, -1)
             q, k, v = (
-                own[name](y).reshape(split).transpose(1, 2) for name in ("q_proj", "k_proj", "v_proj")
+                own[name](y).reshape(split).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
             )
             weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
             x = x + own["out_proj"]((weights @ v).transpose(1, 2).flatten(2))
@@ -480,7 +484,11 @@ def siglip(folder: Path, both: bool) -> Siglip:
     content: dict[str, Any] = {"model_type": "siglip_vision_model", **SIGLIP_SMALL}
     if both:
         text = "text_model.embeddings.position_embedding.weight"
-        weights |= {text: torch.ones(8, 24), "logit_scale": torch.ones(1), "logit_bias": torch.ones(1)}
+        weights |= {
+            text: torch.ones(8, 24),
+            "logit_scale": torch.ones(1),
+            "logit_bias": torch.ones(1),
+        }
         content = {"model_type": "siglip", "vision_config": SIGLIP_SMALL, "text_config": {}}
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(content))

@@ -31,7 +31,9 @@ def drawn(count: int, seed: int) -> Array:
     chests = []
     for _ in range(count):
         wide, high, top = generator.normal((0.3, 0.65, 0.1), 0.03)
-        lungs = sum(np.exp(-(((x - s) / wide) ** 2 + ((y + top) / high) ** 4)) for s in (-0.45, 0.45))
+        lungs = sum(
+            np.exp(-(((x - s) / wide) ** 2 + ((y + top) / high) ** 4)) for s in (-0.45, 0.45)
+        )
         shade = 185 + generator.normal(0, 12) - 110 * lungs + 25 * (y > 0.7)
         chests.append(shade + generator.normal(0, 4, shade.shape))
     return np.clip(np.stack(chests), 0, 255).astype(np.uint8)
@@ -41,7 +43,9 @@ def write_dicom(folder: Path, pixels: Array, labels: Array, **tags: Any) -> Path
     """Images as DICOM files in folders of classes, each of its own patient."""
     for number, (own, label) in enumerate(zip(pixels, labels, strict=True)):
         stated = {"PatientID": f"{folder.name}{number}", "Modality": "DX"} | tags
-        save(folder / CLASSES[label] / f"{number:04}.dcm", image(np.ascontiguousarray(own), **stated))
+        save(
+            folder / CLASSES[label] / f"{number:04}.dcm", image(np.ascontiguousarray(own), **stated)
+        )
     return folder
 
 

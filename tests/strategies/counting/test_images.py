@@ -30,7 +30,7 @@ from tests.strategies.counting.image_hospitals import (
 )
 
 Json = dict[str, Any]
-LABELS = np.arange(800) % 2
+LABELS = np.arange(400) % 2
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,8 @@ FOUND = {("south", "orientation"), ("south", "mirror"), ("east", "brightness")}
 def test_the_hospital_on_its_side_and_the_inverted_one_are_named_and_no_other(
     tmp_path: Path,
 ) -> None:
-    nodes = hospitals(tmp_path, drawn(800, 1), LABELS)
-    result = surveyed(tmp_path, nodes)
+    nodes = hospitals(tmp_path, drawn(400, 1), LABELS[:400])
+    result = surveyed(tmp_path, nodes, epsilon=2.0)
     images = result["images"]
     assert named(images) == FOUND
     (turned,) = (each["why"] for each in images["warnings"] if each["histogram"] == "orientation")
@@ -68,7 +68,7 @@ def test_the_hospital_on_its_side_and_the_inverted_one_are_named_and_no_other(
     assert likely == {"north": "Philips", "south": "Siemens", "east": "Fuji", "west": "other"}
     for node in nodes:
         (entry,) = entries(node)
-        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == ("survey", "counts", 1.0)
+        assert (entry["method"], entry["mechanism"], entry["epsilon"]) == ("survey", "counts", 2.0)
         assert len(entry["events"]) == 1
         assert entry["sensitivities"] == {"records": 1.0, "images": pytest.approx(3.0)}
     assert sum(images["budget"].values()) == pytest.approx(1)
@@ -83,12 +83,14 @@ def test_real_x_rays_are_told_apart_as_well(tmp_path: Path, samples: Samples) ->
 
 
 def test_a_hospital_with_empty_images_is_named(tmp_path: Path) -> None:
-    north, *_, west = hospitals(tmp_path, drawn(480, 2), LABELS[:480])
-    assert "contrast" not in {each for _, each in named(surveyed(tmp_path, [north, west], 4.0)["images"])}
+    north, *_, west = hospitals(tmp_path, drawn(240, 2), LABELS[:240])
+    assert "contrast" not in {
+        each for _, each in named(surveyed(tmp_path, [north, west], 8.0)["images"])
+    }
     # In a private run copies count once within a patient, and these are of different ones.
-    empty = np.zeros((60, 48, 48), np.uint8)
-    write_dicom(tmp_path / "west", empty, LABELS[3:480:4][:60])
-    images = surveyed(tmp_path, [north, west], epsilon=4.0)["images"]
+    empty = np.zeros((30, 48, 48), np.uint8)
+    write_dicom(tmp_path / "west", empty, LABELS[3:240:4][:30])
+    images = surveyed(tmp_path, [north, west], epsilon=8.0)["images"]
     assert ("west", "contrast") in named(images)
     assert ("north", "contrast") not in named(images)
     (why,) = (each["why"] for each in images["warnings"] if each["histogram"] == "contrast")
@@ -126,7 +128,10 @@ def test_folders_of_image_files_count_what_they_have_and_the_rest_as_unknown(
             Image.fromarray(own).save(file)
         (tmp_path / f"{name}.toml").write_text(f'{POLICY}exact-counts = ["survey"]\n')
         node = {"site": name, "data": "imagefolder", "data-dir": str(tmp_path / name)}
-        places = {key: str(tmp_path / f"{name}-{key}") for key in ("state-dir", "cache-dir", "witness-dir")}
+        places = {
+            key: str(tmp_path / f"{name}-{key}")
+            for key in ("state-dir", "cache-dir", "witness-dir")
+        }
         nodes.append(node | places | {"policy": str(tmp_path / f"{name}.toml")})
     images = surveyed(tmp_path, nodes, epsilon=0.0)["images"]["histograms"]
     for name in ("orientation", "view", "maker", "spacing"):
@@ -152,7 +157,9 @@ def test_another_target_than_classes_is_surveyed_with_its_images(tmp_path: Path)
     run = counted(tmp_path, [node], settings)
     result = json.loads((run / "survey.json").read_text())
     assert result["images"]["histograms"]["size"]["totals"]["north"] == pytest.approx(60, abs=10)
-    assert result["images"]["histograms"]["size"]["per_site"]["north"][0] == pytest.approx(60, abs=15)
+    assert result["images"]["histograms"]["size"]["per_site"]["north"][0] == pytest.approx(
+        60, abs=15
+    )
     (entry,) = entries(node)
     assert entry["sensitivities"].keys() == {"records", "images"}
 
@@ -180,7 +187,9 @@ def noisy(
         if run.mechanism is not None:
             for name, table in tables.items():
                 sigma = run.mechanism.noise[name][0]
-                tables[name] = (table + sigma * torch.randn(table.shape, generator=generator)).round()
+                tables[name] = (
+                    table + sigma * torch.randn(table.shape, generator=generator)
+                ).round()
         header = Header("survey", "", f"s{number}", "", ("a", "b"))
         claim = None if run.mechanism is None else run.mechanism
         whole = {name: each.long() for name, each in tables.items()}
@@ -234,7 +243,9 @@ def test_a_darker_hospital_differs_and_is_not_called_inverted() -> None:
 def test_other_views_are_no_turned_images() -> None:
     """A side view runs to the front where another runs to the left: no way to lay it down makes it that."""
     cells = HISTOGRAMS["orientation"].cells
-    front, side = (peaked(HISTOGRAMS["orientation"], {cells.index(name): 1.0}) for name in ("L/F", "A/F"))
+    front, side = (
+        peaked(HISTOGRAMS["orientation"], {cells.index(name): 1.0}) for name in ("L/F", "A/F")
+    )
     found = noisy({"orientation": [front] * 3 + [side]}, 500, 1.0, torch.Generator().manual_seed(0))
     assert named(found) == set()
 
@@ -254,7 +265,9 @@ TURNS = {
 def test_each_way_to_lay_an_image_down_has_its_words(turned: str) -> None:
     """The directions are those of the pixels, turned by numpy."""
     cells = HISTOGRAMS["orientation"].cells
-    up, other = (peaked(HISTOGRAMS["orientation"], {cells.index(name): 1.0}) for name in ("L/F", turned))
+    up, other = (
+        peaked(HISTOGRAMS["orientation"], {cells.index(name): 1.0}) for name in ("L/F", turned)
+    )
     found = noisy({"orientation": [up] * 3 + [other]}, 500, 1.0, torch.Generator().manual_seed(0))
     (warning,) = found["warnings"]
     assert warning["site"] == "s3"
