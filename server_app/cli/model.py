@@ -185,7 +185,9 @@ def survey(
     from ..runs.presets import typed_settings
 
     try:
-        names = split_names(classes or str(settings_of(proposal).get("classes", "")))
+        proposed = settings_of(proposal)
+        names = split_names(classes or str(proposed.get("classes", "")))
+        images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum), images)
