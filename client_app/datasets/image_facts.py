@@ -5,16 +5,12 @@ them.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from fedsurrogate.common.image_histograms import (
     AXES,
@@ -23,11 +19,8 @@ from fedsurrogate.common.image_histograms import (
     OTHER,
     TURNED,
     UPRIGHT,
-    Histogram,
     Value,
-    maker_among,
 )
-from fedsurrogate.common.machine import usable_cores
 
 from .dicom_files import encoding_of, read_header
 from .dicom_pixels import without_warnings
@@ -37,8 +30,6 @@ from .records import Facts
 
 if TYPE_CHECKING:
     from pydicom import Dataset as Header
-
-    from .dataset import Dataset
 
 # Side of the squares to which images are averaged, so that their size does not decide their contrast.
 SIDE = 64
@@ -141,44 +132,3 @@ def of_pixels(image: Image.Image) -> Facts:
         share = across / (across + down) if across + down else 0.5
         mirror = AXES[0] if share < ALIKE else AXES[2] if share > 1 - ALIKE else AXES[1]
     return {"brightness": float(grey.mean()), "contrast": contrast, "mirror": mirror}
-
-
-def image_cells(dataset: Dataset, histograms: Mapping[str, Histogram]) -> Tensor:
-    """The cell of each record in each histogram; of a bag those of its first image.
-
-    What a file does not state, and all of a broken one, is unknown. A record decides its own cells
-    alone.
-
-    Args:
-        dataset: the records.
-        histograms: by name, Q.
-
-    Returns:
-        (n, Q), float32.
-    """
-    if dataset.members is not None and dataset.whole is not None and dataset.rows is not None:
-        places, images = dataset.rows.tolist(), dataset.whole
-    else:
-        places, images = list(range(len(dataset))), dataset
-    with ThreadPoolExecutor(max(1, usable_cores())) as pool:
-        facts = pool.map(partial(_facts, images), places)
-        rows = [[_cell(name, own, each) for name, each in histograms.items()] for own in facts]
-    return torch.tensor(rows, dtype=torch.float32).reshape(len(places), len(histograms))
-
-
-def _facts(dataset: Dataset, row: int) -> Facts:
-    describe, facts = dataset.describe, Facts()
-    for read in (
-        None if describe is None else partial(describe, row),
-        None if dataset.opener is None else lambda: of_pixels(dataset.open_image(row, SIDE)),
-    ):
-        own = {} if read is None else attempt(read)
-        facts |= {} if isinstance(own, BaseException) else own
-    return facts
-
-
-def _cell(name: str, facts: Facts, histogram: Histogram) -> int:
-    value = facts.get(name)
-    if name == "maker" and isinstance(value, str):
-        value = maker_among(value, histogram.names)
-    return histogram.cell(value)

@@ -37,7 +37,7 @@ from ..datasets.left_out import attempt
 from ..datasets.partition import SiteShare, share
 from ..datasets.schema import read_schema
 from ..features.device_processes import in_parts
-from ..features.site_features import examples_of, site_backbone, site_device, site_weights
+from ..features.site_features import examples_of, site_backbone, site_device
 from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, policy_of
@@ -400,7 +400,7 @@ def _backbone(
     dimension = backbone.dim or _first_dimension(part, backbone)
     own = with_power(backbone.fingerprint_at(dimension), run.power)
     facts = f"{run.settings.backbone}, {backbone.in_words}fingerprint {own}"
-    compared = _compared(run, node, part, backbone)
+    compared = _compared(part, backbone)
     if compared is not None:
         facts += f"; {compared.words}"
         if compared.same is False:
@@ -412,13 +412,12 @@ def _backbone(
     return _same(own, run, fingerprint, facts) if fingerprint else ("PASS", facts, "")
 
 
-def _compared(run: Run, node: NodeConfig, part: SiteShare, backbone: Backbone) -> Comparison | None:
+def _compared(part: SiteShare, backbone: Backbone) -> Comparison | None:
     """The comparison of the first image that can be read with the backbone's own library."""
     for row in range(len(part.dataset)):
         image = attempt(partial(part.dataset.open_image, row))
         if not isinstance(image, BaseException):
-            pixels = backbone.preprocess(image)
-            return compare_with_library(backbone, *site_weights(run.settings, node), pixels)
+            return compare_with_library(backbone, backbone.preprocess(image))
     return None
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, place_in
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone, load_network
 from fedsurrogate.common.backbones.feature_power import raised, with_power
-from fedsurrogate.common.backbones.networks import BackboneOptions, options_of
+from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
 from fedsurrogate.common.costs import check_payload
 from fedsurrogate.common.data_report import DataReport, Loss, merged
@@ -38,12 +38,12 @@ from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.records import INFO
 
 from ..datasets.dataset import Dataset, DataSource, load_all
-from ..datasets.image_facts import image_cells
 from ..datasets.left_out import NoRecordsError, SourceError, attempt, described
 from ..datasets.partition import share, whole
 from ..node_config import NodeConfig, is_protected
 from .cache import MIB, chunks, written
 from .extraction import Features, extract
+from .image_cells import image_cells
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
@@ -579,26 +579,16 @@ def site_backbone(settings: Settings, node: NodeConfig, device: str = "") -> Bac
                 "none; set backbone = 'python:PACKAGE.MODULE:FUNCTION' there"
             )
         return own_backbone(node.backbone, settings.image_size, device)
-    weights, options = site_weights(settings, node)
+    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
+    # simulation only.
+    weights = node.weights_path or ("" if node.data else settings.weights_path)
     if node.data and not weights and (place := place_in(settings.backbone)):
         raise BackboneError(
             f"the run uses backbone = {settings.backbone!r}; {place!r} is a place on another machine, so "
             "set weights-path in this site's node-config to its own copy"
         )
+    options = options_of(settings.features, download=node.download_weights or not node.data)
     return load_backbone(settings.backbone, weights, settings.image_size, device, options)
-
-
-def site_weights(settings: Settings, node: NodeConfig) -> tuple[str, BackboneOptions]:
-    """Where this site has the backbone's weights, and the options with which they are loaded.
-
-    Args:
-        settings: of the run.
-        node: the site's settings.
-    """
-    # A coordinator must not name a file on a hospital's disk, so its weights-path is used in a
-    # simulation only.
-    weights = node.weights_path or ("" if node.data else settings.weights_path)
-    return weights, options_of(settings.features, download=node.download_weights or not node.data)
 
 
 def site_device(device: str, node: NodeConfig) -> str:

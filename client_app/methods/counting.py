@@ -75,15 +75,15 @@ def _surveyed(task: Task) -> dict[str, IntegerSum]:
     weights = _weights(train, task.protects_patients) * (labels >= 0)
     counted = ExactSum((len(classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights, weights)
-    return {"records": counted.total} | _images(task, weights)
+    own, cells = task.run.settings.counting, task.found.train.features
+    return {"records": counted.total} | _images(own, cells, weights)
 
 
-def _images(task: Task, weights: Tensor) -> dict[str, IntegerSum]:
-    own = task.run.settings.counting
+def _images(own: CountingSettings, cells: Tensor, weights: Tensor) -> dict[str, IntegerSum]:
     if not own.images:
         return {}
     sizes = [len(each.cells) for each in histograms_of(own.images, own.image_bins).values()]
-    return {"images": count_images(sizes, task.found.train.features.long(), weights)}
+    return {"images": count_images(sizes, cells.long(), weights)}
 
 
 def count_images(sizes: Sequence[int], cells: Tensor, weights: Tensor) -> IntegerSum:
@@ -137,7 +137,9 @@ def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
     if own.kind == "survey":
         values = target.of_site(values_of(train), task.site)
         weights = _weights(train, task.protects_patients)
-        return {"records": count_cells(how, values, weights)} | _images(task, weights)
+        return {"records": count_cells(how, values, weights)} | _images(
+            own, train.features, weights
+        )
     model, test = of_target(_received(task), target), task.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")

@@ -43,7 +43,7 @@ class Backbone:
     fingerprint: hash of name, weights, preprocessing and output dimension; independent of device,
     file and precision of the stored weights. dim: 0 for pixels of images that keep their size; the
     images then determine it, and `fingerprint_at` tells images of one size from those of another.
-    built: the network and its pooling, where files decide them.
+    built: the network and its pooling, where files decide them. weights_path, options: of `load_backbone`.
     """
 
     name: str
@@ -53,6 +53,8 @@ class Backbone:
     forward: Callable[[Tensor], Tensor]
     device: torch.device
     built: str = ""
+    weights_path: str = ""
+    options: BackboneOptions = USUAL
 
     @property
     def in_words(self) -> str:
@@ -125,6 +127,8 @@ def load_backbone(
         forward,
         target,
         _built(network),
+        weights_path,
+        options,
     )
 
 

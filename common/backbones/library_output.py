@@ -5,6 +5,7 @@ with.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackboneError
+from ..extras import needed_for
 from ..machine import available_memory
 from .backbones import ON_CPU, ON_GPU, Backbone
 from .libraries import quiet
@@ -41,15 +43,11 @@ class Comparison:
     same: bool | None = None
 
 
-def compare_with_library(
-    backbone: Backbone, weights_path: str, options: BackboneOptions, pixels: Tensor
-) -> Comparison | None:
+def compare_with_library(backbone: Backbone, pixels: Tensor) -> Comparison | None:
     """Compare a backbone's features with those of its own library, from the same files and pixels.
 
     Args:
         backbone: that is loaded.
-        weights_path: file or folder that it was loaded from; empty for what its name says.
-        options: with which it was loaded.
         pixels: of one image, as the backbone prepares them, (c, h, w).
 
     Returns:
@@ -58,12 +56,14 @@ def compare_with_library(
     kind = backbone.name.partition(":")[0]
     library = LIBRARIES.get(kind, "")
     try:
-        files = files_of(backbone.name, weights_path, download=False) if library else Files()
+        files = (
+            files_of(backbone.name, backbone.weights_path, download=False) if library else Files()
+        )
     except BackboneError:
         return None
     if files.folder is None or files.weights is None or not backbone.built:
         return None
-    if why := _obstacle(library, files.weights, options):
+    if why := _obstacle(library, files.weights, backbone.options):
         return Comparison(f"not compared with {library}: {why}")
     try:
         with torch.inference_mode(), quiet(), _offline():
@@ -84,7 +84,8 @@ def compare_with_library(
 @contextmanager
 def _offline() -> Iterator[None]:
     """The hub is not asked for what a configuration names besides its own files, such as a text tower."""
-    from huggingface_hub import constants
+    with needed_for("a comparison with a library"):
+        from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
@@ -107,14 +108,16 @@ def _obstacle(library: str, weights: Path, options: BackboneOptions) -> str:
 
 
 def _of_timm(folder: Path) -> Callable[[Tensor], Tensor]:
-    import timm
+    with needed_for("a comparison with timm"):
+        import timm
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0).eval()
     return partial(_called, model)
 
 
 def _of_open_clip(folder: Path) -> Callable[[Tensor], Tensor]:
-    import open_clip
+    with needed_for("a comparison with open_clip"):
+        import open_clip
 
     model = open_clip.create_model(f"local-dir:{folder}", pretrained_hf=False)
     return partial(_called, model.eval().visual)
@@ -127,7 +130,8 @@ def _called(model: Any, pixels: Tensor) -> Tensor:
 
 
 def _of_transformers(folder: Path) -> Callable[[Tensor], Tensor]:
-    transformers = importlib.import_module("transformers")
+    # It is no dependency: `_obstacle` has imported it where it is installed.
+    transformers: Any = sys.modules[LIBRARIES["hf"]]
     model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
     # Of a model with a text tower, the image tower.
     tower = getattr(model, "vision_model", model)

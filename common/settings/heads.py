@@ -369,7 +369,7 @@ class CountingSettings(Section):
         "survey --images` sets them.",
     )
     image_bins: Annotated[
-        str, AfterValidator(_check_bins), Range("name: edges or names; name: ...")
+        str, AfterValidator(_check_bins), Range("cells by histogram, such as size: 512, 1024")
     ] = Field(
         "",
         description="Cells of some of these histograms in place of the usual ones, such as 'size: 512, "

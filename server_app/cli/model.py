@@ -73,7 +73,7 @@ def evaluate(
     from ..counting import CountingBudget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum), images)
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
@@ -185,7 +185,9 @@ def survey(
     from ..runs.presets import typed_settings
 
     try:
-        names = split_names(classes or str(settings_of(proposal).get("classes", "")))
+        proposed = settings_of(proposal)
+        names = split_names(classes or str(proposed.get("classes", "")))
+        images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
     settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum), images)

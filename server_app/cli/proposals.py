@@ -145,7 +145,7 @@ def as_proposed(settings: Mapping[str, Scalar], proposal: Path | None) -> dict[s
     if proposal is None:
         return dict(settings)
     proposed = settings_of(proposal)
-    for key in ("counting.kind", "counting.digest"):
+    for key in ("counting.kind", "counting.digest", "counting.images"):
         if proposed.get(key) != settings.get(key):
             raise ConfigError(
                 f"{proposal} proposes {key} = {proposed.get(key)!r}, and this command asks for "

@@ -12,7 +12,7 @@ from ..runs.state import Json, as_list, as_number, as_numbers, as_table, at, cle
 
 # A cell that no site fills by more than so many standard deviations of its noise is no row.
 SEEN = 3.0
-MORE, LESS = "▲", "▼"
+MORE, LESS, NOTHING = "▲", "▼", "-"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _histogram(content: Json, noise: Mapping[str, float]) -> HistogramView:
             [
                 _cell(site, counts[cell], totals, as_table(differing.get(site)).get(names[cell]))
                 if site in shown
-                else Cell("–")
+                else Cell(NOTHING)
                 for site, counts in sites.items()
             ],
         )

@@ -246,8 +246,8 @@ COVERS = {
     "steps": "every number that a site sends, over all rounds together: in the first one its noisy "
     "number of records, sum of features and numbers of features of each length, and in each later "
     "one the noisy sums of shortened gradients, and of how sure the common head should be of its records",
-    "counts": "every count of a site: records of each class, or decisions and scores of a model "
-    "on held-out records",
+    "counts": "every count of a site: records of each class and histograms of their images, or "
+    "decisions and scores of a model on held-out records",
     "sums": "every number of a surrogate: noisy sizes, sums and second moments of all classes of "
     "the run, so that the noise also hides which classes a site has",
     "dp-em": "every number of a surrogate: noisy sizes and means of the Gaussians of every class, "

@@ -92,12 +92,12 @@ def differences(own: SiteHistogram, others: SiteHistogram) -> Tensor:
         others: of all other sites.
     """
     shares = _likely(own, others)
-    found = torch.zeros(len(shares), dtype=torch.float64)
-    for cell, one in enumerate(torch.eye(len(shares), dtype=torch.float64)):
-        variance = own.contrast(one, shares) + others.contrast(one, shares)
-        apart = float(own.shares[cell] - others.shares[cell])
-        found[cell] = apart / math.sqrt(variance) if variance > 0 else 0.0
-    return found
+    variance = torch.zeros_like(shares)
+    for each in (own, others):
+        noise = each.variance + shares.square() * each.uncertainty
+        variance += shares * (1 - shares) / each.total + noise / each.total**2
+    apart = own.shares - others.shares
+    return torch.where(variance > 0, apart / variance.clamp_min(1e-300).sqrt(), 0.0)
 
 
 def moved(own: SiteHistogram, others: SiteHistogram, image: Sequence[int]) -> tuple[float, float]:

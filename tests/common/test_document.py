@@ -67,7 +67,7 @@ KINDS: tuple[Flat, ...] = (
 TEXTS = (
     *("x", "y", "a", "b,a", "fedavg", "average", "0,1", "-2,2; -2,2", "north=edema", "flip", "cpu"),
     *("iid", "column", "labels", "pixels:rgb", "torchvision:resnet50"),
-    *("f" * 64, "e" * 128, "edema", "0,50", "ridge", "0.5,0.5,0.5", ""),
+    *("f" * 64, "e" * 128, "edema", "0,50", "ridge", "0.5,0.5,0.5", "size,maker", "size: 3, 5", ""),
 )
 NUMBERS = (0, 1, 2, 3, 7, 28, 1e-6, 0.25, 0.45, 1.0, 2.0, 16.0, 300)
 # Settings of no section whose digest changes although no plan does, and why.

@@ -182,6 +182,8 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "counting.digest": ("ab" * 32,),
     "counting.bins": (8,),
     "counting.largest-error": (0.5,),
+    "counting.images": ("size,maker",),
+    "counting.image-bins": ("size: 64, 128",),
 }
 # By key: a value that cannot be one of its values.
 UNREADABLE: Flat = {

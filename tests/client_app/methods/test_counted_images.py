@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
-from fedsurrogate.client_app.datasets.image_facts import image_cells
+from fedsurrogate.client_app.features.image_cells import image_cells
 from fedsurrogate.client_app.methods.counting import count_images
 from fedsurrogate.common.errors import norm_of_ones
 from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram

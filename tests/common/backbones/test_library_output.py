@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ def compared(
     """The comparison of a backbone, with the files of another folder where one is given."""
     found = load_backbone(name, of, device="cpu", options=options)
     image = Image.effect_noise((50, 40), 90).convert("RGB")
-    weights = of if folder is None else str(folder)
-    return compare_with_library(found, weights, options, found.preprocess(image))
+    if folder is not None:
+        found = replace(found, weights_path=str(folder))
+    return compare_with_library(found, found.preprocess(image))
 
 
 def test_equal_and_other_weights_are_told_apart(tmp_path: Path) -> None:
@@ -126,6 +128,6 @@ def test_files_that_are_gone_are_no_comparison(tmp_path: Path) -> None:
     pixels = torch.zeros(3, 32, 32)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").unlink()
-    assert compare_with_library(found, "", USUAL, pixels) is None
+    assert compare_with_library(found, pixels) is None
     with pytest.raises(BackboneError):
         load_backbone(name, device="cpu")
