@@ -7,6 +7,7 @@ Each row is real payloads: packed, unpacked, screened and capped as at a coordin
 every row, and continued with what the file lacks.
 """
 
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -176,8 +177,11 @@ def measured(
     names: Sequence[str] = (),
     measure_cell: Callable[[str, int, Given | None, str], float] = cell,
     backbone: str = MOBILENET,
+    only: str = "",
 ) -> None:
-    """Measure what the file lacks, one seed of all rows after the other, and write it."""
+    """Measure what the file lacks, one seed of all rows (whose name matches `only`) after the other,
+    and write it.
+    """
     file = named(file, backbone)
     kept: dict[str, list[float]] = dict(stored(file).get("accuracy", {}))
     names = names or list(sets(backbone))
@@ -185,7 +189,7 @@ def measured(
         for name in names:
             for row, own in rows.items():
                 values = kept.setdefault(f"{name}: {row}", [])
-                if len(values) <= seed:
+                if len(values) <= seed and re.search(only, row):
                     values.append(round(measure_cell(name, seed, own, backbone), 2))
                     print(name, row, seed, values[-1], flush=True)
                     write(file, title, rows, kept, list(sets(backbone)))
@@ -258,34 +262,32 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", default=["families", "private"])
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--only", nargs="+", default=[], help="names of data sets")
+    options.add_argument("--rows", default="", help="those whose name matches this")
     given = options.parse_args()
+    which = given.backbone, given.rows
     torch.set_num_threads(1)
     if "families" in given.parts:
         title = "Nothing set but the data, accuracy %"
-        measured(
-            "defaults-families", title, FAMILIES, given.seeds, given.only, cell, given.backbone
-        )
+        measured("defaults-families", title, FAMILIES, given.seeds, given.only, cell, *which)
     if "private" in given.parts:
         rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
-        measured("defaults-private", title, rows, given.seeds, given.only, cell, given.backbone)
+        measured("defaults-private", title, rows, given.seeds, given.only, cell, *which)
     if "secure" in given.parts:
         rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
         names = given.only or SECURE_SETS
-        measured("defaults-secure", title, rows, given.seeds, names, whole_run, given.backbone)
+        measured("defaults-secure", title, rows, given.seeds, names, whole_run, *which)
     if "rounds" in given.parts:
         rows = at_budgets(AT_SITES, EPSILONS)
         title = "Noise at each site, whole runs, accuracy %"
         names = given.only or SECURE_SETS
-        measured(
-            "defaults-private-rounds", title, rows, given.seeds, names, whole_run, given.backbone
-        )
+        measured("defaults-private-rounds", title, rows, given.seeds, names, whole_run, *which)
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:
         rows = at_budgets(OWN_MEAN, (1.0, 2.0, 4.0, 8.0))
         names = given.only or OWN_MEAN_SETS
         title = "With and without the mean of a record's columns, accuracy %"
-        measured("defaults-own-mean", title, rows, given.seeds, names, cell, given.backbone)
+        measured("defaults-own-mean", title, rows, given.seeds, names, cell, *which)
 
 
 if __name__ == "__main__":

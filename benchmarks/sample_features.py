@@ -91,17 +91,19 @@ def xrays(part: str) -> tuple[list[Image.Image], list[int]]:
 def sets(folder: Path) -> Iterator[tuple[str, int, list[Image.Image], list[int]]]:
     """Name, size, images and labels of each file that is not in the folder."""
     for part in PARTS:
-        if not (folder / f"cifar10-{part}.safetensors").exists():
-            files, labels = stored_images(f"data/cifar10/{part}.parquet")
-            rows = rows_of_samples(part, folder)
-            images = decoded([files[row] for row in rows])
-            yield f"cifar10-{part}", 128, images, [labels[row] for row in rows]
         for name in PACS:
             if not (folder / f"{name}-{part}.safetensors").exists():
                 files, labels = stored_images(f"data/pacs/{name.partition('-')[2]}-{part}.parquet")
                 yield f"{name}-{part}", 224, decoded(files), labels
         if not (folder / f"xrays-{part}.safetensors").exists():
             yield f"xrays-{part}", 224, *xrays(part)
+    # The training images last: where they are, all are.
+    for part in reversed(PARTS):
+        if not (folder / f"cifar10-{part}.safetensors").exists():
+            files, labels = stored_images(f"data/cifar10/{part}.parquet")
+            rows = rows_of_samples(part, folder)
+            images = decoded([files[row] for row in rows])
+            yield f"cifar10-{part}", 128, images, [labels[row] for row in rows]
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def features_folder(backbone: str = MOBILENET) -> Path:
     if BACKBONES[backbone].stored:
         return shared("features/cifar10-train.safetensors").parent
     folder = made_features(backbone)
-    if not (folder / "xrays-test.safetensors").exists():
+    if not (folder / "cifar10-train.safetensors").exists():
         print(f"skipped: first benchmarks/sample_features.py --backbone {backbone}, in minutes")
         sys.exit(0)
     return folder
