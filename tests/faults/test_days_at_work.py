@@ -25,7 +25,7 @@ from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.environments import checkout_at
 from tests.e2e.hospitals import Hospital
-from tests.e2e.processes import BIN, coordinator, environment, events, federation, until
+from tests.e2e.processes import BIN, coordinator, environment, events, federation, newest, until
 from tests.faults.clocks import Clock
 from tests.faults.conftest import PRIVATE, Scene
 from tests.faults.joined import JoinedSite
@@ -325,6 +325,8 @@ def test_a_coordinator_that_is_upgraded_in_a_run_prints_what_continues_it_with_t
     again = typed(*words, source=newer)
     printed = again.communicate(timeout=900)
     assert again.returncode == 0, printed
+    assert newest(day.output)[1]["privacy"]["epsilon"] <= 1.0
     for name, each in day.sites.items():
         paid = [entry["round"] for entry in each.charges()[before[name] :]]
-        assert sorted(set(paid)) == [1, 2, 3]
+        assert {1, 2} <= set(paid)
+        assert len(paid) <= 3, "what was under way is paid, and is one of the rounds"
