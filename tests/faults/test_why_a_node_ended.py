@@ -89,8 +89,8 @@ def test_a_wrong_authority_is_a_wrong_authority_and_no_refused_key(
 @pytest.mark.parametrize(
     ("clock", "cause"),
     [
-        ("+1h", "h ahead of the coordinator's"),
-        ("-1h", "h behind the coordinator's"),
+        ("+2h", "2 h ahead of the coordinator's"),
+        ("-2h", "2 h behind the coordinator's"),
         ("+3000d", "expired"),
         ("-400d", "not yet valid"),
     ],
