@@ -25,7 +25,7 @@ from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, stop_process
 from tests.e2e.environments import checkout_at
 from tests.e2e.hospitals import Hospital
-from tests.e2e.processes import BIN, coordinator, environment, events, federation, until
+from tests.e2e.processes import BIN, coordinator, environment, events, federation, newest, until
 from tests.faults.clocks import Clock
 from tests.faults.conftest import PRIVATE, Scene
 from tests.faults.joined import JoinedSite
@@ -165,22 +165,18 @@ def test_data_that_are_gone_after_the_join_cost_nothing_and_the_log_says_so(day:
     day.works()
 
 
-@pytest.mark.parametrize("ahead", [3615, -3615])
-def test_a_clock_that_jumps_in_a_run_is_named_with_how_much_and_which_way(
-    day: Day, ahead: int
-) -> None:
+def test_a_clock_that_jumps_in_a_run_is_named_with_how_much_and_which_way(day: Day) -> None:
     if day.clock.variables is None:
         pytest.skip("needs a C compiler")
     before = day.charged()
     run = day.submit_held("south", deadline=SOON)
-    day.clock.set(ahead)
+    day.clock.set(3615)
     day.south.let_go()
     day.result(run)
     # From a node that has lost its connection; one that is heard may go on.
     day.line.cut()
     day.line.mend()
-    way = "ahead of" if ahead > 0 else "behind"
-    day.shows(f"FAIL key: this machine's clock is 1 h {way} the coordinator's, which refuses")
+    day.shows("FAIL key: this machine's clock is 1 h ahead of the coordinator's, which refuses")
     connected = day.joined["south"].shown().count("connected; only")
     day.clock.set(0)
     day.joined["south"].connected(connected + 1)
@@ -325,6 +321,8 @@ def test_a_coordinator_that_is_upgraded_in_a_run_prints_what_continues_it_with_t
     again = typed(*words, source=newer)
     printed = again.communicate(timeout=900)
     assert again.returncode == 0, printed
+    assert newest(day.output)[1]["privacy"]["epsilon"] <= 1.0
     for name, each in day.sites.items():
         paid = [entry["round"] for entry in each.charges()[before[name] :]]
-        assert sorted(set(paid)) == [1, 2, 3]
+        assert {1, 2} <= set(paid)
+        assert len(paid) <= 3, "what was under way is paid, and is one of the rounds"
