@@ -21,7 +21,6 @@ from fedsurrogate.common.command_line import (
     stderr_console,
 )
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras import install_command
 
 from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
-WITHOUT_RAY = (
-    "Ray is not installed, so the sites run in this process, one after another; the results are "
-    f"the same. For sites in parallel run {install_command('simulation')}"
-)
 # What a simulation compares its model with, as its table names it.
 BASELINES = {
     "oracle": "pooled head",
@@ -98,8 +93,8 @@ def simulate(
         Engine | None,
         typer.Option(
             help="flower: Flower's simulation, sites in parallel. local: in this process, one by "
-            "one.",
-            show_default="flower where Ray is installed, else local",
+            "one. Same results.",
+            show_default="local, unless the work is large",
         ),
     ] = None,
 ) -> None:
@@ -114,15 +109,18 @@ def simulate(
     from ..runs.presets import typed_settings
 
     # Before the imports of an engine, which take seconds.
-    _, settings = check_simulation(typed_settings(run_config))
+    config, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
-    by_flower = flower_engine(
-        engine is Engine.flower if engine else True if parallel or gpus else None
-    )
-    if not (by_flower or engine):
-        progress.print(WITHOUT_RAY, soft_wrap=True)
-    with _timed(), progress.status(f"starting {sites} simulated sites") as status:
+    wanted = engine is Engine.flower if engine else True if parallel or gpus else None
+    rounds = config.rounds if config.plan.kind == "rounds" else 0
+    by_flower, why = flower_engine(wanted, sites, rounds)
+    if why:
+        progress.print(why, soft_wrap=True)
+    with (
+        _timed(),
+        progress.status(f"loading the libraries and the data of {sites} simulated sites") as status,
+    ):
 
         def show(event: dict[str, Any]) -> None:
             progress.print(so_far.line(event), soft_wrap=True)
