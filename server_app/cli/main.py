@@ -180,6 +180,13 @@ def plan(
     rounds: Annotated[
         int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")
     ] = 20,
+    dpia: Annotated[
+        bool,
+        typer.Option(
+            "--dpia",
+            help="Print fields of a data protection impact assessment and of the AI Act instead.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a run costs each site before it starts.
@@ -196,7 +203,7 @@ def plan(
     from fedsurrogate.common.run import parse_run
 
     from ..lifecycle.before_start import check_data_named
-    from ..runs.plan import in_words
+    from ..runs.plan import impact_fields, in_words
     from ..runs.plan import plan as costs
     from ..runs.presets import typed_settings
 
@@ -209,6 +216,17 @@ def plan(
     known_dimension = dimension or find_dimension(config.settings)
     check_payload(config, known_dimension, classes, records)
     rows = costs(config, known_dimension, classes, records, rounds)
+    if dpia:
+        fields = impact_fields(config, rows[0], known_dimension, classes, records)
+        if as_json:
+            names = ("field", "article", "text")
+            typer.echo(
+                json.dumps([dict(zip(names, each, strict=True)) for each in fields], indent=2)
+            )
+            return
+        for field, article, text in fields:
+            console.print(f"**{field}** ({article}): {text}\n", soft_wrap=True)
+        return
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
