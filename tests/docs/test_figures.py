@@ -46,12 +46,8 @@ TABLES = [
     ("docs/privacy/audit.md", "| mechanism | epsilon 1", "audit"),
     ("docs/privacy/index.md", "| method, images of a patient", "patients-cost"),
     ("docs/targets/index.md", "| target | score | `fedpft`", "targets-fedavg"),
-    ("docs/targets/index.md", "| target | epsilon | `fedpft`", "targets-fedavg"),
     ("docs/targets/labels.md", "| code, noise | epsilon 1", "targets-labels-runs"),
-    ("docs/targets/labels.md", "| code, noise | epsilon | log loss", "targets-calibration"),
-    ("docs/targets/bags.md", "| label of a bag | images", "bags"),
     ("docs/targets/time.md", "| set: records", "targets-times-runs"),
-    ("docs/targets/time.md", "| | epsilon 1 | 2 | 4 | 8 |", "targets-times-runs"),
     ("docs/privacy/secure-sums.md", "| head, 10 sites | ε", "private-heads"),
     (
         "docs/deployment/connections.md",
