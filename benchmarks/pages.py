@@ -8,11 +8,7 @@ column, between two marks, which this script writes anew.
 
     <!-- end -->
 
-The page about the papers has what benchmarks/reproduce/papers.toml lists of a paper, with our figures.
-
-    <!-- paper FedPFT -->
-
-    <!-- end -->
+The page `papers.md` has what benchmarks/reproduce/papers.toml lists of each paper, with our figures.
 
     PYTHONPATH=. python benchmarks/pages.py
 """
@@ -52,7 +48,6 @@ MARKED = re.compile(
     re.DOTALL,
 )
 PAPERS = BENCHMARKS / "reproduce" / "papers.toml"
-PAPER = re.compile(r"(?P<mark><!-- paper (?P<name>\S+) -->\n\n).*?(?P<end><!-- end -->)", re.DOTALL)
 LONGEST = 200  # Characters of a fact beside the table; longer ones are data.
 
 
@@ -182,6 +177,18 @@ def paper(name: str) -> str:
     return table(header, rows)
 
 
+def papers_page() -> str:
+    """The tables of all papers."""
+    return "\n".join(
+        (
+            "# Item by item: the three papers\n",
+            "What each status means, and what the papers leave open: [the three "
+            "papers](../../docs/papers.md). This page is written by `benchmarks/pages.py`.\n",
+            *(f"## {name}\n\n{paper(name)}" for name in papers()),
+        )
+    )
+
+
 def row_named(result: str, name: str) -> dict[str, Any]:
     """The row of a result that has this cell, or these cells with " | " between them.
 
@@ -216,7 +223,7 @@ def measured(part: dict[str, Any]) -> str:
         beside = f" ({shown(printed)})" if printed != "" else ""
         texts.append(f"{part.get('name', name.replace(' | ', ', '))}: {own}{beside}")
     script = script_of(result).relative_to(BENCHMARKS).as_posix()
-    return f"{'; '.join(texts)} ([{script}](../benchmarks/results/{result}.md))"
+    return f"{'; '.join(texts)} ([{script}]({result}.md))"
 
 
 def filled(text: str) -> str:
@@ -227,21 +234,19 @@ def filled(text: str) -> str:
         made = largest(words["name"], words["value"], words["row"], words["column"])
         return f"{words['mark']}{made}\n{words['end']}"
 
-    def listed(found: re.Match[str]) -> str:
-        return f"{found['mark']}{paper(found['name'])}\n{found['end']}"
-
-    return PAPER.sub(listed, MARKED.sub(written, text))
+    return MARKED.sub(written, text)
 
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page that this script writes, with its text."""
     names = [result.stem for result in sorted(RESULTS.glob("*.json"))]
     yield RESULTS / "README.md", index(names)
+    yield RESULTS / "papers.md", papers_page()
     for name in names:
         yield RESULTS / f"{name}.md", page(name)
     for document in sorted((ROOT / "docs").rglob("*.md")):
         text = document.read_text()
-        if MARKED.search(text) or PAPER.search(text):
+        if MARKED.search(text):
             yield document, filled(text)
 
 

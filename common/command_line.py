@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+# A command that printed nothing for this long says what it does: early, for a machine whose cores are
+# busy takes longer.
+SILENT_SECONDS = 0.5
+# While a command of a person works; and once it has printed something.
+of_a_command, _spoken = threading.Event(), threading.Event()
+
+
 class SafeConsole(Console):
     """A console on which no text controls the terminal: names may come from other hospitals.
 
@@ -38,6 +47,11 @@ class SafeConsole(Console):
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As of any console; a command that prints is not silent."""
+        _spoken.set()
+        super().print(*objects, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -143,6 +157,30 @@ def _gone_from(ctx: click.Context) -> Mapping[str, str]:
     return getattr(ctx.find_root().command, "gone", {})
 
 
+@contextmanager
+def announced(line: str) -> Iterator[None]:
+    """The work of a command. If it has printed nothing after `SILENT_SECONDS`, print this line.
+
+    Args:
+        line: the command, and what it does.
+    """
+
+    def say() -> None:
+        if not _spoken.is_set():
+            stderr_console().print(f"{line} ...", style="dim", soft_wrap=True)
+
+    _spoken.clear()
+    of_a_command.set()
+    timer = threading.Timer(SILENT_SECONDS, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        of_a_command.clear()
+
+
 class _Command(_Shared, TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = f" {' '.join(args)} ".replace("=", " ")
@@ -151,6 +189,15 @@ class _Command(_Shared, TyperCommand):
             if name == ctx.info_name and option and f" {option} " in given:
                 ctx.fail(why)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; what it does is the first line where nothing else is printed soon."""
+        if self.hidden:
+            return super().invoke(ctx)
+        program, _, name = ctx.command_path.rpartition("main ")
+        summary = self.get_short_help_str().rstrip(".")
+        with announced(f"{name or program}: {summary[:1].lower()}{summary[1:]}"):
+            return super().invoke(ctx)
 
 
 class _Group(_Shared, TyperGroup):
@@ -244,8 +291,9 @@ def wait_for_interrupt() -> None:
     over.wait()
 
 
+@cache
 def stderr_console() -> Console:
-    """A console for progress, warnings and errors, so that stdout contains only the result."""
+    """The console for progress, warnings and errors, so that stdout contains only the result."""
     return SafeConsole(stderr=True)
 
 

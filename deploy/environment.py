@@ -22,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ def main() -> None:
         help="of pyproject.toml; core: none",
     )
     kinds = (
-        "cpu: torch from --torch-index, without libraries for GPUs. auto: as it is there, else gpu"
+        "cpu: torch from --torch-index, without libraries for GPUs. auto: as it is there, else cpu "
+        "without a GPU where that index has the build"
     )
     option("--torch", choices=("auto", "gpu", "cpu"), default="auto", help=kinds)
     index = "an index that has torch's build for CPUs"
@@ -86,7 +89,7 @@ def main() -> None:
     try:
         if not (folder / "pyvenv.cfg").exists() or _differences(folder, asked):
             if asked.torch == "auto":
-                asked.torch = _kind(folder)
+                asked.torch = _chosen(folder, asked)
             _install(folder, asked)
     except ValueError as error:
         # Of the lock, or of the names of extras.
@@ -128,12 +131,48 @@ def _said(python: Path | str, *words: str, **named: Any) -> subprocess.Completed
 
 
 def _kind(folder: Path) -> str:
-    """The build of torch that this environment has, or was begun with; that for GPUs in a new one."""
-    found = _read_stamp(folder).get("torch", "gpu")
+    """The build of torch that this environment has, or was begun with; empty in a new one."""
+    found = _read_stamp(folder).get("torch", "")
     code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
     if (python := _python_of(folder)).exists() and (torch := _said(python, "-c", code).stdout):
         found = "cpu" if torch.strip().endswith("+cpu") else "gpu"
     return str(found)
+
+
+def has_gpu() -> bool:
+    """Whether this machine shows a GPU that torch's build of the lock can use."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
+
+
+def has_builds(index: str, pins: list[str]) -> bool:
+    """Whether an index of packages has these builds, such as torch==2.13.0+cpu."""
+    for name, version in (pin.split("==") for pin in pins):
+        try:
+            with urllib.request.urlopen(f"{index.rstrip('/')}/{name}/", timeout=10) as page:
+                if f"{name}-{version}-" not in urllib.parse.unquote(page.read().decode()):
+                    return False
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def _chosen(folder: Path, asked: argparse.Namespace) -> str:
+    """The build of torch where nobody named one: as it is there; else without libraries for GPUs where
+    there is no GPU, and the index has that build. Says why in one line.
+    """
+    import lock
+
+    if found := _kind(folder):
+        return found
+    if has_gpu():
+        return "gpu"
+    locked = lock.read(asked.lock)
+    pins = lock.torch_pins(locked, locked.names(asked.extras))
+    if not pins or not has_builds(asked.torch_index, pins):
+        print(f"No GPU here, but {asked.torch_index} has no {' '.join(pins)}: the usual torch.")
+        return "gpu"
+    print("No GPU here: torch without libraries for GPUs (with them: make setup TORCH=gpu).")
+    return "cpu"
 
 
 def _read_stamp(folder: Path) -> dict[str, object]:
@@ -169,10 +208,7 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
             "the network."
         )
         if asked.torch == "gpu":
-            print(
-                "Most of it is torch with its libraries for GPUs. Without a GPU: make setup "
-                "TORCH=cpu"
-            )
+            print("Most of it is torch with its libraries for GPUs.")
         _check_disk(folder, disk)
     if not (folder / "pyvenv.cfg").exists():
         _make(folder)
@@ -181,7 +217,7 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
     _check_pip(python, folder)
     stamp = stamp_of(asked.lock, asked.extras, asked.torch)
     (folder / STAMP).write_text(json.dumps(stamp | {"complete": False}))
-    hashed, other = ["--require-hashes"], _kind(folder) != asked.torch
+    hashed, other = ["--require-hashes"], _kind(folder) not in ("", asked.torch)
     if asked.torch == "cpu":
         pins = "\n".join(lock.torch_pins(locked, names))
         index = ["--extra-index-url", asked.torch_index]

@@ -14,6 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.escapes import csv_text
+from fedsurrogate.common.progress import counted
 
 Drawing = npt.NDArray[np.float64]
 
@@ -361,19 +362,24 @@ def write_xrays(
     if folder.exists():
         raise ConfigError(f"'{folder}' exists; name a folder that does not")
     names = [NAMES[i] if i < len(NAMES) else f"hospital-{i + 1}" for i in range(hospitals)]
-    together = []
-    for index, name in enumerate(names):
-        random = np.random.default_rng((seed, index))
-        skipped = skips(index, hospitals)
-        rows = [
-            row | dict.fromkeys(skipped, "")
-            for row in _drawn(folder / "hospitals" / name, name, images, pixels, random)
-        ]
-        _write_table(folder / "hospitals" / name, rows)
-        together += [row | {"path": f"{name}/{row['path']}"} for row in rows]
+    together, later = [], max(1, images // 2)
+    with counted("drawing", hospitals * images + later, what="pictures") as advance:
+
+        def drawn(place: Path, count: int, of: tuple[int, ...]) -> list[dict[str, str]]:
+            rows = []
+            for row in _drawn(place, place.name, count, pixels, np.random.default_rng(of)):
+                rows.append(row)
+                advance(1)
+            return rows
+
+        for index, name in enumerate(names):
+            skipped = dict.fromkeys(skips(index, hospitals), "")
+            own = drawn(folder / "hospitals" / name, images, (seed, index))
+            rows = [row | skipped for row in own]
+            _write_table(folder / "hospitals" / name, rows)
+            together += [row | {"path": f"{name}/{row['path']}"} for row in rows]
+        new = drawn(folder / "new", later, (seed, hospitals, 1))
     _write_table(folder / "hospitals", together)
-    random = np.random.default_rng((seed, hospitals, 1))
-    new = _drawn(folder / "new", "new", max(1, images // 2), pixels, random)
     _write_table(folder / "new", [row | {"split": "test"} for row in new])
     return names
 
@@ -394,23 +400,23 @@ def skips(index: int, hospitals: int) -> list[str]:
 
 def _drawn(
     folder: Path, hospital: str, images: int, pixels: int, random: np.random.Generator
-) -> list[dict[str, str]]:
-    """Draw one hospital's pictures, and return the rows of its table."""
+) -> Iterator[dict[str, str]]:
+    """Draw one hospital's pictures, and yield the rows of its table."""
     (folder / "images").mkdir(parents=True)
     often = {name: each * random.uniform(0.6, 1.5) for name, each in FREQUENCY.items()}
     exposure = (random.normal(0.0, 0.01), random.uniform(0.95, 1.05))
     notice = PngInfo()
     notice.add_text("Description", NOTICE)
-    rows: list[dict[str, str]] = []
+    count = 0
     for patient in _patients(hospital, often, random):
-        for _ in range(min(int(random.integers(1, 4)), images - len(rows))):
-            name = f"images/{len(rows):04}.png"
+        for _ in range(min(int(random.integers(1, 4)), images - count)):
+            name = f"images/{count:04}.png"
             picture = xray(patient.chest, patient.findings, exposure, pixels, random)
             Image.fromarray(picture).save(folder / name, pnginfo=notice)
-            rows.append(_row(name, hospital, patient))
-        if len(rows) == images:
+            count += 1
+            yield _row(name, hospital, patient)
+        if count == images:
             break
-    return rows
 
 
 def _patients(

@@ -71,13 +71,6 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_readme_names_every_method(name: str) -> None:
-    assert f"`{name}`" in (ROOT / "README.md").read_text(), (
-        f"method {name}: name it in the README, in the list below the table of 'Which method?'"
-    )
-
-
 def test_an_unknown_method_is_refused_everywhere_alike() -> None:
     with pytest.raises(ConfigError, match=r"method = 'fedxyz'.*'fedpft'.*'knn-per'"):
         method_named("fedxyz")

@@ -64,7 +64,7 @@ def _table(folder: Path) -> object:
 
 # The package, what the error names as its user, and the use.
 USES: list[tuple[str, str, Callable[[Path], object]]] = [
-    ("ray", "--engine flower", lambda _: flower_engine(True)),
+    ("ray", "--engine flower", lambda _: flower_engine(True, 2, 0)),
     (
         "torchvision",
         "backbone = 'torchvision:resnet18'",

@@ -26,10 +26,11 @@ from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine import available_memory, usable_cores
 from fedsurrogate.common.models.training_parts import gpus_of
+from fedsurrogate.common.progress import counted
 
 from ..datasets.images import READER
 from ..datasets.left_out import NoRecordsError, SourceError
-from .cache import PARTIAL, ShardWriter, digest_of, make_room, progress, read_entry
+from .cache import PARTIAL, ShardWriter, digest_of, make_room, read_entry
 from .device_processes import Devices, Part, check_same_size, in_parts, in_processes
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _compute(
     broken: list[tuple[int, str]] = []
     start, before = time.perf_counter(), writer.done
     with (
-        progress(dataset.name, len(dataset), before) as advance,
+        counted(dataset.name, len(dataset), before, "images") as advance,
         closing(_parts(writer.missing(), dataset, backbone, batch_size, load)) as parts,
     ):
         for part in parts:

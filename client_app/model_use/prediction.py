@@ -29,11 +29,11 @@ from fedsurrogate.common.models.classifiers import (
     scores_alone,
     target_of_model,
 )
+from fedsurrogate.common.progress import counted
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 
 from ..datasets.left_out import printable
-from ..features.cache import progress
 from ..features.device_processes import Part, in_parts
 from ..features.extraction import NOT_FINITE
 from .calibration import ABSTAIN, SCORES, Calibration, Probabilities, decided_answers
@@ -294,7 +294,7 @@ def _batches(inputs: Inputs, rows: Sequence[int], backbone: Backbone) -> Iterato
         return
     waiting, count = list[Part](), 0
     pieces = in_parts(inputs.dataset(rows).open_image, [range(len(rows))], backbone, BATCH)
-    with progress("predict", len(rows)) as advance, closing(pieces) as parts:
+    with counted("predict", len(rows), what="images") as advance, closing(pieces) as parts:
         try:
             for part in parts:
                 waiting.append(part)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from ..errors import SurrogateError
 from ..identity import distinct_names
+from ..progress import counted
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -207,9 +208,11 @@ def measured(
     all_rows = np.arange(count)
     values = points(all_rows)
     drawn: dict[str, list[float]] = {name: [] for name in values}
-    for weights in bootstrap_weights(count, patients, draws, seed) if count else ():
-        for name, value in points(np.repeat(all_rows, weights.astype(np.int64))).items():
-            drawn[name].append(np.nan if value is None else value)
+    with counted("intervals", draws * bool(count), what="samples") as advance:
+        for weights in bootstrap_weights(count, patients, draws, seed) if count else ():
+            for name, value in points(np.repeat(all_rows, weights.astype(np.int64))).items():
+                drawn[name].append(np.nan if value is None else value)
+            advance(1)
     units = units_of(np.ones(count, dtype=bool), patients)
     return {
         name: with_interval(value, np.array(drawn[name]), count, units, name in shares)

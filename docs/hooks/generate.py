@@ -38,7 +38,16 @@ MEASURED = {
     for file in sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 }
 ELSEWHERE = GUIDES | MEASURED
-PAGES = ELSEWHERE | {"README.md": "index.md"}
+# Files that a link names in a clone, and the pages that are generated from them.
+REFERENCES = {
+    "pyproject.toml": "reference/settings.md",
+    "client_app/node_config.py": "reference/node-config.md",
+    "client_app/governance/policy.py": "reference/policy.md",
+    "common/command_line.py": "reference/commands.md",
+    "server_app/runs/presets.py": "reference/presets.md",
+    "fedsurrogate/__init__.py": "reference/python.md",
+}
+PAGES = ELSEWHERE | REFERENCES | {"README.md": "index.md"}
 FIGURES = "figures"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(```.*?```)", re.DOTALL)

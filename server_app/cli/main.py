@@ -21,7 +21,6 @@ from fedsurrogate.common.command_line import (
     stderr_console,
 )
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.extras import install_command
 
 from .certs import accept, audit_log, certs, init, kit
 from .control import app as run_app
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 
 # Unix time at which this program was started, up to the import of its first modules.
 BEGAN = time.time()
-WITHOUT_RAY = (
-    "Ray is not installed, so the sites run in this process, one after another; the results are "
-    f"the same. For sites in parallel run {install_command('simulation')}"
-)
 # What a simulation compares its model with, as its table names it.
 BASELINES = {
     "oracle": "pooled head",
@@ -98,8 +93,8 @@ def simulate(
         Engine | None,
         typer.Option(
             help="flower: Flower's simulation, sites in parallel. local: in this process, one by "
-            "one.",
-            show_default="flower where Ray is installed, else local",
+            "one. Same results.",
+            show_default="local, unless the work is large",
         ),
     ] = None,
 ) -> None:
@@ -119,15 +114,18 @@ def simulate(
     from ..runs.presets import typed_settings
 
     # Before the imports of an engine, which take seconds.
-    _, settings = check_simulation(typed_settings(run_config))
+    config, settings = check_simulation(typed_settings(run_config))
     progress, so_far = stderr_console(), Progress()
     # Only Flower's simulation has these options.
-    by_flower = flower_engine(
-        engine is Engine.flower if engine else True if parallel or gpus else None
-    )
-    if not (by_flower or engine):
-        progress.print(WITHOUT_RAY, soft_wrap=True)
-    with _timed(), progress.status(f"starting {sites} simulated sites") as status:
+    wanted = engine is Engine.flower if engine else True if parallel or gpus else None
+    rounds = config.rounds if config.plan.kind == "rounds" else 0
+    by_flower, why = flower_engine(wanted, sites, rounds)
+    if why:
+        progress.print(why, soft_wrap=True)
+    with (
+        _timed(),
+        progress.status(f"loading the libraries and the data of {sites} simulated sites") as status,
+    ):
 
         def show(event: dict[str, Any]) -> None:
             progress.print(so_far.line(event), soft_wrap=True)
@@ -187,6 +185,13 @@ def plan(
     rounds: Annotated[
         int, typer.Option(min=1, help="Number of rounds of FedAvg, for comparison.")
     ] = 20,
+    dpia: Annotated[
+        bool,
+        typer.Option(
+            "--dpia",
+            help="Print fields of a data protection impact assessment and of the AI Act instead.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a run costs each site before it starts.
@@ -203,7 +208,7 @@ def plan(
     from fedsurrogate.common.run import parse_run
 
     from ..lifecycle.before_start import check_data_named
-    from ..runs.plan import in_words
+    from ..runs.plan import impact_fields, in_words
     from ..runs.plan import plan as costs
     from ..runs.presets import typed_settings
 
@@ -216,6 +221,17 @@ def plan(
     known_dimension = dimension or find_dimension(config.settings)
     check_payload(config, known_dimension, classes, records)
     rows = costs(config, known_dimension, classes, records, rounds)
+    if dpia:
+        fields = impact_fields(config, rows[0], known_dimension, classes, records)
+        if as_json:
+            names = ("field", "article", "text")
+            typer.echo(
+                json.dumps([dict(zip(names, each, strict=True)) for each in fields], indent=2)
+            )
+            return
+        for field, article, text in fields:
+            console.print(f"**{field}** ({article}): {text}\n", soft_wrap=True)
+        return
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -378,13 +378,18 @@ def export(
 
         file.write_text(model_card(model, run), encoding="utf-8")
     else:
+        from fedsurrogate.common.progress import counted
+
         from ..export.graph import check_onnx, graph_of, write_graph
         from ..export.model_card import model_card
 
         # Before a network is built.
         check_onnx()
-        graph = graph_of(model, weights_path or _weights(run))
-        apart = write_graph(graph, file)
+        with counted("export", 2, what="steps") as advance:
+            graph = graph_of(model, weights_path or _weights(run))
+            advance(1)
+            apart = write_graph(graph, file)
+            advance(1)
         console.print(f"largest difference of an answer: {apart:.2g}")
         card = file.with_name(f"{file.name}.md")
         card.write_text(model_card(model, run, graph.preprocessing), encoding="utf-8")

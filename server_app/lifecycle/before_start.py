@@ -32,6 +32,7 @@ from fedsurrogate.common.extras import (
     OF_FEATURES,
     check_installed,
     check_packages,
+    install_command,
     is_installed,
     packages_for,
 )
@@ -44,6 +45,7 @@ from fedsurrogate.common.machine import (
     STATE,
     address_limit,
     available_memory,
+    usable_cores,
     user_folder,
     why_not_writable,
 )
@@ -603,12 +605,22 @@ def check_data_named(own: DataSettings) -> None:
         )
 
 
-def flower_engine(wanted: bool | None) -> bool:
-    """Whether Flower's simulation runs the sites, which needs Ray, and not this process.
+# Flower's simulation takes half a minute of processor time to start. Sites in parallel win it back
+# from so many trainings, on so many cores.
+MANY_TRAININGS, SOME_CORES = 500, 4
+
+
+def flower_engine(wanted: bool | None, sites: int, rounds: int) -> tuple[bool, str]:
+    """Whether Flower's simulation runs the sites, which needs Ray, and not this process. Both give
+    the same results.
 
     Args:
-        wanted: The user's choice; None for Flower's simulation where Ray is installed. Both give
-            the same results.
+        wanted: The user's choice; None to decide by the work.
+        sites: their number.
+        rounds: in which each of them trains; 0 without.
+
+    Returns:
+        Whether, and a line for the user where the work is large; else empty.
 
     Raises:
         PackageError: It is wanted, and Ray is not installed.
@@ -617,7 +629,16 @@ def flower_engine(wanted: bool | None) -> bool:
         check_installed(
             "ray", "--engine flower", "use --engine local, which runs the sites one after another"
         )
-    return is_installed("ray") if wanted is None else wanted
+    trainings = sites * rounds
+    if wanted is not None or trainings < MANY_TRAININGS or usable_cores() < SOME_CORES:
+        return bool(wanted), ""
+    large = f"{sites} sites times {rounds} rounds are {trainings:,} trainings"
+    if is_installed("ray"):
+        return True, f"{large}: Flower's engine runs sites in parallel; --engine local does not"
+    return False, (
+        f"{large}, one after another in this process, because Ray is not installed; for sites in "
+        f"parallel run {install_command('simulation')}"
+    )
 
 
 def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:

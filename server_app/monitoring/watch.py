@@ -114,6 +114,22 @@ def progress_line(state: RunState, now: datetime | None = None) -> str:
     return line
 
 
+# What a run does after an event, where that is known; the name of the event elsewhere.
+DOING = {
+    "": "loading the libraries and the data",
+    "configured": "looking for sites",
+    "invited": "sites compute features and surrogates",
+    "joined": "sites compute features and surrogates",
+    "replied": "sites compute features and surrogates",
+    "shared": "sites compute their masked sums",
+    "masked": "sites compute their masked sums",
+    "effects": "training the model",
+    "learned": "sites evaluate the model",
+    "evaluated": "comparing, and drawing the report",
+    "compared": "drawing the report",
+}
+
+
 class Progress:
     """Turns the events of one run into lines, the ends of rounds with the progress of the run. A
     reason that several sites have stands in the line of the first one.
@@ -144,10 +160,10 @@ class Progress:
 
     @property
     def status(self) -> str:
-        """The run in a phrase, for a line that is replaced: its progress, or its last event."""
+        """The run in a phrase, for a line that is replaced: its progress, or its present work."""
         if self.state.planned > 1 and self.state.done:
             return progress_line(self.state)
-        return f"{self.state.newest or 'starting'} ..."
+        return f"{DOING.get(self.state.newest, self.state.newest)} ..."
 
 
 # A run without an event for this time is shown as silent. This is no error: a site may work longer

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedsurrogate.common.costs import Cost, costs
+from fedsurrogate.common.escapes import human_bytes
 from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices, explained
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with_dimensions
 from fedsurrogate.common.methods.method import Messages, count
@@ -97,6 +98,73 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     else:
         lines.append("privacy none")
     return [*lines, *who_sees_what(config)]
+
+
+TO_FILL = "(to be filled in by the hospital)"
+
+
+def impact_fields(
+    config: Run, own: Cost, dimension: int, classes: int, records: int
+) -> list[tuple[str, str, str]]:
+    """Fields of a data protection impact assessment and of the AI Act's technical documentation, as
+    far as a plan knows them.
+
+    Args:
+        config: the run.
+        own: the run's row of the table.
+        dimension: of the features.
+        classes: their number.
+        records: of one site.
+
+    Returns:
+        Field, article and text of each. What only people know says so.
+    """
+    settings, unit = config.settings, "a record, or a patient where the data name patients"
+    classes = classes if config.target is None else len(config.target.rows)
+    sent = " ".join(_released(config.plan.messages, classes, dimension, records))
+    names = (
+        f"names of classes: {', '.join(settings.classes)}" if settings.classes else "class names"
+    )
+    if config.private:
+        claim = f"epsilon {own.epsilon:g}, delta {own.delta:g}; neighbours differ in {unit}"
+        risk = (
+            f"Membership inference is bounded by the claim: {claim}. Not covered: participation, "
+            "durations, one person at several hospitals."
+        )
+        measure = f"Random noise in every release ({config.plan.mechanism_name}): {claim}."
+    else:
+        risk = (
+            "No differential privacy: counts, means and second moments can reveal that a record was "
+            "used. `site audit` measures this by membership inference before anything leaves."
+        )
+        measure = "None by noise; the policy must allow it (without-dp)."
+    aggregation = " Secure aggregation: the coordinator sees the sum over all sites alone."
+    return [
+        ("Purpose of the processing", "GDPR 35(7)(a)", TO_FILL),
+        ("Processing", "GDPR 35(7)(a)", f"{config.method.title}, {own.rounds} round(s): each hospital "
+         "computes features of its images on its own machine, and sends what is named below."),
+        ("Data that leave", "GDPR 35(7)(a)", f"{sent or 'see the settings'}; {names}. "
+         f"{human_bytes(own.up)} a hospital. Images, features and identifiers stay."),
+        ("Legal basis", "GDPR 6, 9(2)", TO_FILL),
+        ("Necessity, minimisation", "GDPR 5(1)(c), 35(7)(b)", "No image and no feature of a record "
+         f"leaves: {human_bytes(own.up)} in place of the data."),
+        ("Risks", "GDPR 35(7)(c)", risk),
+        ("Measures: noise", "GDPR 32, 35(7)(d)", measure + aggregation * settings.secure_sum),
+        ("Measures: control", "GDPR 25, 32, 35(7)(d)", "Code that arrives is never run. The "
+         "hospital's policy decides; its gate refuses; its ledger records and limits every release."),
+        ("Withdrawal", "GDPR 7(3), 17", "`coordinator refit RUN --without SITE` removes a "
+         "hospital exactly, without the others." if config.plan.combination.stored else
+         "A new run without the hospital; models that were handed out stay."),
+        ("Intended purpose of the model", "AI Act 11, Annex IV(1)", TO_FILL),
+        ("Data and their governance", "AI Act 10, Annex IV(2)(d)", f"Backbone "
+         f"{settings.backbone}, frozen. Each hospital's data stay; `site doctor` reports their quality."),
+        ("Accuracy, robustness", "AI Act 15, Annex IV(2)(g)", "`coordinator evaluate` and `site "
+         f"evaluate` give metrics with intervals; defence against false data: {settings.defence}."),
+        ("Record-keeping", "AI Act 12", "Run folder (manifest, events, report), ledger of each "
+         "hospital, audit log of the coordinator."),
+        ("Human oversight", "AI Act 14", "People approve a run (`site approve`) and put a model into "
+         "use (`site models use`)."),
+    ]  # fmt: skip
 
 
 def _released(messages: Messages, classes: int, dimension: int, records: int) -> list[str]:

@@ -11,8 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
@@ -462,3 +465,46 @@ def test_a_damaged_lock_and_an_unknown_extra_are_one_line(project: Path, tmp_pat
         1,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "files", "kind", "said"),
+    [
+        (False, "torch-1%2Bcpu-cp311.whl", "cpu", "No GPU here: torch without libraries"),
+        (False, "torch-2%2Bcpu-cp311.whl", "gpu", "has no torch==1+cpu: the usual torch"),
+        (False, None, "gpu", "has no torch==1+cpu: the usual torch"),
+        (True, "torch-1%2Bcpu-cp311.whl", "gpu", ""),
+    ],
+)
+def test_a_machine_without_a_gpu_gets_torch_without_their_libraries_where_an_index_has_it(
+    gpu: bool,
+    files: str | None,
+    kind: str,
+    said: str,
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From a real index over HTTP; without `files` nothing answers."""
+    (tmp_path / "index" / "torch").mkdir(parents=True)
+    (tmp_path / "index" / "torch" / "index.html").write_text(f'<a href="{files}">a wheel</a>')
+    monkeypatch.syspath_prepend(str(DEPLOY))
+    monkeypatch.setattr(environment, "has_gpu", lambda: gpu)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "index"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        index = f"http://127.0.0.1:{server.server_port}"
+        asked = argparse.Namespace(
+            extras=["dev"],
+            lock=project / "requirements.lock",
+            torch_index=index if files else "http://127.0.0.1:9",
+        )
+        try:
+            assert environment._chosen(tmp_path / "env", asked) == kind
+        finally:
+            server.shutdown()
+            thread.join()
+    printed = capsys.readouterr().out
+    assert (said in printed) if said else not printed

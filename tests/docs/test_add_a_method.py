@@ -86,8 +86,6 @@ def test_the_page_shows_what_its_commands_print(
     )
     listed = registry.read_text().replace("*TRAINED,", f"*TRAINED, {', '.join(names.values())},")
     registry.write_text(listed.replace("\nMETHODS:", f"\n{imports}METHODS:"))
-    readme = copy / "README.md"
-    readme.write_text(readme.read_text() + "\n`nearest-mean`, `fedavgm`\n")
     monkeypatch.setenv("PYTHONPATH", str(copy))
     pairs = [(lines, text) for lines, text in shown_after(PAGE) if text]
     assert len(pairs) == 3

@@ -10,7 +10,7 @@ from fedsurrogate.common.privacy import mechanism
 from tests.documents import DOCS, ROOT
 
 PROOFS, EDGES = DOCS / "privacy" / "proofs.md", DOCS / "privacy" / "sharp-edges.md"
-THREATS, PAPERS = DOCS / "threat-model.md", DOCS / "papers.md"
+THREATS, PAPERS = DOCS / "threat-model.md", ROOT / "benchmarks" / "results" / "papers.md"
 MECHANISMS = (
     mechanism.SUMS,
     mechanism.EM,

@@ -18,7 +18,16 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
-    done = coordinator("simulate", "--sites", "2", "-c", SETTINGS + " compare=true", cwd=folder)
+    done = coordinator(
+        "simulate",
+        "--engine",
+        "flower",
+        "--sites",
+        "2",
+        "-c",
+        SETTINGS + " compare=true",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.splitlines()[-1])
 

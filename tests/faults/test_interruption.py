@@ -39,7 +39,7 @@ def interrupt(tmp_path: Path, *words: str) -> tuple[int, str]:
 
 
 def test_an_interrupted_simulation_of_flower_is_marked(tmp_path: Path) -> None:
-    code, errors = interrupt(tmp_path, "simulate", "--sites", "2")
+    code, errors = interrupt(tmp_path, "simulate", "--engine", "flower", "--sites", "2")
     folder, metrics = newest(tmp_path / "out")
     assert code == 130
     assert metrics["status"] == "interrupted"

@@ -26,6 +26,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.privacy.shares import ALL, EM_STEPS
+from fedsurrogate.common.progress import counted
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedPFTSettings
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
@@ -41,7 +42,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Sums
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
-from ...features.cache import clipped_features, forget, progress
+from ...features.cache import clipped_features, forget
 from ...features.site_features import SiteFeatures, frame_of, framed, site_device
 from ...governance.work_limits import NO_LIMITS, SiteLimits
 from ..dp.record_gradients import per_record
@@ -238,9 +239,7 @@ def _streamed(
     settings, threads = _settings(own, limits), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with progress(
-            header.site, (2 if settings.components == 1 else 1) * len(labels), what="records"
-        ) as advance:
+        with counted(header.site, (2 if settings.components == 1 else 1) * len(labels)) as advance:
 
             def done(count: int) -> None:
                 advance(count)

@@ -1,19 +1,16 @@
-"""What stays on a site's disk, file by file; and the lines that say how long the work takes."""
+"""What stays on a site's disk, file by file."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
-import pytest
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.features import cache
-from fedsurrogate.client_app.features.cache import MIB, make_room, progress
+from fedsurrogate.client_app.features.cache import MIB, make_room
 from fedsurrogate.client_app.governance.work_limits import has_room, remove_oldest
 from fedsurrogate.client_app.node_config import NodeConfig
 
@@ -108,38 +105,3 @@ def test_files_between_rounds_stay_from_the_newest_on(
             total += size
             assert file.exists() == (first or total <= most)
             first = False
-
-
-@given(
-    counts=st.lists(
-        st.tuples(st.integers(0, 50), st.sampled_from([0.5, 5.0, 9.5, 10.0, 25.0])), max_size=8
-    ),
-    done=st.sampled_from([None, 0, 30]),
-    total=st.sampled_from([100, 400]),
-    what=st.sampled_from([None, "records"]),
-)
-def test_a_line_every_ten_seconds_has_the_rate_and_the_time_that_is_left(
-    counts: list[tuple[int, float]], done: int | None, total: int, what: str | None
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        clock, lines = [100.0], list[str]()
-        patch.setattr(cache, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-        patch.setattr(cache.LOG, "info", lambda text, *words: lines.append(text % words))
-        patch.setattr(cache.sys.stderr, "isatty", lambda: False, raising=False)
-        more = {} if done is None else {"done": done}
-        named = {} if what is None else {"what": what}
-        expected, finished, reported = [], done or 0, 100.0
-        with progress("north", total, **more, **named) as advance:  # type: ignore[arg-type]
-            for count, seconds in counts:
-                clock[0] += seconds
-                finished += count
-                advance(count)
-                if clock[0] - reported >= 10:
-                    reported = clock[0]
-                    rate = (finished - (done or 0)) / (clock[0] - 100)
-                    left = (total - finished) / max(rate, 1e-9)
-                    expected.append(
-                        f"north: {finished} of {total} {what or 'images'}, {rate:.0f} "
-                        f"{what or 'images'}/s, {left:.0f} s left"
-                    )
-        assert lines == expected

@@ -31,6 +31,7 @@ from fedsurrogate.common.extras import (
 )
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.lifecycle import before_start
 from fedsurrogate.server_app.lifecycle.before_start import flower_engine
 from tests import commands
 from tests.grid import FAST, InProcessGrid, events_of, run_federation, run_folders
@@ -254,7 +255,7 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
     assert (finding["state"], finding["found"]) == ("PASS", "opacus")
 
 
-def test_without_ray_a_simulation_runs_in_this_process_unless_flowers_was_asked_for(
+def test_a_simulation_runs_in_this_process_and_needs_ray_only_where_flowers_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -263,25 +264,31 @@ def test_without_ray_a_simulation_runs_in_this_process_unless_flowers_was_asked_
     with hidden("ray"):
         assert commands.coordinator(monkeypatch, *command) == 0
         shown = capsys.readouterr()
-        assert "Ray is not installed, so the sites run in this process" in shown.err
-        assert install_command("simulation") in shown.err
+        assert "Ray" not in shown.err
         assert json.loads(shown.out)["status"] == "ok"
-        assert commands.coordinator(monkeypatch, *command, "--engine", "local") == 0
-        assert "Ray" not in capsys.readouterr().err
         # Options that only Flower's simulation has ask for it.
         for wanted in (("--engine", "flower"), ("--parallel", "1"), ("--gpus", "0.5")):
             assert commands.coordinator(monkeypatch, *command, *wanted) == 1
             (line,) = capsys.readouterr().err.splitlines()
             assert line.startswith("error: --engine flower needs the package ray")
             assert line.endswith("or use --engine local, which runs the sites one after another")
-    assert len(run_folders(tmp_path / "runs")) == 2
+    assert len(run_folders(tmp_path / "runs")) == 1
 
 
-def test_flowers_engine_is_the_default_where_ray_is_installed() -> None:
-    assert flower_engine(None) == is_installed("ray")
-    assert not flower_engine(False)
+@pytest.mark.parametrize(
+    ("rounds", "cores", "large"), [(49, 4, False), (50, 3, False), (50, 4, True)]
+)
+def test_flowers_engine_is_the_default_for_many_trainings_on_some_cores(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, cores: int, large: bool
+) -> None:
+    monkeypatch.setattr(before_start, "usable_cores", lambda: cores)
+    assert flower_engine(None, 10_000, 0) == (False, "")
+    assert flower_engine(False, 10, rounds) == (False, "")
+    chosen, why = flower_engine(None, 10, rounds)
+    assert (chosen, "500 trainings" in why) == (large and is_installed("ray"), large)
     with hidden("ray"):
-        assert not flower_engine(None)
+        chosen, why = flower_engine(None, 10, rounds)
+        assert (chosen, install_command("simulation") in why) == (False, large)
 
 
 def test_a_run_without_matplotlib_ends_with_a_report_that_says_what_is_missing(

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedsurrogate.common.escapes import human_bytes
 from fedsurrogate.common.help import descriptions
 from fedsurrogate.server_app.cli import main as cli
 from fedsurrogate.strategies.closed_form.solvers import RESTRICTED
@@ -355,3 +356,25 @@ def test_settings_that_do_not_exist_are_refused_in_one_line(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_plan_fills_the_fields_of_an_impact_assessment_with_its_own_figures(
+    private: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that only people know say so; nothing promises privacy that the plan has not."""
+    settings = "classes=no,yes" + " epsilon=2.0 delta=1e-5" * private
+    given = ("--classes", 2, "--dimension", 64, "-c", settings)
+    assert coordinator(monkeypatch, "plan", "--json", *given) == 0
+    (row, *_) = json.loads(capsys.readouterr().out)
+    assert coordinator(monkeypatch, "plan", "--dpia", "--json", *given) == 0
+    fields = {each["field"]: each["text"] for each in json.loads(capsys.readouterr().out)}
+    assert human_bytes(row["up"]) in fields["Data that leave"]
+    assert "no, yes" in fields["Data that leave"]
+    assert "to be filled in" in fields["Legal basis"]
+    claimed = "epsilon 2, delta 1e-05"
+    assert (claimed in fields["Risks"], claimed in fields["Measures: noise"]) == (private, private)
+    assert ("No differential privacy" in fields["Risks"]) == (not private)
+    assert coordinator(monkeypatch, "plan", "--dpia", *given) == 0
+    printed = capsys.readouterr().out
+    assert all(f"**{field}** (" in printed and text in printed for field, text in fields.items())

@@ -58,7 +58,7 @@ def test_too_little_memory_is_one_line_with_numbers_and_another_way(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     have(monkeypatch, 1300)
-    assert coordinator(monkeypatch, "simulate", "--sites", 5) == 1
+    assert coordinator(monkeypatch, "simulate", "--engine", "flower", "--sites", 5) == 1
     (line,) = capsys.readouterr().err.splitlines()
     for part in (
         "1300 MiB",

@@ -1,0 +1,116 @@
+"""What a person sees of long work: lines with what is left, and the first line of a command."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsurrogate.common import command_line, progress
+from fedsurrogate.common.command_line import announced, stderr_console
+from fedsurrogate.common.progress import counted
+from tests.documents import ROOT
+
+
+@given(
+    counts=st.lists(
+        st.tuples(st.integers(0, 50), st.sampled_from([0.5, 5.0, 9.5, 10.0, 25.0])), max_size=8
+    ),
+    done=st.sampled_from([None, 0, 30]),
+    total=st.sampled_from([100, 400]),
+    what=st.sampled_from([None, "images"]),
+    of_a_command=st.booleans(),
+)
+def test_a_line_every_ten_seconds_has_the_rate_and_the_time_that_is_left(
+    counts: list[tuple[int, float]],
+    done: int | None,
+    total: int,
+    what: str | None,
+    of_a_command: bool,
+) -> None:
+    """In the log; of a command a person sees it as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock, lines, seen = [100.0], list[str](), list[str]()
+        patch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        patch.setattr(progress.LOG, "info", lambda text, *words: lines.append(text % words))
+        patch.setattr(type(stderr_console()), "is_terminal", False)
+        patch.setattr(stderr_console(), "print", lambda text, **_: seen.append(text))
+        flag = threading.Event()
+        patch.setattr(progress, "of_a_command", flag)
+        if of_a_command:
+            flag.set()
+        more = {} if done is None else {"done": done}
+        named = {} if what is None else {"what": what}
+        expected, finished, reported = [], done or 0, 100.0
+        with counted("north", total, **more, **named) as advance:  # type: ignore[arg-type]
+            for count, seconds in counts:
+                clock[0] += seconds
+                finished += count
+                advance(count)
+                if clock[0] - reported >= 10:
+                    reported = clock[0]
+                    rate = (finished - (done or 0)) / (clock[0] - 100)
+                    left = (total - finished) / max(rate, 1e-9)
+                    expected.append(
+                        f"north: {finished} of {total} {what or 'records'}, {rate:.0f} "
+                        f"{what or 'records'}/s, {left:.0f} s left"
+                    )
+        assert lines == expected
+        assert seen == (expected if of_a_command else [])
+
+
+def test_a_silent_command_says_what_it_does_and_one_that_prints_says_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command_line, "SILENT_SECONDS", 0.05)
+    with announced("refit: learn a new head"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "refit: learn a new head ...\n"
+    with announced("refit: learn a new head"):
+        stderr_console().print("found")
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "found\n"
+    with announced("refit: learn a new head"):
+        pass
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_a_bar_with_what_is_counted_and_what_is_left(tmp_path: Path) -> None:
+    """In a process with a terminal of its own, within a line that turns, as in a simulation."""
+    code = (
+        "import time\n"
+        "from fedsurrogate.common.command_line import stderr_console\n"
+        "from fedsurrogate.common.progress import counted\n"
+        "with stderr_console().status('sites work'), counted('north', 8, 0, 'images') as advance:\n"
+        "    for _ in range(8):\n"
+        "        time.sleep(0.2)\n"
+        "        advance(1)\n"
+    )
+    ours, theirs = pty.openpty()
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=variables, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += (part := os.read(ours, 65536))
+            except OSError:
+                break
+            if not part:
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+    assert re.search(r"north.*[1-7] of 8 images, \d+ images/s, \d+:\d\d left", plain), plain
+    assert "sites work" in plain
