@@ -22,7 +22,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
@@ -101,6 +101,12 @@ class Ledger:
             with self._locked():
                 self.witness.hold_against(self._read(), receipts)
 
+    def copied(self) -> dict[str, bytes]:
+        """The ledger's files by name, as they are between two releases, after all checks."""
+        with self._locked():
+            self._read()
+            return {each.name: each.read_bytes() for each in (self.path, self.head)}
+
     def witnessed(self) -> Witnessed | None:
         """What the witness knows; None for public data, and before the first entry."""
         return None if self.witness is None else self.witness.read()
@@ -175,7 +181,9 @@ class Ledger:
         }
         return names | (self.witness.answered() if self.witness is not None else set())
 
-    def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
+    def reopen(
+        self, reason: str, epsilon: float, delta: float, keep: bool = False, seen: int = 0
+    ) -> None:
         """Execute a person's decision: keep copies of the files and begin again.
 
         The new ledger, with the decision in it, replaces the old one as a whole. After a kill or a
@@ -188,9 +196,12 @@ class Ledger:
             delta: at which it is spent.
             keep: continue with the entries of an intact ledger, even if its witness disagrees;
                 `epsilon` is added to theirs.
+            seen: entries that the coordinator has seen of a ledger that is kept; those that its witness
+                has seen count in any case. `epsilon` is what the missing ones cost.
 
         Raises:
-            ConfigError: and nothing changes, for an epsilon that is negative or not a number.
+            ConfigError: and nothing changes, for an epsilon that is negative or not a number, or 0 where
+                entries are missing.
         """
         events = (
             [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
@@ -217,6 +228,12 @@ class Ledger:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
                 )
+            seen = max(seen, self._seen_by_witness())
+            if keep and (missing := seen - len(entries)) > 0 and not epsilon:
+                raise ConfigError(
+                    f"{missing} of {seen} entries are missing, and epsilon 0 would say that they cost "
+                    "nothing; state what they cost: the coordinator's runs, or the site's log, show it"
+                )
             decision = {
                 "kind": "decision",
                 "reason": reason,
@@ -234,9 +251,18 @@ class Ledger:
                     "flower_run": "",
                 }
                 # A ledger that is kept has the runs that used them.
-                | ({"proposals": sorted(proposals)} if proposals and not keep else {}),
+                | ({"proposals": sorted(proposals)} if proposals and not keep else {})
+                | ({"seen": seen} if keep and seen > len(entries) else {}),
             )
             self._begin(*entries, last)
+
+    def _seen_by_witness(self) -> int:
+        """Entries that the witness has seen; 0 without one, or for a damaged one."""
+        try:
+            known = self.witnessed()
+        except LedgerError:
+            return 0
+        return known.length if known is not None else 0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

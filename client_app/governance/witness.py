@@ -258,9 +258,10 @@ class Witness:
 def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
 
-    A kept ledger must be at least as long as it ever was: a longer receipt shows that a newer copy
-    existed.
+    A kept ledger must be at least as long as it ever was, or as the decision says: a longer receipt
+    shows that a newer copy existed.
     """
     if not decisions or receipt.opened > own.opened:
         return False
-    return not decisions[-1].get("kept") or receipt.length <= int(decisions[-1]["sequence"])
+    last = decisions[-1]
+    return not last.get("kept") or receipt.length <= max(last["sequence"], last.get("seen", 0))
