@@ -14,7 +14,7 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -106,24 +106,24 @@ def write_backup(
 
 def _files(node: NodeConfig, kit: Path | None) -> Iterator[tuple[str, bytes | Path]]:
     """Names in the archive and what they hold, a ledger as it is between two releases."""
-    for pattern in IN_STATE:
-        for found in sorted(node.state.glob(pattern)):
-            for each in sorted(found.rglob("*")) if found.is_dir() else [found]:
-                if each.is_file() and each.suffix != ".lock":
-                    yield f"state/{each.relative_to(node.state).as_posix()}", each
+    yield from _found(node.state, "state", IN_STATE)
     for ledger in _ledgers(node):
         for each, content in ledger.copied().items():
             yield f"state/ledgers/{each}", content
     if kit is not None:
-        for pattern in IN_KIT:
-            for each in kit.glob(pattern):
-                if each.is_file():
-                    yield f"kit/{each.relative_to(kit).as_posix()}", each
+        yield from _found(kit, "kit", IN_KIT)
     elif node.policy:
         policy = Path(node.policy).expanduser()
-        for each in {policy, policy.with_name(LIMITS_FILE), policy.with_name(policy_of(node).approvers)}:
-            if each.is_file():
-                yield f"policy/{each.name}", each
+        names = {policy.name, LIMITS_FILE, policy_of(node).approvers}
+        yield from _found(policy.parent, "policy", names)
+
+
+def _found(place: Path, folder: str, patterns: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Files of these names, and all files in folders of these names."""
+    for found in (each for pattern in patterns for each in sorted(place.glob(pattern))):
+        for each in found.rglob("*") if found.is_dir() else (found,):
+            if each.is_file() and each.suffix != ".lock":
+                yield f"{folder}/{each.relative_to(place).as_posix()}", each
 
 
 def _ledgers(node: NodeConfig) -> list[Ledger]:
@@ -219,7 +219,15 @@ def _checked(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
                 "with the version that wrote it"
             )
         return {"kit": str(about["kit"]), "settings": dict(about["settings"])}
-    except (tarfile.TarError, EOFError, zlib.error, OSError, KeyError, ValueError, TypeError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        OSError,
+        KeyError,
+        ValueError,
+        TypeError,
+    ) as error:
         raise _damaged(file, error) from None
 
 
@@ -243,11 +251,10 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 @contextmanager
 def _opened(plain: IO[bytes], file: Path) -> Iterator[tarfile.TarFile]:
     try:
-        archive = tarfile.open(fileobj=plain, mode="r:gz")
+        with tarfile.open(fileobj=plain, mode="r:gz") as archive:
+            yield archive
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _damaged(file, error) from None
-    with archive:
-        yield archive
 
 
 def _damaged(file: Path, error: Exception) -> ConfigError:

@@ -11,16 +11,18 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import PROXIES
+from fedsurrogate.common.flower.interface import Standing
 from fedsurrogate.common.security.enrolment import CERTIFICATE, read_node_key
 
 from .findings import SECONDS, Finding, Link
@@ -261,8 +263,8 @@ STANDING = {
         "barred, and this site then needs a new kit",
     ),
     "clock": Finding(
-        "key", "FAIL", "the coordinator refuses this site's signature; the clocks are more than 5 seconds "
-        "apart, or it has another key", "set both clocks by NTP",
+        "key", "FAIL", "the coordinator refuses this site's signature: the clocks differ too much, or it "
+        "has another key", "set both clocks by NTP",
     ),
     "open": Finding(
         "key", "WARN", "the coordinator requires no keys of sites",
@@ -274,6 +276,42 @@ STANDING = {
         "sites of 1.42 (HTTP)",
     ),
 }  # fmt: skip
+
+
+# A coordinator takes a signature that is dated at most so many seconds too late or too early.
+TOO_LATE, TOO_EARLY, DAY = 5, 305, 86_400
+
+
+def clock_behind(ask: Callable[[float], Standing]) -> int | None:
+    """Seconds by which this machine's clock is behind the coordinator's; negative: ahead of it.
+
+    Signatures are dated later and earlier until one is taken.
+
+    Args:
+        ask: the standing of a key whose signature is dated later by so many seconds.
+
+    Returns:
+        None where it is more than a day, or the key itself is refused.
+    """
+    # Shorter than what a coordinator takes, so that none is missed.
+    step = TOO_LATE + TOO_EARLY - 10
+    dates = (sign * step * number for number in range(1, DAY // step + 1) for sign in (1, -1))
+    if (taken := next((date for date in dates if ask(date) != "clock"), None)) is None:
+        return None
+    refused = taken + TOO_LATE + TOO_EARLY
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        taken, refused = (taken, middle) if ask(middle) == "clock" else (middle, refused)
+    return taken + 1 - TOO_LATE
+
+
+def _clock(behind: int) -> Finding:
+    what = f"{behind} seconds behind" if behind > 0 else f"{-behind} seconds ahead of"
+    return Finding(
+        "key", "FAIL",
+        f"this machine's clock is {what} the coordinator's; it may be {TOO_LATE} ahead or {TOO_EARLY} behind",
+        "set this machine's clock by NTP; if it is right, the coordinator's is wrong",
+    )  # fmt: skip
 
 
 class _FailedError(Exception):
@@ -522,6 +560,9 @@ def _standing(link: Link, key: Path) -> Finding:
     host = f"[{link.host}]" if ":" in link.host else link.host
     try:
         own = read_node_key(key)
-        return STANDING[flower().key_standing(f"{host}:{link.port}", authority, own, SECONDS)]
+        ask = partial(flower().key_standing, f"{host}:{link.port}", authority, own, SECONDS)
+        standing = ask(0.0)
+        behind = clock_behind(ask) if standing == "clock" else None
+        return STANDING[standing] if behind is None else _clock(behind)
     except ConfigError as error:
         raise _FailedError("key", str(error), "take site.key from the site kit") from None

@@ -326,7 +326,8 @@ def policy_in_force(node: NodeConfig) -> Policy | None:
     """
     try:
         kept = json.loads((node.state / IN_FORCE).read_text())["policy"]
-        return Policy(**{key: value for key, value in kept.items() if key in Policy.model_fields})
+        known = {key: value for key, value in kept.items() if key in Policy.model_fields}
+        return Policy.model_validate_json(json.dumps(known))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -345,6 +345,7 @@ class FlowerLink(Protocol):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
+        ahead: float = 0.0,
     ) -> Standing:
         """Whether a SuperLink has registered a key. Nothing changes there, and the key's node may
         run or not.
@@ -354,6 +355,7 @@ class FlowerLink(Protocol):
             authority: PEM of the CA that signed the SuperLink's certificate; None without TLS.
             key: Private key of the node.
             seconds: How long each request may take.
+            ahead: By how many seconds the signature is dated later than this machine's clock says.
 
         Returns:
             "registered"; "unknown"; "clock": the clocks differ too much for the signature; "open":

@@ -11,10 +11,10 @@ import functools
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -318,23 +318,32 @@ class Link134(FlowerLink):
         authority: bytes | None,
         key: ec.EllipticCurvePrivateKey,
         seconds: float,
+        ahead: float = 0.0,
     ) -> Standing:
         """Request an activation with an invalid heartbeat.
 
         The SuperLink looks up the key before it refuses this.
         """
         import grpc
-        from flwr.client.grpc_rere_client import node_auth_client_interceptor
+        from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
         from flwr.proto.fleet_pb2 import ActivateNodeRequest
         from flwr.proto.fleet_pb2_grpc import FleetStub
+        from flwr.supercore.date import now
+        from flwr.supercore.primitives.asymmetric import sign_message
 
         public = self.key_bytes(key.public_key())
         request = ActivateNodeRequest(public_key=public, heartbeat_interval=0.0)
-        signer = node_auth_client_interceptor.NodeAuthClientInterceptor(key, key.public_key())
+        # As Flower's interceptor of a node signs.
+        dated = (now() + timedelta(seconds=ahead)).isoformat()
+        signature = (
+            (PUBLIC_KEY_HEADER, public),
+            (TIMESTAMP_HEADER, dated),
+            (SIGNATURE_HEADER, sign_message(key, dated.encode("ascii"))),
+        )
 
-        def refusal(channel: grpc.Channel) -> grpc.StatusCode | None:
+        def refusal(channel: grpc.Channel, signed: Sequence[Any] = ()) -> grpc.StatusCode | None:
             try:
-                FleetStub(channel).ActivateNode(request, timeout=seconds)
+                FleetStub(channel).ActivateNode(request, timeout=seconds, metadata=signed)
             except grpc.RpcError as error:
                 code: grpc.StatusCode = error.code()
                 return code
@@ -343,7 +352,7 @@ class Link134(FlowerLink):
         with _channel(address, authority) as channel:
             if (unsigned := refusal(channel)) != grpc.StatusCode.UNAUTHENTICATED:
                 return "open" if unsigned == grpc.StatusCode.FAILED_PRECONDITION else "silent"
-            signed = refusal(grpc.intercept_channel(channel, signer))
+            signed = refusal(channel, signature)
         by_status: dict[grpc.StatusCode | None, Standing] = {
             grpc.StatusCode.INVALID_ARGUMENT: "registered",
             grpc.StatusCode.FAILED_PRECONDITION: "unknown",

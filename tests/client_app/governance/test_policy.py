@@ -112,7 +112,9 @@ def test_limits_of_work_stand_in_a_file_of_their_own_and_costs_do_not(tmp_path: 
     assert load_policy(policy) == Policy(epsilon_total=2.0, most_rounds=7, cache_mib=5.0)
     assert digest_of_policy(NodeConfig(policy=policy)) not in ("", alone)
     limits.write_text("without-dp = true")
-    with pytest.raises(ConfigError, match=r"limits.toml': without-dp: no limit of work.*policy.toml'"):
+    with pytest.raises(
+        ConfigError, match=r"limits.toml': without-dp: no limit of work.*policy.toml'"
+    ):
         load_policy(policy)
     limits.write_text("most-rounds = 0")
     with pytest.raises(ConfigError, match=r"limits.toml': most-rounds = 0: must be"):
@@ -123,7 +125,9 @@ def test_limits_of_work_stand_in_a_file_of_their_own_and_costs_do_not(tmp_path: 
         load_policy(policy)
     limits.rmdir()
     old = written(tmp_path, "most-rounds = 7\nepsilon-total = 2.0\ncache-mib = 5")
-    with pytest.raises(ConfigError, match=r"most-rounds, cache-mib: limits of work stand in .*/limits.toml' now"):
+    with pytest.raises(
+        ConfigError, match=r"most-rounds, cache-mib: limits of work stand in .*/limits.toml' now"
+    ):
         load_policy(old)
 
 
