@@ -210,7 +210,8 @@ def _checked(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
             known = any(path.match(each) or path.parts[:1] == (each,) for each in allowed)
             if not member.isreg() or ".." in path.parts or not (known or member.name == SETTINGS):
                 raise ConfigError(f"{str(file)!r}: {member.name[:80]!r} is nothing of a backup")
-            while _content(archive, member).read(PIECE):
+            content = _content(archive, member)
+            while content.read(PIECE):
                 pass
         about = json.loads(_content(archive, archive.getmember(SETTINGS)).read())
         if about["format"] != FORMAT:

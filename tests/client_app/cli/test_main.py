@@ -280,12 +280,12 @@ def test_a_check_of_rounds_tells_cost_and_refusal_by_the_settings(
 ) -> None:
     """Nothing is computed: each reply depends on a model that the coordinator sends."""
     exact = 'method="fedavg" image-size=8 backbone="pixels" classes="0,1,2,3,4,5,6,7,8,9"'
-    for run in (exact, exact.replace("fedavg", "dp-fedavg") + " epsilon=1.0 delta=1e-5"):
-        assert site(monkeypatch, "check", "--json", "--node-config", node, "-c", run) == 0
+    private = exact.replace("fedavg", "dp-fedavg") + " epsilon=1.0 delta=1e-5"
+    for run, epsilon, refusal in ((exact, None, "without-dp = false"), (private, 1.0, "")):
+        done = site(monkeypatch, "check", "--json", "--node-config", node, "-c", run)
         found = json.loads(capsys.readouterr().out)
-        assert found["may_leave"]
+        assert (done, found["may_leave"]) == (bool(refusal), not refusal)
+        assert refusal in (found["refusal"] or "")
         assert found["rounds"] > 1
         assert found["bytes"] > 0
-        assert (found["epsilon"], found["runs_left"] is None) == (
-            (1.0, False) if "epsilon" in run else (None, True)
-        )
+        assert (found["epsilon"], found["runs_left"] is None) == (epsilon, epsilon is None)
