@@ -8,6 +8,7 @@ what has left. What the site then refuses, and what a person decides, is that of
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -201,7 +202,7 @@ def restore_backup(file: Path, kit: Path | None, passphrase: bytes = b"") -> Res
 
 
 def _checked(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
-    """What the backup says of itself, after a look at all of its files."""
+    """What the backup says of itself, after a look at the names of its files."""
     try:
         for member in archive:
             folder, _, inner = member.name.partition("/")
@@ -210,9 +211,6 @@ def _checked(archive: tarfile.TarFile, file: Path) -> dict[str, Any]:
             known = any(path.match(each) or path.parts[:1] == (each,) for each in allowed)
             if not member.isreg() or ".." in path.parts or not (known or member.name == SETTINGS):
                 raise ConfigError(f"{str(file)!r}: {member.name[:80]!r} is nothing of a backup")
-            content = _content(archive, member)
-            while content.read(PIECE):
-                pass
         about = json.loads(_content(archive, archive.getmember(SETTINGS)).read())
         if about["format"] != FORMAT:
             raise ConfigError(
@@ -252,9 +250,14 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 @contextmanager
 def _opened(plain: IO[bytes], file: Path) -> Iterator[tarfile.TarFile]:
     try:
+        # To the end, where its checksum is: a part of an archive may be one, too.
+        with gzip.GzipFile(fileobj=plain) as whole:
+            while whole.read(PIECE):
+                pass
+        plain.seek(0)
         with tarfile.open(fileobj=plain, mode="r:gz") as archive:
             yield archive
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(file, error) from None
 
 

@@ -35,7 +35,7 @@ from ..node_config import NodeConfig
 from .budget import Budget, check_budget
 from .entries import Entry, Release, canonical, chained, digest, events_of, non_private_releases
 from .policy import PUBLIC_KINDS, Policy
-from .witness import DECIDE, Witness, Witnessed
+from .witness import DECIDE, Witness, Witnessed, before_decisions
 
 FORMAT = 1
 LOCK_SECONDS = 60
@@ -229,7 +229,8 @@ class Ledger:
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
                 )
             seen = max(seen, self._seen_by_witness())
-            if keep and (missing := seen - len(entries)) > 0 and not epsilon:
+            missing = seen - before_decisions(entries)
+            if keep and missing > 0 and not epsilon:
                 raise ConfigError(
                     f"{missing} of {seen} entries are missing, and epsilon 0 would say that they cost "
                     "nothing; state what they cost: the coordinator's runs, or the site's log, show it"
@@ -252,7 +253,7 @@ class Ledger:
                 }
                 # A ledger that is kept has the runs that used them.
                 | ({"proposals": sorted(proposals)} if proposals and not keep else {})
-                | ({"seen": seen} if keep and seen > len(entries) else {}),
+                | ({"seen": seen} if keep and missing > 0 else {}),
             )
             self._begin(*entries, last)
 

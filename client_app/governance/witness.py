@@ -207,7 +207,6 @@ class Witness:
         own = self.read()
         assert own is not None  # the ledger has been compared with it
         others = {other.ledger for other in self._others()}
-        decisions = [entry for entry in entries if entry["kind"] == "decision"]
         for receipt in receipts:
             seen = f"the coordinator has seen {receipt.length} entries of"
             if receipt.ledger == own.ledger:
@@ -216,7 +215,7 @@ class Witness:
                 expected = own.receipt(receipt.length, entries[receipt.length - 1]["hash"])
                 if not hmac.compare_digest(str(expected), str(receipt)):
                     raise LedgerError(f"{seen} another ledger under the name of this one; {DECIDE}")
-            elif receipt.ledger not in others and not _settled(receipt, own, decisions):
+            elif receipt.ledger not in others and not _settled(receipt, own, entries):
                 raise LedgerError(
                     f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, "
                     f"that no witness in {str(self.file.parent)!r} knows: it was lost, or it is of "
@@ -255,13 +254,25 @@ class Witness:
             )
 
 
-def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
+def before_decisions(entries: Sequence[Mapping[str, Any]]) -> int:
+    """Number of entries before the decisions at the end: no release has left between those."""
+    count = len(entries)
+    while count and entries[count - 1]["kind"] == "decision":
+        count -= 1
+    return count
+
+
+def _settled(receipt: Receipt, own: Witnessed, entries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
 
     A kept ledger must be at least as long as it ever was, or as the decision says: a longer receipt
     shows that a newer copy existed.
     """
+    last = max((at for at, entry in enumerate(entries) if entry["kind"] == "decision"), default=-1)
+    known = before_decisions(entries[: last + 1])
+    decisions = entries[known : last + 1]
     if not decisions or receipt.opened > own.opened:
         return False
-    last = decisions[-1]
-    return not last.get("kept") or receipt.length <= max(last["sequence"], last.get("seen", 0))
+    if not all(each.get("kept") for each in decisions):
+        return True
+    return receipt.length <= max(known, *(each.get("seen", 0) for each in decisions))
