@@ -69,8 +69,12 @@ def restore(
     console.print(
         f"restored {len(found.files)} files; the state is in {found.node.state}", soft_wrap=True
     )
-    for each in found.kept:
-        console.print(f"  kept as it is: {each}", soft_wrap=True)
+    if found.kept:
+        console.print(
+            f"{len(found.kept)} files of settings were there and stay as they are: "
+            f"{', '.join(sorted(each.name for each in found.kept))}",
+            soft_wrap=True,
+        )
     if not found.refusals:
         console.print("the ledger agrees with its witness: nothing has left since", soft_wrap=True)
         return

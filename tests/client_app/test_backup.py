@@ -143,7 +143,10 @@ def test_a_kit_comes_back_on_another_machine_without_images_caches_or_witness(
     lost = {str(each) for each in kept.keys() - back.keys()}
     assert not back.keys() - kept.keys()
     assert {each.partition("/")[0] for each in lost} <= {"cache", "witness", "north.csr", "state"}
-    assert {each for each in lost if each.startswith("state/")} <= {"state/seen.png", "state/site.log"}
+    assert {each for each in lost if each.startswith("state/")} <= {
+        "state/seen.png",
+        "state/site.log",
+    }
     assert all(back[each] == kept[each] for each in back)
     assert (kit / "state/models/one/model.fedsurrogate").read_bytes() == b"weights"
     assert (kit / "papers/site.key").stat().st_mode & 0o077 == 0

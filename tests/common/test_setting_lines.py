@@ -57,7 +57,9 @@ def test_what_is_written_is_read_as_it_stands(values: dict[str, str], mark: bool
 def test_what_compose_would_read_otherwise_is_refused(
     tmp_path: Path, line: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"'{tmp_path}/.env', line \d: .*{words}".replace("$", r"\$")):
+    with pytest.raises(
+        ConfigError, match=rf"'{tmp_path}/.env', line \d: .*{words}".replace("$", r"\$")
+    ):
         read_setting_lines(written(tmp_path, line), {"A", "B"})
 
 

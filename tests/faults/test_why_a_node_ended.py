@@ -87,7 +87,12 @@ def test_a_wrong_authority_is_a_wrong_authority_and_no_refused_key(
 
 @pytest.mark.skipif(not moves_the_clock(), reason="needs faketime, with its library")
 @pytest.mark.parametrize(
-    ("clock", "cause"), [("+1h", " seconds ahead of the coordinator's"), ("+3000d", "expired"), ("-400d", "not yet valid")]
+    ("clock", "cause"),
+    [
+        ("+1h", " seconds ahead of the coordinator's"),
+        ("+3000d", "expired"),
+        ("-400d", "not yet valid"),
+    ],
 )
 def test_a_wrong_clock_and_an_ended_certificate_are_named(
     running: Federation, clock: str, cause: str
