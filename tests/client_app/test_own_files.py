@@ -160,6 +160,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                  "--positive", "7", "--sensitivity", "0.9", "--store"),
     "adapt": ("MODEL", "--data-dir", "HOME/labelled", "--node-config", "NODE", "--store"),
     "enrol": ("north", "--hospital", "North", "--contact", "it@north.example", "--out", "OUT/north"),
+    "backup": ("OUT/north.backup", "--node-config", "NODE"),
     "approve": ("HOME/proposal.json", "--officer", "Dr. N", "--node-config", "NODE"),
     "check --attack": ("--node-config", "NODE", "-c", RUN, "--seconds", "0", "--out", "OUT/audit"),
     "check --sheet": ("--node-config", "NODE", "-c", RUN),
@@ -182,10 +183,11 @@ def leaves(command: click.Command, name: str = "") -> Iterator[str]:
 
 def test_every_command_is_tried() -> None:
     every = set(leaves(typer.main.get_command(fedsurrogate.client_app.cli.main.app)))
-    # `home` opens a ledger, and the test of `fetch` looks at its files.
+    # `home` opens a ledger; the tests of `fetch` and `restore` look at their files.
     assert every == set(COMMANDS) - {"check --sheet", "check --attack"} | SERVE | {
         "ledger open",
         "fetch",
+        "restore",
     }
 
 
