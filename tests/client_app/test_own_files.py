@@ -105,7 +105,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # A person opens the ledger, by a command.
         patch.setattr(
             "tests.grid.open_new",
-            lambda node: site("ledger", "open", "--node-config", text(node)),
+            lambda node: site("ledger", "open", "--yes", "--node-config", text(node)),
         )
         made = Made(patch, *made_within, home / "tmp", home / "witness")
         nodes, _ = federation(home, decided=False)

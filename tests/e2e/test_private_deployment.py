@@ -39,7 +39,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, (name, policy) in enumerate(POLICIES.items()):
         write_features(home / f"{SECRET}-{name}", seed)
         (home / f"{name}.toml").write_text(policy)
-        assert site_command("ledger", "open", "--node-config", _node(home, name)).returncode == 0
+        assert (
+            site_command("ledger", "open", "--yes", "--node-config", _node(home, name)).returncode
+            == 0
+        )
     with federation(home / "flower", [_node(home, name) for name in POLICIES]) as running:
         status = running.run(f'{SETTINGS} output-dir="{home}/out"', cwd=home)
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
