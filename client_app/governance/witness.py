@@ -275,4 +275,4 @@ def _settled(receipt: Receipt, own: Witnessed, entries: Sequence[Mapping[str, An
         return False
     if not all(each.get("kept") for each in decisions):
         return True
-    return receipt.length <= max(known, *(each.get("seen", 0) for each in decisions))
+    return receipt.length <= max(known, *(int(each.get("seen", 0)) for each in decisions))
