@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 
 from .node_config import NodeConfig
 
 # Settings that are none of a site: of its connection and log, of containers and jobs.
 OF_CONTAINERS = (
-    *("COORDINATOR", "PROXY", "LOG_FORMAT"),
-    *("IMAGE", "MEMORY", "RUN_AS", "COMPOSE_FILE", "COMPOSE_PROFILES", "SIF"),
+    *("COORDINATOR", "PROXY", "SIF"),
+    *OF_COMPOSE,
 )
 # What a setting of a site is called in `.env`, where it has another name than there.
 FOLDERS = {
@@ -114,28 +115,13 @@ def read_kit(folder: Path) -> Kit:
         ConfigError: it has no `.env`, or that has a line which is no setting.
     """
     folder = folder.expanduser().resolve()
-    file, values = folder / ".env", dict[str, str]()
     try:
-        lines = file.read_text("utf-8-sig", errors="surrogateescape").splitlines()
+        return Kit(folder, read_setting_lines(folder / ".env", KNOWN))
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read ({error.strerror}); name the folder into which the site's kit was "
-            "unpacked"
+            f"{folder / '.env'} cannot be read ({error.strerror}); name the folder into which the site's "
+            "kit was unpacked"
         ) from None
-    for line in lines:
-        name, equals, value = line.partition("=")
-        if not line.strip() or line.startswith("#"):
-            continue
-        if not equals or name not in KNOWN:
-            most = ", ".join(sorted(KNOWN))
-            raise ConfigError(f"{file}: {name[:80]!r} is no setting; there are {most}")
-        if re.search(r'["\\]', value) or not value.isprintable():
-            raise ConfigError(
-                f"{file}: {name} has a quotation mark, a backslash or a control character; write values "
-                "as they are"
-            )
-        values[name] = value.strip()
-    return Kit(folder, values)
 
 
 def keep(kit: Kit, answers: Mapping[str, str]) -> Kit:
@@ -145,10 +131,10 @@ def keep(kit: Kit, answers: Mapping[str, str]) -> Kit:
         ConfigError: a value cannot stand there.
     """
     file = kit.folder / ".env"
-    text = file.read_text("utf-8-sig", errors="surrogateescape")
+    text = file.read_text("utf-8-sig")
     for name, value in answers.items():
         text = _with_line(text, rf"{name}=", f"{name}={value}")
-    replace_file(file, text.encode(errors="surrogateescape"), mode=0o600)
+    replace_file(file, text, mode=0o600)
     return read_kit(kit.folder)
 
 

@@ -28,7 +28,7 @@ IN_STATE = (
     "keys",
     "ledgers",
     "models",
-    "policy.sha256",
+    "policy.json",
     "public",
     "replies",
     "requests.json*",

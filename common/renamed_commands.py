@@ -45,7 +45,8 @@ RENAMED = {
         "unregister": "sites unregister",
     },
     "site": {
-        "classify": "generator classify", "disclose": "audit --sheet",
+        "classify": "generator classify", "audit": "check --attack", "disclose": "check --sheet",
+        "dry-run": "check",
         "forget-sums": "ledger forget", "key": "offline key", "ledger": "ledger show",
         "ledger --open": "ledger open", "models": "models list", "ood": "generator ood",
         "policy check": "policy", "release": "offline release", "reopen-ledger": "ledger reopen",

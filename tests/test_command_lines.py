@@ -232,7 +232,7 @@ def test_completion_can_be_installed(app: str, monkeypatch: pytest.MonkeyPatch) 
 # Wrong arguments of commands that would start a server, or wait.
 STARTS = {"superlink", "app", "metrics", "log"}
 # Commands that do their whole work without arguments.
-COMPLETE = {"simulate", "plan", "watch", "dry-run", "settings", "policy", "run", "sweep"}
+COMPLETE = {"simulate", "plan", "watch", "check", "settings", "policy", "run", "sweep"}
 
 
 def filled(command: Command, value: str) -> list[str]:

@@ -159,7 +159,7 @@ def test_a_site_examines_itself(alone: Run, tmp_path: Path) -> None:
     assert (found["packages"], found["data"], found["backbone"]) == ("PASS", "PASS", "PASS"), (
         done.stderr
     )
-    assert alone(*SITE, "dry-run", "--node-config", node.format("digits"), "--json").returncode == 0
+    assert alone(*SITE, "check", "--node-config", node.format("digits"), "--json").returncode == 0
     done = alone(*SITE, "doctor", "--node-config", node.format("parquet"), "--json")
     assert done.returncode == 1
     (finding,) = (each for each in json.loads(done.stdout) if each["what"] == "packages")

@@ -23,7 +23,7 @@ from ..governance.ledger import own_ledger
 from ..governance.policy import Policy, policy_of
 from ..governance.release import DISCLOSURES
 from ..node_config import NodeConfig
-from ..offline.keys import DryRun, dry_run
+from ..offline.run_check import RunCheck, check_run
 from .release_audit import FEWEST, ReleaseAudit, audit_release
 
 PARTS = {
@@ -106,7 +106,7 @@ def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Pa
         ConfigError: for other methods.
         FedSurrogateError: if no release can be made.
     """
-    made = dry_run(run, node)
+    made = check_run(run, node)
     content = sheet(run, node, made, audit_release(run, node, seconds, most=max(FEWEST, 16)))
     packed = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
     name = f"{run.digest}-{hashlib.sha256(packed).hexdigest()[:16]}"
@@ -116,13 +116,13 @@ def disclose(run: Run, node: NodeConfig, seconds: float = 0.0) -> tuple[Part, Pa
     return content, facts, page
 
 
-def sheet(run: Run, node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
     """The content of a sheet: five parts, each with facts by name.
 
     Args:
         run: whose release it is.
         node: the site's settings.
-        made: the release, as a dry run makes it.
+        made: the release, as a check makes it.
         audit: attacks on such releases.
     """
     return {
@@ -220,7 +220,7 @@ def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
     }
 
 
-def _outputs(sends: Sequence[Field], node: NodeConfig, made: DryRun, audit: ReleaseAudit) -> Part:
+def _outputs(sends: Sequence[Field], node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Part:
     facts, ledger = made.facts, own_ledger(node)
     entries = ledger.entries() if ledger is not None else []
     shown = ("auc", "low", "high", "rate_at_one_percent", "rate_at_one_in_thousand")

@@ -12,7 +12,7 @@ import typer
 
 from fedsurrogate.common.command_line import Json, console
 
-from .options import LISTS_ALL, MaybeNode, Node, complete_node_keys, node_of
+from .options import LISTS_ALL, ConfirmPolicy, MaybeNode, Node, complete_node_keys, node_of
 
 
 def approve(
@@ -57,7 +57,7 @@ def approve(
         soft_wrap=True,
         markup=False,
     )
-    # How many records there are is known where they are: `site dry-run` and `site.log` say it.
+    # How many records there are is known where they are: `site check` and `site.log` say it.
     for odd in budget_remarks(own.epsilon, own.delta):
         console.print(f"warning: {odd}", soft_wrap=True)
 
@@ -157,24 +157,30 @@ def policy(
         Path | None, typer.Argument(help="A policy file; without one, that of the node-config.")
     ] = None,
     node_config: MaybeNode = None,
+    yes: ConfirmPolicy = False,
     as_json: Json = False,
 ) -> None:
     """Check a policy file, or the default policy, and show its limits.
 
-    Exits with 1 if the file is wrong.
+    Of the node-config's policy it asks for what that allows beyond the one in force: until a person has
+    confirmed it, every run is refused. Exits with 1 if the file is wrong, or nobody can be asked.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
     from rich.text import Text
 
-    from ..governance.policy import DEFAULT, Policy, load_policy
+    from ..governance.policy import DEFAULT, Policy, load_policy, shown
+    from .first_join import confirm_looser
 
-    if file is None and node_config and (named := node_of(node_config).policy):
-        file = Path(named)
+    node = node_of(node_config) if file is None and node_config else None
+    if node is not None and node.policy:
+        file = Path(node.policy)
     found = load_policy(str(file)) if file else DEFAULT
     values = found.model_dump(by_alias=True)
     if as_json:
         print(json.dumps(values, indent=2))
+        if node is not None:
+            confirm_looser(node, yes)
         return
     width = max(14, console.width // 5)
     narrow = (Column(name, overflow="fold", max_width=width) for name in ("value", "default"))
@@ -182,8 +188,8 @@ def policy(
     table = Table(Column("key", no_wrap=True), *narrow, meaning, box=SIMPLE_HEAD)
     for name, field in Policy.model_fields.items():
         value, default = getattr(found, name), getattr(DEFAULT, name)
-        shown = Text(_shown(value), style="" if value == default else "bold")
-        table.add_row(name.replace("_", "-"), shown, _shown(default), field.description or "")
+        own = Text(shown(value), style="" if value == default else "bold")
+        table.add_row(name.replace("_", "-"), own, shown(default), field.description or "")
     console.print(table)
     if found.irrevocable:
         console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
@@ -191,17 +197,8 @@ def policy(
         console.print(f"{file} is fine", style="green", soft_wrap=True)
     else:
         console.print("these values hold at a site without a policy file")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return value
-    # As TOML: large limits stay readable, and can be copied into a policy.
-    return f"{value:_}" if isinstance(value, int) else f"{value:g}"
+    if node is not None:
+        confirm_looser(node, yes)
 
 
 def forget(

@@ -1,4 +1,4 @@
-"""The `site doctor`, `audit` and `metrics` commands: checks of a site, of a run and of a release."""
+"""The `site doctor` and `metrics` commands: checks of a site, and its figures."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from fedsurrogate.common.command_line import (
 from fedsurrogate.common.errors import ConfigError
 
 from .first_join import UNOPENED, opened
-from .options import KitFolder, MaybeNode, Node, node_of
+from .options import KitFolder, MaybeNode, node_of
 
 if TYPE_CHECKING:
     from fedsurrogate.common.run import Run
 
-    from ..audit.release_audit import ReleaseAudit
     from ..diagnostics.findings import Finding
     from ..diagnostics.site_checks import SiteCollector
     from ..node_config import NodeConfig
@@ -163,107 +162,6 @@ def _ask() -> tuple[list[str], str]:
     )
     superlink = typer.prompt("Coordinator (HOST:PORT)", default="", show_default=False)
     return [settings] if settings.strip() else [], superlink.strip()
-
-
-def audit(
-    node_config: Node,
-    run_config: RunSettings = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for audit.html and audit.json.", show_default="audit"),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Attack for this long, at least eight releases.",
-            show_default="60; with --sheet no attack",
-        ),
-    ] = None,
-    sheet: Annotated[
-        bool,
-        typer.Option(
-            "--sheet",
-            help="Write a disclosure sheet: what leaves, to whom, its claim, and what attacks find. "
-            "It lies in the state folder, and the ledger's entry of the release has its address.",
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Attack a run's release: does it show which records were used?
-
-    Makes the release again and again from halves of the records, and lets an attacker who knows
-    every record guess which were used. With --sheet it gives no verdict. Otherwise it exits with 1
-    if the attack beats the run's epsilon, or a limit of the policy.
-
-    Example: site audit -c 'fedpft.components=10' --out audit
-    """
-    from rich.progress import Progress
-
-    from ..audit.output import limit_broken, pictures_of, write_audit
-    from ..audit.release_audit import audit_release
-    from ..governance.policy import policy_of
-
-    run, node = run_config_of(run_config), node_of(node_config)
-    if sheet:
-        if out is not None:
-            raise ConfigError("--out: the disclosure sheet lies in the state folder; leave it out")
-        _write_sheet(run, node, seconds or 0.0, as_json)
-        return
-    with Progress(console=console, transient=True, disable=as_json) as bar:
-        task = bar.add_task("releases", total=None)
-
-        def show(done: int, most: int) -> None:
-            bar.update(task, completed=done, total=most)
-
-        result = audit_release(run, node, 60.0 if seconds is None else seconds, progress=show)
-    pictures = pictures_of(run, node, [each.row for each in result.standing_out])
-    facts, page = write_audit(result, out or Path("audit"), pictures)
-    broken = limit_broken(result, policy_of(node))
-    if as_json:
-        refusal = {"page": str(page), "refusal": broken or None}
-        print(json.dumps(refusal | json.loads(facts.read_text()), indent=2))
-    else:
-        _print_audit(result, page)
-    if broken:
-        print_error(broken)
-        raise typer.Exit(1)
-
-
-def _print_audit(result: ReleaseAudit, page: Path) -> None:
-    from rich.table import Table
-
-    attack, nearest = result.attack, result.nearest
-    table = Table("attack", "value", "95 % interval")
-    table.title = f"{result.releases} releases, {result.records} records"
-    for name, each in (
-        ("AUC (0.5 is a guess)", attack),
-        *((f"AUC, {name}", other) for name, other in result.others.items()),
-    ):
-        table.add_row(name, f"{each.auc:.3f}", f"{each.low:.3f} to {each.high:.3f}")
-    table.add_row("found at 1 % false alarms", f"{100 * attack.rate_at_one_percent:.1f} %")
-    table.add_row("found at 0.1 % false alarms", f"{100 * attack.rate_at_one_in_thousand:.2f} %")
-    if result.epsilon:
-        table.add_row(f"largest AUC at epsilon {result.epsilon:g}", f"{result.allowed:.3f}")
-    if nearest is not None:
-        table.add_row("means that are nearly a record", f"{100 * nearest.copies:.1f} %")
-    console.print(table)
-    if nearest is not None and nearest.classes:
-        text = f"a mean is nearly a record: class {', '.join(nearest.classes)}"
-        console.print(text, style="yellow")
-    if count := result.standing_out_count:
-        console.print(f"{count} records stand out; the page names them", style="yellow")
-    console.print(str(page), soft_wrap=True)
-
-
-def _write_sheet(run: Run, node: NodeConfig, seconds: float, as_json: bool) -> None:
-    from ..audit.disclosure import disclose
-
-    content, facts, page = disclose(run, node, seconds)
-    if as_json:
-        print(json.dumps({"file": str(facts), "page": str(page)} | content, indent=2))
-    else:
-        console.print(str(page), soft_wrap=True)
-        console.print(f"address in the ledger: {facts.parent.name}/{facts.stem}", soft_wrap=True)
 
 
 def metrics(

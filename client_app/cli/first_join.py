@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, get_args
 import typer
 
 from fedsurrogate.common.command_line import console
-from fedsurrogate.common.errors import ConfigError, LedgerError
+from fedsurrogate.common.errors import ConfigError, DataError, LedgerError
 
 from .options import node_of
 
 if TYPE_CHECKING:
     from ..kit import Kit
+    from ..node_config import NodeConfig
 
 # Exit code of the doctor where only the ledger is missing, because nobody has opened it.
 UNOPENED = 3
@@ -59,7 +60,8 @@ def prepare(folder: Path, yes: bool) -> Kit:
 
     Args:
         folder: of the kit.
-        yes: whether nothing is asked, and the ledger of new data is opened.
+        yes: whether nothing is asked: the classes that the data have and the policy are confirmed, and
+            the ledger of new data is opened.
 
     Raises:
         ConfigError, LedgerError: something is missing, and nobody can be asked.
@@ -71,12 +73,16 @@ def prepare(folder: Path, yes: bool) -> Kit:
     kit, asks = opened(folder), sys.stdin.isatty() and not yes
     if asks and not kit.values.get("DATA"):
         kit = _ask(kit)
-    node_config = kit.node_config()
+    node = node_of([kit.node_config()])
+    ledger = own_ledger(node)
+    if ledger is not None and ledger.is_new and (asks or yes):
+        kit = _with_classes(kit, node, asks)
+        node = node_of([kit.node_config()])
+    confirm_looser(node, yes)
     found = subprocess.run([*COMMAND, "doctor", "--node-config", str(kit.folder)], check=False)
     if found.returncode not in (0, UNOPENED):
         raise typer.Exit(1)
-    node = node_of([node_config])
-    if (ledger := own_ledger(node)) is not None and ledger.is_new:
+    if ledger is not None and ledger.is_new:
         if asks:
             typer.confirm(
                 "Nothing has left yet. Open the ledger of these data, and join", abort=True
@@ -121,6 +127,73 @@ def _ask(kit: Kit) -> Kit:
     set_limits(kit.policy, {"epsilon-per-run": run, "epsilon-total": total})
     load_policy(str(kit.policy))
     return kept
+
+
+def _with_classes(kit: Kit, node: NodeConfig, asks: bool) -> Kit:
+    """The kit with the classes of its data, which a person has confirmed."""
+    from fedsurrogate.common.settings.base import split_names
+
+    from ..diagnostics.first_look import classes_to_confirm, list_data
+    from ..kit import keep
+
+    try:
+        names = classes_to_confirm(node, list_data(node).classes)
+    except (DataError, OSError):
+        return kit  # The doctor reports it.
+    if not names:
+        return kit
+    console.print(
+        f"The data have {len(names)} classes: {', '.join(names)}. When one of them is gone, this site stays "
+        "away.",
+        soft_wrap=True,
+    )
+    if asks and not typer.confirm("Are these all", default=True):
+        written = typer.prompt(
+            "All classes, separated by commas; empty to leave it open", default=""
+        )
+        names = split_names(written)
+    return keep(kit, {"CLASSES": ",".join(names)}) if names else kit
+
+
+def confirm_looser(node: NodeConfig, yes: bool) -> None:
+    """Say what a policy allows beyond the one in force, or beyond the default before the first one, and
+    ask for it; it is in force from then on.
+
+    Args:
+        node: the site's settings.
+        yes: whether nothing is asked.
+
+    Raises:
+        ConfigError: it allows more, and nobody can be asked.
+        typer.Abort: a person has said no.
+    """
+    from ..governance.ledger import own_ledger
+    from ..governance.policy import DEFAULT, confirm_policy, loosened, policy_in_force, policy_of
+
+    policy, before = policy_of(node), policy_in_force(node)
+    if (ledger := own_ledger(node)) is None or (before is None and not ledger.is_new):
+        # Public data; and of a ledger of an earlier version, this policy is in force.
+        return
+    if keys := loosened(before or DEFAULT, policy):
+        what = "the policy in force" if before else "the default policy"
+        console.print(f"{node.policy or 'The policy'} allows more than {what}:", soft_wrap=True)
+        for key in keys:
+            console.print(f"  {key}", soft_wrap=True)
+        forever = policy.irrevocable or "what leaves under it stays spent"
+        console.print(
+            f"This cannot be taken back: {forever}. A stricter policy later changes nothing of that.",
+            style="yellow",
+            soft_wrap=True,
+        )
+        if not yes and not sys.stdin.isatty():
+            raise ConfigError(
+                "nobody has confirmed it; type `site policy` with this site's --node-config in a terminal, "
+                "or with --yes"
+            )
+        if not yes:
+            typer.confirm("Let it be in force", abort=True)
+    if before != policy:
+        confirm_policy(node, policy)
 
 
 def _optional(question: str) -> str:

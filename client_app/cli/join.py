@@ -37,7 +37,12 @@ def join(
         bool, typer.Option("--insecure", help="No TLS: only if all runs on one machine.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Ask nothing, and open the ledger of new data.")
+        bool,
+        typer.Option(
+            "--yes",
+            help="Ask nothing: confirm the policy and the classes that the data have, and open the ledger of "
+            "new data.",
+        ),
     ] = False,
     install: Annotated[
         bool, typer.Option("--install", help="Write a service of systemd that joins, and end.")
@@ -45,7 +50,7 @@ def join(
 ) -> None:
     """Take part in a federation until Ctrl-C.
 
-    With the folder of a kit it asks once for the data, the weights and the limits, checks this
+    With the folder of a kit it asks once for the data, the weights, the limits and the classes, checks this
     machine as `site doctor` does, and asks before it opens the ledger. Without a terminal it asks
     nothing, and names what is missing. Only the code installed here runs. Code that arrives with a
     run is never started.
@@ -107,7 +112,7 @@ def check_settings(node: NodeConfig) -> None:
     from fedsurrogate.common.models.training_parts import pick_device
 
     from ..governance.ledger import own_ledger
-    from ..governance.policy import load_policy
+    from ..governance.policy import check_confirmed, load_policy
     from ..node_config import check_folders
     from ..own_files import close_to_others
 
@@ -122,7 +127,7 @@ def check_settings(node: NodeConfig) -> None:
             "no folder; set data to the kind of this site's data, or remove data-dir"
         )
     if node.policy:
-        load_policy(node.policy)
+        check_confirmed(node, load_policy(node.policy))
     folder = Path(node.data_dir).expanduser()
     if node.data != "digits" and not (folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)):
         raise ConfigError(

@@ -24,13 +24,16 @@ from fedsurrogate.common.files import owner_only
 from ..processes.own_account import take_arguments
 from .adapt import adapt
 from .approve import approve, enrol, forget, policy, settings
-from .doctor import audit, doctor, metrics
+from .backup import backup, restore
+from .check import check
+from .doctor import doctor, metrics
 from .evaluate import evaluate
 from .fetch import fetch
+from .first_join import confirm_looser
 from .generator import generator_app
 from .join import join
 from .models import models_app
-from .options import Node, node_of, one_text
+from .options import ConfirmPolicy, Node, node_of, one_text
 from .predict import predict
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(generator_app, name="generator")
 app.add_typer(offline_app, name="offline")
 for command in (
-    enrol, join, doctor, settings, policy, approve, audit, predict, evaluate, adapt, fetch,
+    enrol, join, doctor, settings, policy, approve, check, predict, evaluate, adapt, fetch, backup, restore,
 ):  # fmt: skip
     app.command()(command)
 app.command(hidden=True)(metrics)
@@ -131,11 +134,15 @@ def _with_data(node_config: list[str]) -> NodeConfig:
 
 
 @ledger_app.command("open")
-def open_new(node_config: Node) -> None:
-    """Open the ledger of new data, once; without it nothing leaves."""
+def open_new(node_config: Node, yes: ConfirmPolicy = False) -> None:
+    """Open the ledger of new data, once; without it nothing leaves.
+
+    Asks first for a policy that allows more than the default.
+    """
     from ..governance.gate import open_ledger
 
     node = _with_data(node_config)
+    confirm_looser(node, yes)
     opened = open_ledger(node)
     console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
     warning = "keep both, and never restore an older copy of either: it lacks later releases"
@@ -252,6 +259,14 @@ def reopen(
         bool,
         typer.Option("--keep", help="Keep the entries: the ledger is intact, its witness is not."),
     ] = False,
+    seen: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --keep: entries that the coordinator has seen, as the error says, so that the missing "
+            "ones count as spent.",
+        ),
+    ] = 0,
 ) -> None:
     """Decide about a ledger that is damaged or lost, or that its witness contradicts.
 
@@ -263,7 +278,7 @@ def reopen(
     from ..governance.gate import open_gate
 
     gate = open_gate(node_of(node_config), Settings().data, "")
-    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep)
+    gate.ledger.reopen(reason, epsilon_spent, gate.policy.delta, keep, seen)
     what = (
         "the ledger continues, with epsilon {:g} more"
         if keep
@@ -323,32 +338,6 @@ def release(
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-@app.command("dry-run")
-def dry_run_command(
-    node_config: Node, run_config: RunSettings = None, as_json: Json = False
-) -> None:
-    """Compute the release of a run, and show its noise and epsilon.
-
-    Nothing leaves. Exits with 1 if the gate would refuse it, or if the records cannot be used and only noise would
-    leave.
-    """
-    from ..offline.keys import dry_run
-
-    result = dry_run(run_config_of(run_config), node_of(node_config))
-    if as_json:
-        print(json.dumps(result.facts, indent=2))
-    else:
-        from rich.table import Column, Table
-
-        table = Table("what would leave", Column("nothing has left", overflow="fold"))
-        for key, value in result.facts.items():
-            table.add_row(key.replace("_", " "), _text(value))
-        console.print(table)
-    if result.refusal:
-        print_error(result.refusal)
-        raise typer.Exit(1)
-
-
 @app.command(hidden=True)
 def features(
     out: Annotated[
@@ -390,14 +379,6 @@ def features(
     left = f"; {lost} images left out" if lost else ""
     facts = f"{len(records.labels)} features of dimension {records.features.shape[1]}"
     console.print(f"{facts}: {out}{left}", soft_wrap=True)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {number:.4g}" for key, number in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 @owner_only()

@@ -69,6 +69,11 @@ KitFolder = Annotated[
     typer.Argument(metavar="[KIT]", help="The folder into which this site's kit was unpacked."),
 ]
 
+ConfirmPolicy = Annotated[
+    bool,
+    typer.Option("--yes", help="Ask nothing: a policy that allows more than before is confirmed."),
+]
+
 
 def node_of(texts: list[str]) -> NodeConfig:
     """Parse a node-config from the command line."""

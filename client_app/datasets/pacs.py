@@ -17,6 +17,7 @@ from fedsurrogate.common.escapes import csv_text
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.identity import normal
+from fedsurrogate.common.setting_lines import read_setting_lines
 
 from .dicom import key_of
 from .image_folders import find_tables
@@ -70,22 +71,10 @@ def settings_of(environment: Mapping[str, str], file: Path | None) -> dict[str, 
 
     Raises:
         ConfigError: for a file that others can read, or a line of another form.
+        OSError: the file cannot be read.
     """
-    given = dict(environment)
-    if file is not None:
-        if file.stat().st_mode & 0o077:
-            raise ConfigError(f"--env-file '{file}' can be read by others; type chmod 600 '{file}'")
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            name, equals, value = line.strip().partition("=")
-            if not line.strip() or line.startswith("#"):
-                continue
-            if not equals or name not in VARIABLES.values():
-                # Its content may be a secret.
-                raise ConfigError(
-                    f"line {number} of '{file}' is none of {', '.join(VARIABLES.values())}, each with = "
-                    "and its value"
-                )
-            given[name] = value.strip("\"'")
+    own = read_setting_lines(file, VARIABLES.values(), secret=True) if file is not None else {}
+    given = {**environment, **own}
     return {name: given.get(variable, "") for name, variable in VARIABLES.items()}
 
 

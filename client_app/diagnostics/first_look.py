@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedsurrogate.common.errors import DataError
@@ -21,95 +21,125 @@ from ..node_config import NodeConfig
 MOST_LISTED = 20
 
 
-def check_files(node: NodeConfig) -> list[str]:
-    """Check the data that a node-config names.
+def first_look(node: NodeConfig, smallest_site: int) -> list[str]:
+    """Look at the data that a node-config names, before the site joins: they are listed once.
 
-    Whether the site joins must not depend on its records, because the coordinator sees it. So
-    warnings do not stop the site.
+    Whether the site joins must not depend on a single record, because the coordinator sees it. So
+    warnings do not stop the site. Nor may an answer to a request depend on it: a folder that empties
+    later gives noise.
 
     Args:
         node: the site's settings.
+        smallest_site: records that the site must have; 0: whatever is there.
 
     Returns:
-        Warnings about folders without images, or not of classes.
+        Warnings about folders without images, or not of classes; and what to write into the settings
+        where they name no class.
 
     Raises:
-        DataError: for a wrong file, column or type.
+        DataError: for a wrong file, column or type, for fewer records, such as in a folder that is not
+            mounted, or for a class without a record.
         PackageError: for a kind of data whose optional package is not installed.
     """
     if not node.data or node.data == "digits":
         return []
     if node.data in OF_DATA:
         check_installed(OF_DATA[node.data], f"data = {node.data!r} in the node-config")
-    warnings: list[str] = []
+    found = list_data(node, needed=bool(smallest_site or node.classes))
+    if found.records < smallest_site:
+        raise DataError(
+            f"data-dir = {node.data_dir!r} has {found.records or 'no'} records of kind {node.data!r}, and "
+            f"the policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
+            "one? To join all the same, set smallest-site in the policy, 0 for none"
+        )
+    return [*found.warnings, *check_classes(node, found.classes)]
+
+
+@dataclass
+class Listed:
+    """What a site's folders and tables hold.
+
+    Attributes:
+        records: their number, as files list them, without a look into images.
+        classes: with a record.
+        warnings: about folders without images, or not of classes.
+    """
+
+    records: int = 0
+    classes: set[str] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+
+
+def list_data(node: NodeConfig, needed: bool = True) -> Listed:
+    """List a site's data once.
+
+    Args:
+        node: the site's settings, with data of its own.
+        needed: whether tables that cannot be read are an error; a wrong column is one in any case.
+
+    Raises:
+        DataError: for a wrong file, column or type.
+    """
+    listed = Listed()
     for source in _sources(node):
         read_schema(source)
         try:
             found = _in_folders(source)
-            if found is not None and not found[1]:
+        except (DataError, OSError) as error:
+            listed.warnings.append(str(error))
+            continue
+        if found is None:
+            try:
+                _add_tables(listed, source)
+            except (DataError, OSError):
+                if needed:
+                    raise
+            continue
+        listed.records += len(found[1])
+        listed.classes |= {name for _, name in found[1]}
+        try:
+            if not found[1]:
                 images = "images" if source.kind == "imagefolder" else "files"
                 what = f"'{found[0]}' has no {images} in class folders"
-                warnings.append(f"{what}; make one folder per class, or a table")
-            elif found is not None:
+                listed.warnings.append(f"{what}; make one folder per class, or a table")
+            else:
                 note_depth(*found, LeftOut(), () if source.kind == "imagefolder" else None)
         except DataError as error:
-            warnings.append(str(error))
-    return warnings
+            listed.warnings.append(str(error))
+    if node.target_columns and node.classes:
+        of_classes = list_data(node.model_copy(update={"target_columns": ()}))
+        listed.classes = of_classes.classes
+    return listed
 
 
-def check_enough(node: NodeConfig, smallest_site: int) -> None:
-    """Check that the site's folder is not empty, or not mounted, before the site joins.
-
-    Only then: an answer to a request must not depend on records. A folder without any later gives noise;
-    one with nothing in it is refused.
-
-    Args:
-        node: the site's settings.
-        smallest_site: of its policy; 0: no look is taken.
-
-    Raises:
-        DataError: for fewer records than that.
-    """
-    if not smallest_site or not node.data or node.data == "digits":
-        return
-    found = sum(map(_records, _sources(node)))
-    if found < smallest_site:
-        raise DataError(
-            f"data-dir = {node.data_dir!r} has {found or 'no'} records of kind {node.data!r}, and the "
-            f"policy's smallest-site is {smallest_site}; is the disk mounted, and the folder the right "
-            "one? To join all the same, set smallest-site in the policy, 0 for none"
-        )
+def _add_tables(listed: Listed, source: DataSource) -> None:
+    for data in load_all(replace(source, one_by_one=True), 0):
+        listed.records += len(data)
+        listed.classes |= {data.classes[label] for label in set(data.labels.tolist())}
 
 
-def classes_found(node: NodeConfig) -> list[str]:
-    """The classes of which this site has a record, sorted.
+def classes_to_confirm(node: NodeConfig, found: Collection[str]) -> list[str]:
+    """Classes that a person can confirm as all that the site has; none where the settings name them,
+    where runs learn other targets, or for names that cannot stand in settings.
 
     Args:
         node: the site's settings.
-
-    Raises:
-        DataError: the data cannot be read.
+        found: classes with a record.
     """
-    found = set[str]()
-    for source in _sources(node.model_copy(update={"target_columns": ()})):
-        folders = _in_folders(source)
-        if folders is not None:
-            found |= {name for _, name in folders[1]}
-            continue
-        for data in load_all(replace(source, one_by_one=True), 0):
-            found |= {data.classes[label] for label in set(data.labels.tolist())}
-    return sorted(found)
+    if node.classes or node.target_columns or len(found) > MOST_LISTED:
+        return []
+    return [] if set(",\"'$\\#") & set("".join(found)) else sorted(found)
 
 
-def check_classes(node: NodeConfig, found: Collection[str] | None = None) -> list[str]:
+def check_classes(node: NodeConfig, found: Collection[str]) -> list[str]:
     """Check that this site has a record of each class that its own settings name, before it joins.
 
-    Only then, as in `check_enough`. Of a folder of classes each request asks again whether it is
-    there, with a record or without.
+    Only then. Of a folder of classes each request asks again whether it is there, with a record or
+    without.
 
     Args:
         node: the site's settings.
-        found: classes with a record, where the data have been read; else they are read.
+        found: classes with a record.
 
     Returns:
         What to write into the settings where they name no class.
@@ -117,23 +147,15 @@ def check_classes(node: NodeConfig, found: Collection[str] | None = None) -> lis
     Raises:
         DataError: for a class without a record.
     """
-    if not node.data or node.data == "digits" or (node.target_columns and not node.classes):
+    if not node.data or node.data == "digits":
         return []
-    try:
-        found = sorted(classes_found(node) if found is None else found)
-    except (DataError, OSError):
-        if node.classes:
-            raise
-        return []  # Other checks report it.
     if node.classes:
-        check_named(node, found, "record")
-        return []
-    if not found or len(found) > MOST_LISTED or set(",\"'") & set("".join(found)):
-        return []
+        check_named(node, sorted(found), "record")
+    names = classes_to_confirm(node, found)
     return [
-        f"classes is not set in the node-config. The data have {some(found)}; if these are all, add "
-        f'classes="{",".join(found)}", and this site stays away when one of them is gone'
-    ]
+        f"classes is not set in the node-config. The data have {some(names)}; if these are all, add "
+        f'classes="{",".join(names)}", and this site stays away when one of them is gone'
+    ][: bool(names)]
 
 
 @dataclass(frozen=True)
@@ -154,17 +176,6 @@ def _sources(node: NodeConfig) -> Iterator[DataSource]:
     for name in node.dataset or ("",):
         where = (node.data, node.data_dir, (name,), node.label_column, "", node.patient_column)
         yield DataSource(*where, classes=classes, target=target)
-
-
-def _records(source: DataSource) -> int:
-    """Records of a data set, without a look into images; those that its files list."""
-    try:
-        found = _in_folders(source)
-    except (DataError, OSError):
-        return 0
-    if found is not None:
-        return len(found[1])
-    return sum(map(len, load_all(replace(source, one_by_one=True), 0)))
 
 
 def _in_folders(source: DataSource) -> tuple[Path, Sequence[tuple[Path, str]]] | None:

@@ -27,7 +27,6 @@ from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.machine import available_memory, usable_cores, why_not_writable
 from fedsurrogate.common.metrics_page import disk_series, series
 from fedsurrogate.common.models.training_parts import gpus_of
-from fedsurrogate.common.privacy.accounting import budget_remarks
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.version import own_version
@@ -42,12 +41,13 @@ from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
 from ..governance.policy import NO_LIMIT, policy_of
 from ..governance.release import FALLBACK, check_dimension, why_held
+from ..governance.verdict import verdict
 from ..node_config import NodeConfig, is_protected, packages_of
 from ..offline.keys import coordinator_key
 from ..own_files import readable_by_others
 from ..processes.app_report import LEDGER, AppReport
 from .findings import Finding, State
-from .first_look import check_classes
+from .first_look import check_classes, list_data
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -226,7 +226,7 @@ def check_site(
         yield Finding("a run", "WARN", "no settings of a run are given", remedy)
     elif part:
         remedy = "see `site policy` and `site ledger show`"
-        yield _found("a run", remedy, lambda: _run(run, gate(), part[0], dimension))
+        yield _found("a run", remedy, lambda: _run(run, gate(), node, part[0], dimension))
 
 
 def _found(what: str, remedy: str, check: Callable[[], Outcome]) -> Finding:
@@ -371,7 +371,7 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
 def _unconfirmed(chosen: Sequence[str], node: NodeConfig, dataset: Dataset) -> list[str]:
     """What to write into the settings about classes. Of a run's own classes no other is in its data."""
     if chosen:
-        return check_classes(node) if node.classes else []
+        return check_classes(node, list_data(node).classes) if node.classes else []
     return check_classes(node, {dataset.classes[at] for at in set(dataset.labels.tolist())})
 
 
@@ -460,25 +460,22 @@ def _time(part: SiteShare, backbone: Backbone) -> Outcome:
     return "PASS", facts, ""
 
 
-def _run(run: Run, gate: Gate, part: SiteShare, dimension: int) -> Outcome:
+def _run(run: Run, gate: Gate, node: NodeConfig, part: SiteShare, dimension: int) -> Outcome:
     """Whether the policy allows this run, and what it costs in bytes and epsilon."""
-    gate.check_request(run)
+    found = verdict(run, gate, node, len(part.train))
     facts, own = f"method {run.settings.method}", run.settings
     if dimension:
         cost = costs(run, dimension, len(part.dataset.classes), len(part.train), 1)[0]
         sent = f"{cost.up / 1e6:.3g} MB up and {cost.down / 1e6:.3g} MB down"
         facts += f", {sent} in {cost.rounds} rounds"
+    if found.refusal:
+        return "FAIL", f"{facts}: {found.refusal}", "see `site policy` and `site ledger show`"
     if run.mechanism is None:
         return "PASS", f"{facts}, no differential privacy, which the policy allows", ""
-    if why := gate.closed():
-        return "FAIL", f"{facts}: {why}", "only runs without privacy can use this data folder"
-    fits = gate.runs_left(run.mechanism.events)
-    left = max(0.0, gate.policy.epsilon_total - gate.spent())
-    facts += f", epsilon {own.epsilon:g} where {left:.4g} is left: {fits} such runs fit"
-    odd = budget_remarks(own.epsilon, own.delta, len(part.train))
-    if not fits:
-        odd = ["some or all of its rounds would be refused: ask for a smaller epsilon"]
-    return "WARN" if odd else "PASS", facts, "; ".join(odd)
+    facts += (
+        f", epsilon {own.epsilon:g} where {found.left:.4g} is left: {found.runs_left} such runs fit"
+    )
+    return "WARN" if found.warnings else "PASS", facts, "; ".join(found.warnings)
 
 
 USER = "`site metrics`"

@@ -32,7 +32,7 @@ from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
 from .ledger import Ledger, budget_of, own_ledger
-from .policy import Policy, policy_of
+from .policy import Policy, check_confirmed, policy_of
 from .sealed_only import check_sealed_run
 from .work_limits import SiteLimits, check_size, check_work
 
@@ -274,6 +274,7 @@ class Gate:
         Called before any work. Raises DataError where the folder of data has nothing in it, or a folder
         of a class is gone that the site's own settings name.
         """
+        check_confirmed(self._node, self.policy)
         self._check_policy(run)
         if self.policy.smallest_site:
             check_there(self._node)

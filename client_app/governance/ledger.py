@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedsurrogate.common.errors import LedgerError
+from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
@@ -197,7 +197,6 @@ class Witness:
         own = self.read()
         assert own is not None  # the ledger has been compared with it
         others = {other.ledger for other in self._others()}
-        decisions = [entry for entry in entries if entry["kind"] == "decision"]
         for receipt in receipts:
             seen = f"the coordinator has seen {receipt.length} entries of"
             if receipt.ledger == own.ledger:
@@ -206,7 +205,7 @@ class Witness:
                 expected = own.receipt(receipt.length, entries[receipt.length - 1]["hash"])
                 if not hmac.compare_digest(str(expected), str(receipt)):
                     raise LedgerError(f"{seen} another ledger under the name of this one; {DECIDE}")
-            elif receipt.ledger not in others and not _settled(receipt, own, decisions):
+            elif receipt.ledger not in others and not _settled(receipt, own, entries):
                 raise LedgerError(
                     f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, "
                     f"that no witness in {str(self.file.parent)!r} knows: it was lost, or it is of "
@@ -245,15 +244,28 @@ class Witness:
             )
 
 
-def _settled(receipt: Receipt, own: Witnessed, decisions: Sequence[Mapping[str, Any]]) -> bool:
+def before_decisions(entries: Sequence[Mapping[str, Any]]) -> int:
+    """Number of entries before the decisions at the end: no release has left between those."""
+    count = len(entries)
+    while count and entries[count - 1]["kind"] == "decision":
+        count -= 1
+    return count
+
+
+def _settled(receipt: Receipt, own: Witnessed, entries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
 
-    A kept ledger must be at least as long as it ever was: a longer receipt shows that a newer copy
-    existed.
+    A kept ledger must be at least as long as it ever was, or as the decision says: a longer receipt
+    shows that a newer copy existed.
     """
+    last = max((at for at, entry in enumerate(entries) if entry["kind"] == "decision"), default=-1)
+    known = before_decisions(entries[: last + 1])
+    decisions = entries[known : last + 1]
     if not decisions or receipt.opened > own.opened:
         return False
-    return not decisions[-1].get("kept") or receipt.length <= int(decisions[-1]["sequence"])
+    if not all(each.get("kept") for each in decisions):
+        return True
+    return receipt.length <= max(known, *(int(each.get("seen", 0)) for each in decisions))
 
 
 FORMAT = 1
@@ -319,6 +331,12 @@ class Ledger:
         if self.witness is not None:
             with self._locked():
                 self.witness.hold_against(self._read(), receipts)
+
+    def copied(self) -> dict[str, bytes]:
+        """The ledger's files by name, as they are between two releases, after all checks."""
+        with self._locked():
+            self._read()
+            return {each.name: each.read_bytes() for each in (self.path, self.head)}
 
     def witnessed(self) -> Witnessed | None:
         """What the witness knows; None for public data, and before the first entry."""
@@ -394,7 +412,9 @@ class Ledger:
         }
         return names | (self.witness.answered() if self.witness is not None else set())
 
-    def reopen(self, reason: str, epsilon: float, delta: float, keep: bool = False) -> None:
+    def reopen(
+        self, reason: str, epsilon: float, delta: float, keep: bool = False, seen: int = 0
+    ) -> None:
         """Execute a person's decision: keep copies of the files and begin again.
 
         The new ledger, with the decision in it, replaces the old one as a whole. After a kill or a
@@ -407,9 +427,12 @@ class Ledger:
             delta: at which it is spent.
             keep: continue with the entries of an intact ledger, even if its witness disagrees;
                 `epsilon` is added to theirs.
+            seen: entries that the coordinator has seen of a ledger that is kept; those that its witness
+                has seen count in any case. `epsilon` is what the missing ones cost.
 
         Raises:
-            ConfigError: and nothing changes, for an epsilon that is negative or not a number.
+            ConfigError: and nothing changes, for an epsilon that is negative or not a number, or 0 where
+                entries are missing.
         """
         events = (
             [asdict(GaussianEvent(gaussian_noise_multiplier(epsilon, delta)))] if epsilon else []
@@ -436,6 +459,13 @@ class Ledger:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
                 )
+            seen = max(seen, self._seen_by_witness())
+            missing = seen - before_decisions(entries)
+            if keep and missing > 0 and not epsilon:
+                raise ConfigError(
+                    f"{missing} of {seen} entries are missing, and epsilon 0 would say that they cost "
+                    "nothing; state what they cost: the coordinator's runs, or the site's log, show it"
+                )
             decision = {
                 "kind": "decision",
                 "reason": reason,
@@ -448,9 +478,18 @@ class Ledger:
                 decision
                 | {"events": events, "aside": aside, "answered": sorted(answered), "flower_run": ""}
                 # A ledger that is kept has the runs that used them.
-                | ({"proposals": sorted(proposals)} if proposals and not keep else {}),
+                | ({"proposals": sorted(proposals)} if proposals and not keep else {})
+                | ({"seen": seen} if keep and missing > 0 else {}),
             )
             self._begin(*entries, last)
+
+    def _seen_by_witness(self) -> int:
+        """Entries that the witness has seen; 0 without one, or for a damaged one."""
+        try:
+            known = self.witnessed()
+        except LedgerError:
+            return 0
+        return known.length if known is not None else 0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

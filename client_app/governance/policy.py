@@ -1,10 +1,14 @@
-"""A site's policy: the requests that it allows. A TOML file at the site; the coordinator can
-neither see nor change it.
+"""A site's policy: what a release may cost, in a TOML file at the site, and limits of work in
+another one next to it. The coordinator can neither see nor change them.
+
+A looser policy than the one that a person has confirmed is not in force: the site refuses every run
+until a person confirms it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import tomllib
 from contextlib import suppress
@@ -23,8 +27,10 @@ from ..node_config import NodeConfig
 from .work_limits import NO_WORK_LIMITS, WorkLimits
 
 NO_LIMIT = 1e6
-# In the state folder: of the policy at the last request.
-DIGEST_FILE = "policy.sha256"
+# In the state folder: the policy that is in force, and the digest of its files.
+IN_FORCE = "policy.json"
+# Next to the policy, where there is one: the keys of WorkLimits.
+LIMITS_FILE = "limits.toml"
 # Kinds of public data: a share of the run's own data, and the bundled digits.
 PUBLIC_KINDS = ("", "digits")
 log = logging.getLogger("fedsurrogate.site")
@@ -240,46 +246,192 @@ def policy_of(node: NodeConfig) -> Policy:
 
 
 def digest_of_policy(node: NodeConfig) -> str:
-    """SHA-256 of a site's policy file as it is now, in hex; empty without one, or if it cannot be
-    read.
+    """SHA-256 of a site's policy and limits as their files are now, in hex; empty without a policy, or
+    if one cannot be read.
     """
     if not node.policy:
         return ""
     try:
-        return hashlib.sha256(Path(node.policy).expanduser().read_bytes()).hexdigest()
+        file = Path(node.policy).expanduser()
+        limits = file.with_name(LIMITS_FILE)
+        content = file.read_bytes()
+        return hashlib.sha256(
+            content + (b"\0" + limits.read_bytes() if limits.exists() else b"")
+        ).hexdigest()
     except (OSError, ValueError, RuntimeError):
         return ""
 
 
+# Keys that allow more where they are larger, or true; where they are smaller, or false; and where they
+# name more.
+LARGER = (
+    *("without_dp", "epsilon_per_run", "epsilon_total", "delta", "delta_total", "local_epsilon"),
+    *("exact_sums_at_models", "exact_runs_may_differ", "show_evaluation", "largest_attack_auc"),
+)
+SMALLER = (
+    *("smallest_class", "smallest_cell", "smallest_sum", "smallest_colluding"),
+    *("smallest_nearest_ratio", "require_approval", "require_officer", "require_seal"),
+    "require_secure_sum",
+)
+MORE = ("mechanisms", "exact_counts")
+
+
+def loosened(before: Policy, now: Policy) -> list[str]:
+    """What a policy allows that another one did not; limits of work are none of it.
+
+    Args:
+        before: the other one.
+        now: the policy.
+
+    Returns:
+        Each key that allows more, with both values.
+
+    Example:
+        >>> loosened(Policy(), Policy(epsilon_total=8.0, smallest_class=20))
+        ['epsilon-total = 8 (was 4)']
+    """
+    old, new = (_effective(each) for each in (before, now))
+    keys = [key for key in LARGER if new[key] > old[key]]
+    keys += [key for key in SMALLER if new[key] < old[key]]
+    keys += [key for key in MORE if "*" not in old[key] and {*new[key]} - {*old[key]}]
+    return [
+        f"{key.replace('_', '-')} = {shown(getattr(now, key))} (was {shown(getattr(before, key))})"
+        for key in keys
+    ]
+
+
+def _effective(policy: Policy) -> dict[str, Any]:
+    """Its values, where 0 stands for another number with that number."""
+    return policy.model_dump() | {
+        "delta_total": policy.delta_total or 2 * policy.delta,
+        "local_epsilon": policy.local_epsilon or NO_LIMIT,
+    }
+
+
+def shown(value: object) -> str:
+    """A value as it is shown to a person."""
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value
+    # As TOML: large limits stay readable, and can be copied into a policy.
+    return f"{value:_}" if isinstance(value, int) else f"{value:g}"
+
+
+def policy_in_force(node: NodeConfig) -> Policy | None:
+    """The policy that a person has confirmed, or that came into force since and is stricter; None
+    before the first one. The default, where what is kept of it cannot be read.
+    """
+    try:
+        kept = json.loads((node.state / IN_FORCE).read_text())["policy"]
+        known = {key: value for key, value in kept.items() if key in Policy.model_fields}
+        return Policy.model_validate(
+            {k: tuple(each) if isinstance(each, list) else each for k, each in known.items()}
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return DEFAULT
+
+
+def unconfirmed(node: NodeConfig, policy: Policy) -> list[str]:
+    """What a policy allows and nobody has confirmed, see `loosened`; nothing for public data."""
+    if node.data in PUBLIC_KINDS or (before := policy_in_force(node)) is None:
+        return []
+    return loosened(before, policy)
+
+
+def check_confirmed(node: NodeConfig, policy: Policy) -> None:
+    """Refuse a policy that is looser than the one in force.
+
+    Args:
+        node: the site's settings.
+        policy: as its file is now.
+
+    Raises:
+        PolicyError: that names the keys.
+    """
+    if keys := unconfirmed(node, policy):
+        raise PolicyError(
+            f"{node.policy or 'the default policy'} allows more than a person has confirmed: "
+            f"{'; '.join(keys)}; every run is refused until `site policy --node-config KIT` has asked for it"
+        )
+
+
+def confirm_policy(node: NodeConfig, policy: Policy) -> None:
+    """Keep that a person has confirmed a policy, which is in force from then on. Raises OSError."""
+    _keep_in_force(node, policy, "")
+
+
 def note_policy(node: NodeConfig, policy: Policy) -> None:
-    """Write to this site's log that another policy is in force than at the last request.
+    """Write to this site's log that another policy is in force than at the last request; one that
+    nobody has confirmed is not.
 
     Args:
         node: the site's settings.
         policy: as it is now.
     """
-    file, digest = node.state / DIGEST_FILE, digest_of_policy(node)
+    digest = digest_of_policy(node)
     with suppress(OSError):
-        if digest and (not file.exists() or file.read_text() != digest):
-            log.info(
-                "policy %s is in force from now on (sha256 %s): %s",
-                *(node.policy, digest[:16], policy.in_words),
-            )
-            if policy.irrevocable:
-                log.warning("%s", policy.irrevocable)
-            replace_file(file, digest, durable=False)
+        if not digest or unconfirmed(node, policy) or _digest_in_force(node) == digest:
+            return
+        log.info(
+            "policy %s is in force from now on (sha256 %s): %s",
+            *(node.policy, digest[:16], policy.in_words),
+        )
+        if policy.irrevocable:
+            log.warning("%s", policy.irrevocable)
+        _keep_in_force(node, policy, digest)
+
+
+def _digest_in_force(node: NodeConfig) -> str:
+    try:
+        return str(json.loads((node.state / IN_FORCE).read_text())["sha256"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _keep_in_force(node: NodeConfig, policy: Policy, digest: str) -> None:
+    content = {"sha256": digest, "policy": policy.model_dump(mode="json")}
+    replace_file(node.state / IN_FORCE, json.dumps(content, indent=1))
 
 
 def load_policy(file: str) -> Policy:
-    """Read a policy.
+    """Read a policy, and the limits of work next to it.
 
     Args:
         file: TOML. A list is a TOML list of strings, or one string with names separated by commas.
 
     Raises:
-        PolicyError: when the file cannot be read.
-        ConfigError: that names the wrong setting.
+        PolicyError: when a file cannot be read.
+        ConfigError: that names the wrong setting, or the file in which it stands.
     """
+    content = _read(file)
+    limits = Path(file).expanduser().with_name(LIMITS_FILE)
+    if work := [key for key in content if key.replace("-", "_") in WorkLimits.model_fields]:
+        raise ConfigError(
+            f"policy {file!r}: {', '.join(work)}: limits of work stand in {str(limits)!r} now; move "
+            "these lines there, or remove those that are the defaults"
+        )
+    own = _read(str(limits)) if limits.exists() else {}
+    if costs := [key for key in own if key.replace("-", "_") not in WorkLimits.model_fields]:
+        raise ConfigError(
+            f"{str(limits)!r}: {', '.join(costs)}: no limit of work; there are "
+            f"{', '.join(name.replace('_', '-') for name in WorkLimits.model_fields)}, and what a release "
+            f"may cost stands in {file!r}"
+        )
+    for each, keys in ((file, content), (str(limits), own)):
+        try:
+            parse_settings(Policy, keys)
+        except ConfigError as error:
+            raise ConfigError(f"policy {each!r}: {error}") from None
+    return parse_settings(Policy, content | own)
+
+
+def _read(file: str) -> dict[str, Any]:
+    """The content of one file, with lists as texts and whole numbers as the keys want them."""
     try:
         content: dict[str, Any] = tomllib.loads(Path(file).expanduser().read_text("utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
@@ -303,7 +455,4 @@ def load_policy(file: str) -> Policy:
         ):
             wanted = Policy.model_fields[key.replace("-", "_")].annotation
             content[key] = float(value) if wanted is float else value
-    try:
-        return parse_settings(Policy, content)
-    except ConfigError as error:
-        raise ConfigError(f"policy {file!r}: {error}") from None
+    return content

@@ -247,7 +247,9 @@ def _socket(runtime: str) -> Path:
 
 def _files_of(node: NodeConfig) -> object:
     """Names, times and sizes of the files from which totals are computed."""
-    files = [Path(node.policy)] if node.policy else []
+    from ..governance.policy import LIMITS_FILE
+
+    files = [Path(node.policy), Path(node.policy).with_name(LIMITS_FILE)] if node.policy else []
     for folder, pattern in ((node.state / "ledgers", "*"), (node.witness, "*.witness")):
         files += sorted(folder.glob(pattern))
     found = []

@@ -334,12 +334,11 @@ def looked_at(node: NodeConfig) -> list[str]:
 
 
 def _look(node: NodeConfig) -> list[str]:
-    from ..diagnostics.first_look import check_classes, check_enough, check_files
+    from ..diagnostics.first_look import first_look
     from ..governance.policy import policy_of
 
-    warnings, policy = check_files(node), policy_of(node)
-    check_enough(node, policy.smallest_site)
-    warnings += check_classes(node)
+    policy = policy_of(node)
+    warnings = first_look(node, policy.smallest_site)
     return [*warnings, policy.irrevocable] if policy.irrevocable else warnings
 
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,12 @@ def explained(model: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def table(model: type[BaseModel]) -> str:
-    """A table of all settings of a model."""
+def table(model: type[BaseModel], without: Collection[str] = ()) -> str:
+    """A table of all settings of a model, apart from some."""
     meanings, rows = explained(model), ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
+        if name in without:
+            continue
         cells = (
             kebab(name),
             cell(range_of(field)),
@@ -206,6 +208,7 @@ A smaller `max-components` or `max-rank` makes the surrogate smaller, for a conn
 def policy_page() -> str:
     """Keys of the policy file."""
     from fedsurrogate.client_app.governance.policy import Policy
+    from fedsurrogate.client_app.governance.work_limits import WorkLimits
 
     return f"""# Policy of a site
 
@@ -213,7 +216,13 @@ The policy is a TOML file at the site; the node-config names it (`policy="/etc/f
 without a file. `site policy FILE` checks a file and prints its values.
 [Gate and ledger](../privacy/gate-and-ledger.md) explains how it is used.
 
-{table(Policy)}
+{table(Policy, set(WorkLimits.model_fields))}
+
+## Limits of work
+
+In `limits.toml` next to the policy. Their defaults fit; the file may be missing.
+
+{table(WorkLimits)}
 """
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.files import create_file
+from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 
 from .certificates import PUBLIC, issue
 from .kit import ADDRESS, DEPLOY, TEMPLATES
 
 PAPERS, SETTINGS, FLEET_PORT = "papers", ".env", 9092
+KNOWN = {"COORDINATOR", "FLEET_PORT", *OF_COMPOSE}
 # Docker would make those that are missing, and root would own them.
 FOLDERS = ("state", "app", "runs", "registered", "runtime", "control")
 ENV = """\
@@ -66,13 +68,12 @@ def settings_of(folder: Path) -> dict[str, str]:
     """The settings of the federation in a folder; empty if there is none.
 
     Raises:
-        ConfigError: a setting is no address or port.
+        ConfigError: a line is no setting, or COORDINATOR no address.
     """
     file = folder / SETTINGS
     if not (folder / PAPERS / "ca.crt").is_file() or not file.is_file():
         return {}
-    lines = (line.partition("=") for line in file.read_text().splitlines() if line[:1] != "#")
-    values = {name.strip(): value.strip() for name, equals, value in lines if equals}
+    values = read_setting_lines(file, KNOWN)
     if not ADDRESS.fullmatch(values.get("COORDINATOR", "")):
         raise ConfigError(f"{file}: COORDINATOR must be host:port, as hospitals reach this machine")
     return values

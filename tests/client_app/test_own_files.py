@@ -105,7 +105,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # A person opens the ledger, by a command.
         patch.setattr(
             "tests.grid.open_new",
-            lambda node: site("ledger", "open", "--node-config", text(node)),
+            lambda node: site("ledger", "open", "--yes", "--node-config", text(node)),
         )
         made = Made(patch, *made_within, home / "tmp", home / "witness")
         nodes, _ = federation(home, decided=False)
@@ -144,7 +144,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ledger reopen": ("--node-config", "NODE", "--reason", "x", "--epsilon-spent", "1"),
     "offline key": ("--node-config", "NODE"),
     "offline release": ("HOME/request.json", "--node-config", "NODE", "--out", "OUT/bundle"),
-    "dry-run": ("--node-config", "NODE", "-c", RUN),
+    "check": ("--node-config", "NODE", "-c", RUN),
     "features": ("--node-config", "NODE", "-c", RUN, "--out", "OUT/features.safetensors"),
     "settings": (),
     "policy": ("--node-config", "NODE"),
@@ -160,9 +160,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                  "--positive", "7", "--sensitivity", "0.9", "--store"),
     "adapt": ("MODEL", "--data-dir", "HOME/labelled", "--node-config", "NODE", "--store"),
     "enrol": ("north", "--hospital", "North", "--contact", "it@north.example", "--out", "OUT/north"),
+    "backup": ("OUT/north.backup", "--node-config", "NODE"),
     "approve": ("HOME/proposal.json", "--officer", "Dr. N", "--node-config", "NODE"),
-    "audit": ("--node-config", "NODE", "-c", RUN, "--seconds", "0", "--out", "OUT/audit"),
-    "audit --sheet": ("--node-config", "NODE", "-c", RUN),
+    "check --attack": ("--node-config", "NODE", "-c", RUN, "--seconds", "0", "--out", "OUT/audit"),
+    "check --sheet": ("--node-config", "NODE", "-c", RUN),
     "generator synthesize": ("GENERATOR", "--per-class", "150", "--out", "OUT/set.safetensors"),
     "generator classify": ("SET", "--node-config", "DIGITS", "--out", "OUT/heads.safetensors"),
     "generator ood": ("SET", "--node-config", "DIGITS", "--unknown", "0", "--out", "OUT/scores.csv"),
@@ -182,8 +183,12 @@ def leaves(command: click.Command, name: str = "") -> Iterator[str]:
 
 def test_every_command_is_tried() -> None:
     every = set(leaves(typer.main.get_command(fedsurrogate.client_app.cli.main.app)))
-    # `home` opens a ledger, and the test of `fetch` looks at its files.
-    assert every == set(COMMANDS) - {"audit --sheet"} | SERVE | {"ledger open", "fetch"}
+    # `home` opens a ledger; the tests of `fetch` and `restore` look at their files.
+    assert every == set(COMMANDS) - {"check --sheet", "check --attack"} | SERVE | {
+        "ledger open",
+        "fetch",
+        "restore",
+    }
 
 
 def tried(home: Path, out: Path, patch: pytest.MonkeyPatch, name: str, **places: str) -> None:

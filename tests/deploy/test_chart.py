@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from fedsurrogate.client_app.diagnostics.site_checks import is_isolated, is_supernode
-from fedsurrogate.client_app.governance.policy import load_policy
+from fedsurrogate.client_app.governance.policy import Policy, load_policy
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.processes.own_account import SETTINGS
 from fedsurrogate.common.settings.base import parse_overrides
@@ -26,6 +26,7 @@ SITE: dict[str, Any] = {
         "coordinatorNetwork": "192.0.2.7/32",
         "proxySecret": "proxy",
         "policy": (DEPLOY / "kit" / "policy.toml").read_text(),
+        "limits": "most-rounds = 7",
         "weightsClaim": "weights",
         "heldOutClaim": "held-out",
         "data": {"claim": "images", "patientColumn": "patient"},
@@ -180,8 +181,9 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     proxy = next(each for each in node["env"] if each["name"] == "https_proxy")
     assert proxy["valueFrom"]["secretKeyRef"] == {"name": "proxy", "key": "proxy"}
     policy = tmp_path / "policy.toml"
-    policy.write_text(kind(objects, "ConfigMap")["policy"]["data"]["policy.toml"])
-    assert load_policy(str(policy)) == load_policy(str(DEPLOY / "kit" / "policy.toml"))
+    for name, text in kind(objects, "ConfigMap")["policy"]["data"].items():
+        (tmp_path / name).write_text(text)
+    assert load_policy(str(policy)) == Policy(most_rounds=7)
     egress = kind(objects, "NetworkPolicy")["node"]["spec"]["egress"]
     assert egress[0]["to"] == [{"ipBlock": {"cidr": "192.0.2.7/32"}}]
     assert "ingress" not in kind(objects, "NetworkPolicy")["node"]["spec"]

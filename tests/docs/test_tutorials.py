@@ -61,7 +61,7 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
         for block in commands(BUDGET)
         for line in block
     ]
-    assert [line[1] for line in typed] == ["policy", "ledger", "dry-run", "ledger"]
+    assert [line[1] for line in typed] == ["policy", "ledger", "check", "ledger"]
     shown = []
     for line in typed:
         code, printed = site(monkeypatch, *line[1:]), capsys.readouterr()

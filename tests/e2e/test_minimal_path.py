@@ -96,7 +96,11 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             answers |= {"one run": "1.5", "together": "6"}
             joined[-1].answer(list(answers.items()))
         for each in joined[:2]:
-            each.answer([("Open the ledger", "y")])
+            # Their limits are larger than the default: that is said before it is in force.
+            each.answer([("Are these all", "y")])
+            each.until("epsilon-total = 6 (was 4)")
+            each.until("cannot be taken back")
+            each.answer([("Let it be in force", "y"), ("Open the ledger", "y")])
         for each in joined:
             each.until("connected; only the code installed here runs")
 
@@ -117,6 +121,8 @@ def test_three_commands_join_and_three_run(typed: tuple[Path, dict[str, str]]) -
             # Once: the check was free.
             total = 4 if name == "west" else 6
             ledger.until(f"spent epsilon 1 of {total} at delta 1e-05")
+        for name in NAMES:
+            assert "CLASSES=even,odd\n" in (home / f"hospital-{name}" / name / ".env").read_text()
         # It has been answered: nothing is asked again, here without a terminal.
         doctor = start(home, "site", "doctor", "hospital-north/north")
         assert doctor.ended() == 0, doctor.shown

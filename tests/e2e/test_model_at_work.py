@@ -89,7 +89,10 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
         write(home / name, pixels[rows], labels[rows])
         write(home / f"held-{name}", held[rows], known[rows])
         assert (
-            site_command("ledger", "open", "--node-config", node(home, name, kind)).returncode == 0
+            site_command(
+                "ledger", "open", "--yes", "--node-config", node(home, name, kind)
+            ).returncode
+            == 0
         )
     write_png(home / "new-png", new, truth)
     write_dicom(home / "new-dicom", new, truth)

@@ -39,7 +39,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, (name, policy) in enumerate(POLICIES.items()):
         write_features(home / f"{SECRET}-{name}", seed)
         (home / f"{name}.toml").write_text(policy)
-        assert site_command("ledger", "open", "--node-config", _node(home, name)).returncode == 0
+        assert (
+            site_command("ledger", "open", "--yes", "--node-config", _node(home, name)).returncode
+            == 0
+        )
     with federation(home / "flower", [_node(home, name) for name in POLICIES]) as running:
         status = running.run(f'{SETTINGS} output-dir="{home}/out"', cwd=home)
     assert status == "finished:completed", (home / "flower" / "flwr-run.log").read_text()
@@ -98,15 +101,13 @@ def test_the_site_finds_the_reason_in_its_own_log(home: Path) -> None:
 
 def test_a_dry_run_tells_what_would_leave_and_charges_nothing(home: Path) -> None:
     node = _node(home, "private")
-    done = site_command("dry-run", "--json", "--node-config", node, "-c", SETTINGS)
+    done = site_command("check", "--json", "--node-config", node, "-c", SETTINGS)
     shown = json.loads(done.stdout)
     assert done.returncode == 0
     assert shown["may_leave"] is True
     assert shown["epsilon_after"] == pytest.approx(1.4, abs=0.15)
     again = json.loads(site_command("ledger", "show", "--json", "--node-config", node).stdout)
     assert again["epsilon"] == pytest.approx(1.0)
-    refused = site_command(
-        "dry-run", "--json", "--node-config", _node(home, "spent"), "-c", SETTINGS
-    )
+    refused = site_command("check", "--json", "--node-config", _node(home, "spent"), "-c", SETTINGS)
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["may_leave"] is False

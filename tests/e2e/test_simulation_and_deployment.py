@@ -48,7 +48,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (home / "p.toml").write_text("without-dp = true")
     missing.mkdir()
-    assert site_command("ledger", "open", "--node-config", secret).returncode == 0
+    assert site_command("ledger", "open", "--yes", "--node-config", secret).returncode == 0
     missing.rmdir()
     output = home / "out"
     with federation(home / "flower", [*nodes, secret]) as running:

@@ -37,7 +37,7 @@ def test_hospitals_with_slides_learn_together_and_use_the_model(tool: str, tmp_p
         "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
     )
     for name in HOSPITALS:
-        opened = site_command("ledger", "open", "--node-config", node(tmp_path, name))
+        opened = site_command("ledger", "open", "--yes", "--node-config", node(tmp_path, name))
         assert opened.returncode == 0, opened.stderr
     with federation(tmp_path / "flower", [node(tmp_path, name) for name in HOSPITALS]) as running:
         settings = f'{RUN} output-dir="{tmp_path}/out"'

@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     )
     for name in HOSPITALS:
-        opened = site_command("ledger", "open", "--node-config", node(home, name))
+        opened = site_command("ledger", "open", "--yes", "--node-config", node(home, name))
         assert opened.returncode == 0, opened.stderr
     with federation(home / "flower", [node(home, name) for name in HOSPITALS]) as running:
         for kind, settings in RUNS.items():

@@ -188,7 +188,7 @@ def _hospital(home: Path, out: Path) -> dict[str, Any]:
     }
     node = " ".join(f'{key}="{value}"' for key, value in north.items())
     command(home, "coordinator", "sites", "key", "certificates")
-    command(home, "site", "ledger", "open", "--node-config", node)
+    command(home, "site", "ledger", "open", "--yes", "--node-config", node)
     (out / "exchange").mkdir()
     (out / "exchange" / "keys.toml").write_text(
         command(home, "site", "offline", "key", "--node-config", node)

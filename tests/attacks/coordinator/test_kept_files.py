@@ -32,9 +32,10 @@ def test_files_between_rounds_take_no_more_than_the_policy_says(
 ) -> None:
     records = tuple(Record(each, grey=level) for level in range(3) for each in "ab")
     site = Hospital(tmp_path / "h", "features", records)
-    policy = "without-dp = true\nsmallest-class = 1\nkept-mib = 0.001\n"
+    policy = "without-dp = true\nsmallest-class = 1\n"
     policy += "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     (tmp_path / "h" / "policy.toml").write_text(policy)
+    (tmp_path / "h" / "limits.toml").write_text("kept-mib = 0.001\n")
     config = parse_run(SCAFFOLD)
     training = with_memory(Training.begin(config, ("a", "b"), FINGERPRINT, DIMENSION))
     statuses = []

@@ -359,7 +359,7 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
     )
     own += f' coordinator-key="{world.pinned}"'
     world.request(settings=IMAGES)
-    world.site("ledger", "open", "--node-config", own)
+    world.site("ledger", "open", "--yes", "--node-config", own)
     world.site("offline", "release", "r.json", "--out", "first.bundle", "--node-config", own)
     for _ in range(2):
         if loss == "damaged":

@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.gate import Gate, open_ledger
-from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA, policy_of
+from fedsurrogate.client_app.governance.policy import (
+    DEFAULT,
+    PUBLIC_DATA,
+    confirm_policy,
+    load_policy,
+    policy_of,
+)
 from fedsurrogate.client_app.governance.work_limits import REQUESTS_FILE, check_size, check_work
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, dp_em
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -68,10 +74,14 @@ def hospital(tmp_path: Path) -> NodeConfig:
     return node
 
 
-def with_policy(node: NodeConfig, text: str) -> NodeConfig:
+def with_policy(node: NodeConfig, text: str, limits: str = "") -> NodeConfig:
+    """A policy that a person has confirmed, and limits of work."""
     file = node.state.parent / "policy.toml"
     file.write_text(text)
-    return node.model_copy(update={"policy": str(file)})
+    file.with_name("limits.toml").write_text(limits)
+    own = node.model_copy(update={"policy": str(file)})
+    confirm_policy(own, load_policy(own.policy))
+    return own
 
 
 def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
@@ -225,7 +235,7 @@ def test_statistics_of_every_pair_of_features_are_bounded_by_what_they_take(tmp_
 
 
 def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: NodeConfig) -> None:
-    node = with_policy(hospital, "requests-per-run = 3\nrequests-per-hour = 5")
+    node = with_policy(hospital, "", "requests-per-run = 3\nrequests-per-hour = 5")
     for _ in range(3):
         hello(node)
     with pytest.raises(PolicyError, match="requests-per-run = 3"):
@@ -239,7 +249,7 @@ def test_requests_are_counted_on_the_disk_for_a_run_and_for_an_hour(hospital: No
 def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(
     hospital: NodeConfig,
 ) -> None:
-    node = with_policy(hospital, "most-seconds = 3600")
+    node = with_policy(hospital, "", "most-seconds = 3600")
     hello(node)
     file = node.state / REQUESTS_FILE
     counts = json.loads(file.read_text())
@@ -251,7 +261,7 @@ def test_a_run_ends_so_long_after_its_first_request_however_long_its_work_took(
 
 
 def test_backbones_and_image_sizes_of_a_day_are_counted(hospital: NodeConfig) -> None:
-    node = with_policy(hospital, "extractions-per-day = 2")
+    node = with_policy(hospital, "", "extractions-per-day = 2")
     for run, size in enumerate((8, 16, 8, 16)):
         release(node, str(run), **{"image-size": size})
     with pytest.raises(PolicyError, match="extractions-per-day = 2"):
@@ -274,7 +284,7 @@ def test_the_least_recently_used_features_go_when_the_cache_is_full(hospital: No
 
     def compute(size: int, mib: float = 0.0125) -> str:
         before = entries(hospital) if (hospital.cache / "features").exists() else set()
-        policy = with_policy(hospital, f"cache-mib = {mib}\nextractions-per-day = 99")
+        policy = with_policy(hospital, "", f"cache-mib = {mib}\nextractions-per-day = 99")
         release(policy, str(next(runs)), **{"image-size": size})
         (new,) = (entries(hospital) - before) or {""}
         return new
@@ -385,7 +395,7 @@ def test_a_large_message_is_refused_before_anything_else_is_done(
 
 
 def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig) -> None:
-    node = with_policy(hospital, "requests-per-run = 2")
+    node = with_policy(hospital, "", "requests-per-run = 2")
     for message in ("receipt", "receipt", "requests-per-run = 2"):
         with pytest.raises(FedSurrogateError, match=message):
             answer(

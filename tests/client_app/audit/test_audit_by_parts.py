@@ -137,7 +137,7 @@ def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
 ) -> None:
     run, node = parse_run({}), NodeConfig(site="north", state_dir=str(tmp_path / "state"))
     asked: list[Any] = []
-    monkeypatch.setattr(disclosure, "dry_run", lambda *given: given)
+    monkeypatch.setattr(disclosure, "check_run", lambda *given: given)
     monkeypatch.setattr(
         disclosure, "audit_release", lambda *given, most: asked.append((given, most))
     )

@@ -66,7 +66,7 @@ def test_an_address_in_the_ledger_has_a_page_wherever_a_process_is_killed(
         replace_file(file, content)
 
     with monkeypatch.context() as patch:
-        for name in ("dry_run", "audit_release"):
+        for name in ("check_run", "audit_release"):
             patch.setattr(disclosure, name, lambda *_, **__: None)
         patch.setattr(disclosure, "sheet", lambda *_: {"schema": 1})
         patch.setattr(disclosure, "page_of", lambda *_: "page")
@@ -101,7 +101,7 @@ def test_a_private_sheet_has_the_claim_and_what_it_does_not_cover_but_no_hash(
         'delta=1e-5 classes="0,1"'
     )
     assert (
-        commands.site(monkeypatch, "audit", "--sheet", "--node-config", text, "-c", run, "--json")
+        commands.site(monkeypatch, "check", "--sheet", "--node-config", text, "-c", run, "--json")
         == 0
     )
     found = json.loads(capsys.readouterr().out)

@@ -60,7 +60,7 @@ def test_the_audit_of_a_hospital_with_xrays_names_a_class_of_copies(
         "--out",
         tmp_path / "out",
     )
-    assert commands.site(monkeypatch, "audit", *arguments) == 0
+    assert commands.site(monkeypatch, "check", "--attack", *arguments) == 0
     assert "a mean is nearly a record: class copies" in capsys.readouterr().out
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert "copies" in found["nearest"]["classes"]

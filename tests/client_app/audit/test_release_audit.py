@@ -227,7 +227,8 @@ def test_the_command_writes_a_page_and_says_why_not(
     }.items())  # fmt: skip
     run = 'backbone="none" data="safetensors" fedpft.covariance="spherical" fedpft.components=8'
     arguments = (
-        "audit",
+        "check",
+        "--attack",
         "--node-config",
         text,
         "-c",

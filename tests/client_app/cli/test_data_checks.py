@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.diagnostics.first_look import check_files
+from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from tests.commands import site
@@ -105,7 +105,7 @@ def test_folders_one_level_too_deep_are_refused_with_the_remedy(tmp_path: Path, 
     assert "\n" not in str(caught.value)
     # At a site it is a warning before it joins: whether it joins must not depend on its records.
     settings = parse_node_config(node(tmp_path, data))
-    assert words in check_files(settings)[0]
+    assert words in first_look(settings, 0)[0]
 
 
 def test_a_private_run_uses_the_folders_and_the_data_report_states_it(tmp_path: Path) -> None:
@@ -138,8 +138,10 @@ def test_a_site_that_cannot_work_does_not_join(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GPUs; use 'cpu'"):
         check_settings(parse_node_config(node(tmp_path, data, device="cuda:77")))
     with pytest.raises(DataError, match="lacks the columns 'label'"):
-        check_files(parse_node_config(node(tmp_path, table)))
+        first_look(parse_node_config(node(tmp_path, table)), 0)
     with pytest.raises(DataError, match="no such sub-folder or table"):
-        check_files(parse_node_config(node(tmp_path, data, dataset="none")))
+        first_look(parse_node_config(node(tmp_path, data, dataset="none")), 0)
     (tmp_path / "empty").mkdir()
-    assert "has no images" in check_files(parse_node_config(node(tmp_path, tmp_path / "empty")))[0]
+    assert (
+        "has no images" in first_look(parse_node_config(node(tmp_path, tmp_path / "empty")), 0)[0]
+    )

@@ -202,10 +202,10 @@ def test_what_was_spent_must_be_reported_as_a_number(
     assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
 
 
-def test_a_dry_run_shows_the_noise_and_charges_nothing(
+def test_a_check_shows_the_noise_and_charges_nothing(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    assert site(monkeypatch, "dry-run", "--json", "--node-config", node, "-c", BUDGET) == 0
+    assert site(monkeypatch, "check", "--json", "--node-config", node, "-c", BUDGET) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["may_leave"] is True
     assert shown["records"] == 400, (
@@ -222,7 +222,7 @@ def test_a_dry_run_shows_the_noise_and_charges_nothing(
     assert json.loads(capsys.readouterr().out)["epsilon"] == shown["epsilon_before"]
 
 
-def test_a_dry_run_protects_patients_where_the_site_knows_them(
+def test_a_check_protects_patients_where_the_site_knows_them(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     # In its own ledger: the other ledger has releases that protect single records only.
@@ -232,7 +232,7 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
     )
     assert site(monkeypatch, "ledger", "open", "--node-config", with_patients) == 0
     capsys.readouterr()
-    assert site(monkeypatch, "dry-run", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
+    assert site(monkeypatch, "check", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "patient"
 
 
@@ -247,7 +247,7 @@ def test_a_dry_run_protects_patients_where_the_site_knows_them(
 def test_what_may_not_leave_is_one_line_and_exit_code_1(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, run: str, message: str
 ) -> None:
-    assert site(monkeypatch, "dry-run", "--node-config", node, "-c", run) == 1
+    assert site(monkeypatch, "check", "--node-config", node, "-c", run) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -275,8 +275,17 @@ def test_the_key_of_a_site_is_shown_as_peers_need_it(
     assert "names no site" in capsys.readouterr().err
 
 
-def test_a_dry_run_of_rounds_says_what_to_do_instead(
+def test_a_check_of_rounds_tells_cost_and_refusal_by_the_settings(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    assert site(monkeypatch, "dry-run", "--node-config", node, "-c", 'method="fedavg"') == 1
-    assert "`coordinator plan` shows its bytes" in capsys.readouterr().err
+    """Nothing is computed: each reply depends on a model that the coordinator sends."""
+    exact = 'method="fedavg" image-size=8 backbone="pixels" classes="0,1,2,3,4,5,6,7,8,9"'
+    private = exact.replace("fedavg", "dp-fedavg") + " epsilon=1.0 delta=1e-5"
+    for run, epsilon, refusal in ((exact, None, "without-dp = false"), (private, 1.0, "")):
+        done = site(monkeypatch, "check", "--json", "--node-config", node, "-c", run)
+        found = json.loads(capsys.readouterr().out)
+        assert (done, found["may_leave"]) == (bool(refusal), not refusal)
+        assert refusal in (found["refusal"] or "")
+        assert found["rounds"] > 1
+        assert found["bytes"] > 0
+        assert (found["epsilon"], found["runs_left"] is None) == (epsilon, epsilon is None)

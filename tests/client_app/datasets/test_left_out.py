@@ -24,7 +24,7 @@ from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import FALLBACK, with_records, without_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.answers import release_to
-from fedsurrogate.client_app.offline.keys import dry_run
+from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.security.documents import Request
@@ -131,7 +131,7 @@ def test_whom_privacy_protects_follows_from_the_settings_alone(
     for name, records in (("none", ()), ("some", (Record(), Record("b")))):
         node = hospital(tmp_path / name, kind, records, unit=unit)
         reported.append(
-            (dry_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None)
+            (check_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None)
         )
     expected = "patient" if unit == "patient" and kind != "folder" else "record"
     assert reported == [(expected, expected == "record")] * 2
@@ -160,13 +160,13 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
 ) -> None:
     site = Hospital(tmp_path / "h", "folder", (Record(), Record("b", grey=2)))
     node = parse_node_config(site.node)
-    assert dry_run(RUN, node).refusal == ""
+    assert check_run(RUN, node).refusal == ""
     assert site.visit(METHODS["sums spherical"]).charged
     assert not [
         each for each in check_site(RUN, node) if each.what == "ledger" and each.state != "PASS"
     ]
     monkeypatch.setattr(release, "load_site", broken)
-    found = dry_run(RUN, node)
+    found = check_run(RUN, node)
     assert "THE RECORDS CANNOT BE USED" in found.refusal
     assert found.facts["failure"] == "ValueError: a decoder gave up"
     assert not found.facts["may_leave"]
@@ -185,7 +185,7 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
     assert (ledger.state, "1 of them WITHOUT ANY RECORD" in ledger.found) == ("WARN", True)
 
 
-def test_a_dry_run_without_records_ends_with_an_exit_code(
+def test_a_check_without_records_ends_with_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = Hospital(tmp_path / "h", "folder", ())
@@ -194,7 +194,7 @@ def test_a_dry_run_without_records_ends_with_an_exit_code(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
         for key, value in PRIVATE.items()
     )
-    monkeypatch.setattr("sys.argv", ["site", "dry-run", "--node-config", given, "-c", wanted])
+    monkeypatch.setattr("sys.argv", ["site", "check", "--node-config", given, "-c", wanted])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

@@ -292,7 +292,7 @@ def _learned_from(data: Path, home: Path) -> None:
         f'state-dir="{home}/state" witness-dir="{home}/witness" cache-dir="{home}/cache"'
     )
     run = 'backbone="pixels" image-size=8 classes="zero,one" sites=1'
-    assert site("ledger", "open", "--node-config", node).code == 0
+    assert site("ledger", "open", "--yes", "--node-config", node).code == 0
     done = site("doctor", "--node-config", node, "--run-config", run)
     assert done.code == 0, done.stdout
     assert "360 training and 90 test records: zero 174, one 186" in done.stdout

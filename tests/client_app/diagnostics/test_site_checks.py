@@ -40,7 +40,7 @@ from fedsurrogate.client_app.governance.ledger import one_run
 from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.task import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.keys import dry_run
+from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.client_app.processes.supervisor import looked_at
 from fedsurrogate.common.errors import BudgetError, ConfigError
 from fedsurrogate.common.run import parse_run
@@ -412,7 +412,7 @@ def test_a_weak_budget_is_remarked_at_the_hospital_with_its_own_records(
     site_features._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedsurrogate.site"):
         records = len(load_site(run, node, 100).train.labels)
-    odd = dry_run(run, node).facts["odd"]
+    odd = check_run(run, node).facts["odd"]
     assert found.state == ("WARN" if words else "PASS")
     for texts in ([found.remedy], caplog.messages, odd):
         remarks = [text for text in texts if " is above " in text]

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedsurrogate.client_app.diagnostics.first_look import check_classes
+from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.processes.supervisor import looked_at
@@ -101,7 +101,7 @@ def test_a_site_that_lacks_a_class_does_not_join(kind: str, tmp_path: Path) -> N
     else:
         (table if kind == "table" else images)(data)
     flat: Flat = {"data": "imagefolder", "data-dir": str(data)}
-    (hint,) = check_classes(parse_node_config(flat))
+    (hint,) = first_look(parse_node_config(flat), 1)
     assert 'add classes="no,yes"' in hint, "what is printed can be typed"
     own = parse_node_config({**flat, "classes": "no,yes"})
     assert looked_at(own) == []
@@ -117,5 +117,7 @@ def test_a_site_that_lacks_a_class_does_not_join(kind: str, tmp_path: Path) -> N
 
 
 def test_data_without_classes_need_none(tmp_path: Path) -> None:
-    assert check_classes(NodeConfig(data="digits", classes=("0",))) == []
-    assert check_classes(NodeConfig(data="imagefolder", data_dir=str(tmp_path / "gone"))) == []
+    assert first_look(NodeConfig(data="digits", classes=("0",)), 1) == []
+    columns = NodeConfig(data="imagefolder", data_dir=str(tmp_path), target_columns=("age",))
+    images(tmp_path)
+    assert first_look(columns.model_copy(update={"target_columns": ()}), 1)

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.features.site_features import SiteFeatures
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.release import FALLBACK, why_held, with_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
-from fedsurrogate.client_app.offline.keys import dry_run
+from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.errors import DataError, LedgerError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import to_record
@@ -78,13 +78,13 @@ def test_a_failure_without_a_listed_cause_shows_once_and_holds_the_records_until
     assert FALLBACK not in train(site)["facts"]
     with monkeypatch.context() as patch:
         patch.setattr(release, "load_site", failing(error))
-        assert dry_run(RUN, node).refusal
+        assert check_run(RUN, node).refusal
         assert why_held(node) == "", "a person sees a dry run, and nothing leaves"
         assert FALLBACK in train(site)["facts"]
     # The failure is over, but whether it comes again must not be visible.
     assert FALLBACK in train(site)["facts"]
     assert type(error).__name__ in why_held(node)
-    assert "held since" in dry_run(RUN, node).refusal
+    assert "held since" in check_run(RUN, node).refusal
     (data,) = (each for each in check_site(RUN, node) if each.what == "data")
     assert (data.state, "delete" in data.found) == ("FAIL", True)
     (file,) = (tmp_path / "h" / "state" / "held").iterdir()

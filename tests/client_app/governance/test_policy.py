@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.policy import (
     DEFAULT,
-    DIGEST_FILE,
+    IN_FORCE,
+    LARGER,
+    MORE,
     PUBLIC_DATA,
+    SMALLER,
     Policy,
     digest_of_policy,
     load_policy,
+    loosened,
     note_policy,
     policy_of,
 )
@@ -90,12 +94,70 @@ def test_by_default_nothing_leaves_without_privacy_nor_by_the_mechanism_that_pro
     assert PUBLIC_DATA.without_dp
 
 
-def test_the_policy_file_of_the_kit_states_every_default() -> None:
+def test_the_policy_file_of_the_kit_states_ten_defaults_on_a_page() -> None:
     """Its comment says so, and hospitals start from this file."""
     file = ROOT / "deploy" / "kit" / "policy.toml"
     assert load_policy(str(file)) == DEFAULT
-    keys = {name.replace("_", "-") for name in Policy.model_fields}
-    assert tomllib.loads(file.read_text()).keys() == keys
+    assert len(tomllib.loads(file.read_text())) == 10
+    assert len(file.read_text().splitlines()) <= 30
+
+
+def test_limits_of_work_stand_in_a_file_of_their_own_and_costs_do_not(tmp_path: Path) -> None:
+    """A person reads one page; an earlier version had both in one file."""
+    policy = written(tmp_path, "epsilon-total = 2.0")
+    limits = tmp_path / "limits.toml"
+    assert load_policy(policy) == Policy(epsilon_total=2.0)
+    alone = digest_of_policy(NodeConfig(policy=policy))
+    limits.write_text("most-rounds = 7\ncache-mib = 5")
+    assert load_policy(policy) == Policy(epsilon_total=2.0, most_rounds=7, cache_mib=5.0)
+    assert digest_of_policy(NodeConfig(policy=policy)) not in ("", alone)
+    limits.write_text("without-dp = true")
+    with pytest.raises(
+        ConfigError, match=r"limits.toml': without-dp: no limit of work.*policy.toml'"
+    ):
+        load_policy(policy)
+    limits.write_text("most-rounds = 0")
+    with pytest.raises(ConfigError, match=r"limits.toml': most-rounds = 0: must be"):
+        load_policy(policy)
+    limits.unlink()
+    limits.mkdir()
+    with pytest.raises(PolicyError, match=r"limits.toml' cannot be read"):
+        load_policy(policy)
+    limits.rmdir()
+    old = written(tmp_path, "most-rounds = 7\nepsilon-total = 2.0\ncache-mib = 5")
+    with pytest.raises(
+        ConfigError, match=r"most-rounds, cache-mib: limits of work stand in .*/limits.toml' now"
+    ):
+        load_policy(old)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {"without_dp": True}, "without-dp = true (was false)"),
+        ({}, {"epsilon_per_run": 2.0}, "epsilon-per-run = 2 (was 1)"),
+        ({"delta_total": 1.5e-5}, {}, "delta-total = 0 (was 1.5e-05)"),
+        ({"local_epsilon": 1.0}, {}, "local-epsilon = 0 (was 1)"),
+        ({"require_officer": True}, {}, "require-officer = false (was true)"),
+        ({}, {"smallest_class": 1}, "smallest-class = 1 (was 10)"),
+        ({"mechanisms": ("sums",)}, {"mechanisms": ("sums", "dp-em")}, "mechanisms = sums, dp-em (was sums)"),
+        ({}, {"mechanisms": ("*",)}, "mechanisms = * (was sums, dp-em, dp-sgd, counts)"),
+    ],
+)  # fmt: skip
+def test_what_a_policy_loosens_is_named_and_the_way_back_is_none(
+    before: dict[str, Any], now: dict[str, Any], words: str
+) -> None:
+    one, other = Policy(**before), Policy(**now)
+    assert loosened(one, other) == [words]
+    assert loosened(other, one) == loosened(one, one) == []
+
+
+def test_each_rule_of_a_policy_loosens_or_is_known_not_to() -> None:
+    """A new key is a decision: whether more may leave where it is larger, or smaller."""
+    neither = {"methods", "backbones", "smallest_site", "largest_payload_mib", "approvers"}
+    assert {*LARGER, *SMALLER, *MORE} | neither == (
+        Policy.model_fields.keys() - WorkLimits.model_fields.keys()
+    )
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -317,7 +379,7 @@ def test_a_log_names_each_policy_once_when_it_comes_into_force(contents: list[st
 def test_a_policy_whose_digest_cannot_be_computed_or_kept_stops_nothing(tmp_path: Path) -> None:
     for policy in (str(tmp_path), f"{tmp_path}/nul\0", "~no-such-user/policy.toml"):
         assert digest_of_policy(NodeConfig(policy=policy)) == ""
-    (tmp_path / DIGEST_FILE).mkdir()
+    (tmp_path / IN_FORCE).mkdir()
     node = NodeConfig(policy=written(tmp_path, ""), state_dir=str(tmp_path))
     note_policy(node, DEFAULT)
-    assert (tmp_path / DIGEST_FILE).is_dir()
+    assert (tmp_path / IN_FORCE).is_dir()

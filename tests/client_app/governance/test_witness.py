@@ -208,33 +208,47 @@ def test_receipts_come_back_as_they_went(tmp_path: Path) -> None:
         parse_receipts(join_receipts([*receipts, receipts[0]]))
 
 
+RELEASE: dict[str, object] = {"kind": "release"}
+# As earlier versions wrote it, of a ledger begun anew, of one that was kept, and of one that says how
+# many entries the lost one had.
+DECISIONS: list[dict[str, object]] = [
+    {"kind": "decision", **more} for more in ({}, {"kept": False}, {"kept": True}, {"kept": True, "seen": 5})
+]  # fmt: skip
+
+
 @given(
     opened=st.integers(99, 102),
-    length=st.integers(1, 6),
-    decided=st.lists(
-        st.tuples(st.integers(1, 5), st.sampled_from([None, False, True])), max_size=2
-    ),
+    length=st.integers(1, 7),
+    before=st.lists(st.sampled_from([RELEASE, *DECISIONS]), max_size=3),
+    decided=st.lists(st.sampled_from(DECISIONS), max_size=2),
+    after=st.lists(st.just(RELEASE), max_size=2),
 )
-def test_a_receipt_of_a_lost_ledger_is_settled_by_the_last_decision_alone(
-    opened: int, length: int, decided: list[tuple[int, bool | None]]
+def test_a_receipt_of_a_lost_ledger_is_settled_by_the_last_decisions_alone(
+    opened: int,
+    length: int,
+    before: list[dict[str, object]],
+    decided: list[dict[str, object]],
+    after: list[dict[str, object]],
 ) -> None:
-    """A later one; and of a ledger that was kept, if that was at least as long."""
+    """Of later ones, without a release between them; and of a ledger that was kept, if it had as many
+    releases, or a person has said how many are missing.
+    """
     own, lost = (Witnessed(100, 9, "a" * 64, digit * 64) for digit in "12")
     receipt = replace(lost, opened=opened).receipt(length, "b" * 64)
-    decisions = [
-        {"kind": "decision", "sequence": at} | ({} if kept is None else {"kept": kept})
-        for at, kept in decided
-    ]
+    header: dict[str, object] = {"kind": "header"}
+    chain = [header, *before, RELEASE, *decided, *after] if decided else [header, *after]
+    entries = [each | {"sequence": at} for at, each in enumerate(chain)]
     settled = bool(decided) and opened <= 100
-    if settled and decided[-1][1]:
-        settled = length <= decided[-1][0]
+    if settled and all(each.get("kept") for each in decided):
+        most = max([len(before) + 2] + [5 for each in decided if "seen" in each])
+        settled = length <= most
     with TemporaryDirectory() as place:
         seen = Witness(Path(place, "witness"), "d" * 16, Path(place, "state"))
         seen._write(own)
         if settled:
-            seen.hold_against(decisions, [receipt])
+            seen.hold_against(entries, [receipt])
             return
         with pytest.raises(
             LedgerError, match=f"has seen {length} entries of a ledger of this site"
         ):
-            seen.hold_against(decisions, [receipt])
+            seen.hold_against(entries, [receipt])

@@ -1,5 +1,5 @@
 """A release into a file, step by step with every step replaced by one that notes itself: what is
-checked before what is charged, and what a refusal leaves undone. So for a dry run.
+checked before what is charged, and what a refusal leaves undone. So for a check of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from fedsurrogate.client_app.governance.release import Failure
 from fedsurrogate.client_app.methods.task import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as bundle_writer
-from fedsurrogate.client_app.offline import keys
 from fedsurrogate.common.errors import (
     BudgetError,
     ConfigError,
@@ -25,7 +24,6 @@ from fedsurrogate.common.errors import (
     PolicyError,
 )
 from fedsurrogate.common.privacy.accounting import GaussianEvent
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import Request
 
 KEY, PUBLIC = b"private", b"public"
@@ -244,10 +242,3 @@ def test_a_bundle_needs_a_name_of_the_site_and_a_new_file(
     )
     # The receipts of another site are not shown to this one.
     assert ("receipts", "") in site.done
-
-
-def test_only_a_method_that_releases_once_has_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = Site(monkeypatch, keys)
-    with pytest.raises(ConfigError, match="method = 'fedavg': a dry run shows the release of"):
-        keys.dry_run(parse_run({"method": "fedavg"}), NORTH)
-    assert site.done == []

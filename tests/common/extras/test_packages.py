@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.client_app.diagnostics.first_look import check_files
+from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.governance.gate import open_ledger
 from fedsurrogate.client_app.governance.ledger import own_ledger
 from fedsurrogate.client_app.node_config import packages_of, parse_node_config
-from fedsurrogate.client_app.offline.keys import dry_run
+from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.backbones.backbone_names import LIBRARIES
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, ConfigError, PackageError, RunError
 from fedsurrogate.common.extras import (
@@ -215,9 +215,9 @@ def test_a_missing_package_is_not_taken_for_unusable_records_and_answered_with_n
     run = {key.replace("_", "-"): value for key, value in PRIVATE_RUN.items()}
     open_ledger(site := parse_node_config(node))
     with hidden("pydicom"), pytest.raises(PackageError, match="data = 'dicom'"):
-        dry_run(parse_run(run), site)
+        check_run(parse_run(run), site)
     # With the package, the same site answers as one without usable records.
-    assert "no record of the classes" in str(dry_run(parse_run(run), site).facts["failure"])
+    assert "no record of the classes" in str(check_run(parse_run(run), site).facts["failure"])
 
 
 def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_data(
@@ -231,7 +231,7 @@ def test_a_site_does_not_join_and_its_doctor_fails_without_the_package_of_its_da
         with pytest.raises(
             PackageError, match="data = 'dicom' in the node-config needs the package pydicom"
         ):
-            check_files(parse_node_config({"data": "dicom", "data-dir": str(tmp_path)}))
+            first_look(parse_node_config({"data": "dicom", "data-dir": str(tmp_path)}), 0)
         assert commands.site(monkeypatch, "doctor", "--node-config", node, "--json") == 1
     (finding,) = (
         each for each in json.loads(capsys.readouterr().out) if each["what"] == "packages"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.cli.join import check_settings
-from fedsurrogate.client_app.diagnostics.first_look import check_enough
+from fedsurrogate.client_app.diagnostics.first_look import first_look
 from fedsurrogate.client_app.features.site_features import check_records
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.costs import check_payload, payload_bytes
@@ -50,7 +50,7 @@ def test_a_site_with_a_folder_and_the_bundled_digits_is_refused(tmp_path: Path) 
 COMMANDS = {
     "doctor": ("doctor",),
     "features": ("features", "--out", "f.safetensors"),
-    "dry-run": ("dry-run",),
+    "check": ("check",),
     "ledger": ("ledger", "show"),
     "join": ("join", "--superlink", "localhost:1", "--insecure"),
 }
@@ -167,15 +167,15 @@ def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
         (folder / "sick").mkdir()
     node = NodeConfig.model_validate({"data": kind, "data-dir": str(folder)})
     with pytest.raises(DataError, match=r"no records .* smallest-site is 1; is the disk mounted"):
-        check_enough(node, 1)
-    check_enough(node, 0)
+        first_look(node, 1)
+    first_look(node, 0)
 
 
 def test_a_site_joins_from_its_smallest_number_on(tmp_path: Path) -> None:
     node = image_folder(tmp_path / "data", 3)
-    check_enough(node, 3)
+    first_look(node, 3)
     with pytest.raises(DataError, match="3 records"):
-        check_enough(node, 4)
+        first_look(node, 4)
 
 
 def test_empty_tables_and_features_do_not_join(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_empty_tables_and_features_do_not_join(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("path,label\n")
     node = NodeConfig(data="imagefolder", data_dir=str(tmp_path))
     with pytest.raises(DataError):
-        check_enough(node, 1)
+        first_look(node, 1)
     (tmp_path / "labels.csv").write_text("path,label\na.png,sick\nb.png,well\n")
-    check_enough(node, 2)
-    check_enough(NodeConfig(data="digits"), 5000)
+    first_look(node, 2)
+    first_look(NodeConfig(data="digits"), 5000)
