@@ -36,7 +36,7 @@ from .runs.state import read_json
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-TEST_RECORDS = "fedsurrogate.client_app.features.site_features"
+TEST_RECORDS = "fedsurrogate.client_app.diagnostics.simulation_checks"
 
 
 def relearn(

@@ -457,7 +457,7 @@ def site_folders() -> Iterator[list[str]]:
 
 # By name: the coordinator's code does not import the site's. In a simulation, this machine is every
 # site.
-RECORD_CHECKS = "fedsurrogate.client_app.features.site_features"
+RECORD_CHECKS = "fedsurrogate.client_app.diagnostics.simulation_checks"
 PATHS = ("data-dir", "weights-path")
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsurrogate.client_app.diagnostics.simulation_checks import check_records
 from fedsurrogate.client_app.features import site_features
-from fedsurrogate.client_app.features.site_features import check_records, load_site, warning_of
+from fedsurrogate.client_app.features.site_features import load_site, warning_of
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run
 from tests.data_kinds.scales.affine import records
