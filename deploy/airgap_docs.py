@@ -15,7 +15,7 @@ FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
 def complete(folder: Path, root: Path = ROOT) -> None:
-    """Add what the pages of a folder link to: pages that `make docs` writes, and files of the checkout.
+    """Add the pages that `make docs` writes, and files of the checkout to which pages of a folder link.
 
     Args:
         folder: with copied pages, at the same places as in the checkout.
@@ -24,14 +24,14 @@ def complete(folder: Path, root: Path = ROOT) -> None:
     Raises:
         SystemExit: a link leads to nothing; names page and link.
     """
-    written = generated(root)
+    for name, text in generated(root).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     while missing := dict(dead_links(folder)):
         for target, page in missing.items():
             there, source = folder / target, root / target
             there.parent.mkdir(parents=True, exist_ok=True)
-            if target in written:
-                there.write_text(written[target])
-            elif source.is_dir() and ".." not in target:
+            if source.is_dir() and ".." not in target:
                 shutil.copytree(source, there, ignore=shutil.ignore_patterns("__pycache__"))
             elif source.is_file() and ".." not in target:
                 shutil.copy(source, there)
