@@ -36,8 +36,8 @@ SITES, ROUNDS, IMAGES = 5, 10, (1, 5, 10, 20, 50)
 TWO: dict[str, Scalar] = {"partition": "classes", "classes-per-site": 2}
 # Of figure 12: iterations, records of a batch, images of a class, steps of the images, their rate and
 # momentum, and the model's rate. The rate of the squared error alone was the best of 10, 100 and 1000.
-STEPS, BATCH, OF_CLASS, IMAGE_STEPS, IMAGE_RATE, MOMENTUM, RATE = 120, 256, 5, 5, 100.0, 0.5, 0.1
-SHOWN = (40, 80, 120)
+STEPS, BATCH, OF_CLASS, IMAGE_STEPS, IMAGE_RATE, MOMENTUM, RATE = 60, 256, 5, 5, 100.0, 0.5, 0.1
+SHOWN = (20, 40, 60)
 Criterion = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
