@@ -28,15 +28,16 @@ from fedsurrogate.client_app.methods.fedlap.statistics import matching_slope
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient, mismatch
 from fedsurrogate.common.models.networks import fresh, parameters_of, split_input
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.strategies.base.training import Training
 
 SITES, ROUNDS, IMAGES = 5, 10, (1, 5, 10, 20, 50)
-TWO = {"partition": "classes", "classes-per-site": 2}
+TWO: dict[str, Scalar] = {"partition": "classes", "classes-per-site": 2}
 # Of figure 12: iterations, records of a batch, images of a class, steps of the images, their rate and
 # momentum, and the model's rate. The rate of the squared error alone was the best of 10, 100 and 1000.
-STEPS, BATCH, OF_CLASS, IMAGE_STEPS, IMAGE_RATE, MOMENTUM, RATE = 120, 256, 5, 5, 100.0, 0.5, 0.1
-SHOWN = (40, 80, 120)
+STEPS, BATCH, OF_CLASS, IMAGE_STEPS, IMAGE_RATE, MOMENTUM, RATE = 60, 256, 5, 5, 100.0, 0.5, 0.1
+SHOWN = (20, 40, 60)
 Criterion = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
@@ -134,7 +135,7 @@ def one_batch(
 
 def figure_12(seeds: int) -> None:
     """Figures 11 and 12."""
-    base = {"image-size": 16, "partition": "iid"}
+    base: dict[str, Scalar] = {"image-size": 16, "partition": "iid"}
     results = over_seeds(seeds, lambda seed: load_seed(base, 1, seed), ROWS, one_batch)
     rows = []
     for row, each in results.items():
@@ -148,7 +149,8 @@ def figure_12(seeds: int) -> None:
 
 def by_images(seed: int, data: Federation, images: int) -> tuple[list[float], list[float], float]:
     """Accuracy and the pixels' standard deviation by round, and the kB of a site and round."""
-    own = {"method": "fedlap", "fedlap.rounds": ROUNDS, "fedlap.images-per-class": images}
+    own: dict[str, Scalar] = {"method": "fedlap", "fedlap.rounds": ROUNDS}
+    own |= {"fedlap.images-per-class": images}
     spreads: list[float] = []
 
     def step(training: Training, sets: Sequence[Synthetic], device: str) -> None:
