@@ -287,7 +287,9 @@ def test_weights_from_a_package_of_the_index_are_those_of_the_backbone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With random weights in the package, under other names in the same order."""
-    code = next(each for each in blocks(DOCS / "tutorials" / "own-images.md", "py") if "zip" in each)
+    code = next(
+        each for each in blocks(DOCS / "tutorials" / "own-images.md", "py") if "zip" in each
+    )
     wheel, inside = re.findall(r'"(efficientnet_lite0_\S+)"', code)
     torch.manual_seed(0)
     network = timm.create_model("tf_efficientnet_lite0").eval()
