@@ -110,7 +110,7 @@ def xray_files(folder: str) -> Given:
     return {"data": "safetensors", "data-dir": folder, "dataset": "xrays", "partition": "iid"}
 
 
-def sets(backbone: str) -> dict[str, tuple[Given, int]]:
+def sets(backbone: str = MOBILENET) -> dict[str, tuple[Given, int]]:
     """Settings of each data set, and its sites: with features of a backbone, but pixels of digits,
     and of X-rays where the samples have no features.
     """
