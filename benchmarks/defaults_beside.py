@@ -110,7 +110,7 @@ def xray_files(folder: str) -> Given:
     return {"data": "safetensors", "data-dir": folder, "dataset": "xrays", "partition": "iid"}
 
 
-def sets(backbone: str) -> dict[str, tuple[Given, int]]:
+def sets(backbone: str = MOBILENET) -> dict[str, tuple[Given, int]]:
     """Settings of each data set, and its sites: with features of a backbone, but pixels of digits,
     and of X-rays where the samples have no features.
     """
@@ -265,12 +265,14 @@ def main() -> None:
     options.add_argument("--rows", default="", help="those whose name matches this")
     given = options.parse_args()
     which = given.backbone, given.rows
+    made_by = "" if given.backbone == MOBILENET else f"{BACKBONES[given.backbone].title}, "
     torch.set_num_threads(1)
     if "families" in given.parts:
-        title = "Nothing set but the data, accuracy %"
+        title = f"Nothing set but the data, {made_by}accuracy %"
         measured("defaults-families", title, FAMILIES, given.seeds, given.only, cell, *which)
     if "private" in given.parts:
-        rows, title = at_budgets(PRIVATE, EPSILONS), "Budget and classes alone, accuracy %"
+        rows = at_budgets(PRIVATE, EPSILONS)
+        title = f"Budget and classes alone, {made_by}accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only, cell, *which)
     if "secure" in given.parts:
         rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"

@@ -70,7 +70,7 @@ def main() -> None:
                 charge_and_release(options.sites, fixed),
             )
         if options.only in ("", "pacs"):
-            images = {
+            images: dict[str, Any] = {
                 "data": "parquet",
                 "data-dir": str(shared("data/pacs")),
                 "dataset": "photo,sketch",

@@ -74,7 +74,7 @@ def check(
     """
     node = node_of(node_config)
     if proposal is not None:
-        from fedsurrogate.common.security.proposals import read_proposal
+        from fedsurrogate.common.security.documents import read_proposal
 
         if run_config:
             raise ConfigError("--proposal has the settings of its run; leave --run-config out")
