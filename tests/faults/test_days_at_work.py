@@ -207,10 +207,8 @@ def test_a_superlink_whose_disk_is_full_loses_no_run_that_gets_room_in_time(day:
         pytest.skip("needs file systems of its own")
     before, log = day.charged(), day.running.home / "superlink.log"
     run = day.submit_held("south", deadline=6 * SOON)
-    day.replied("north", before["north"] + 1)
     day.disk.fill()
     day.south.let_go()
-    until(lambda: day.charged()["south"] > before["south"])
     until(lambda: "disk is full" in log.read_text())
     day.disk.make_room()
     metrics = day.result(run)
