@@ -75,7 +75,10 @@ class JoinedSite:
     def process(self, kind: str) -> psutil.Process | None:
         """Its process of this kind, if it runs: node, app, warm or task."""
         for process in self.all():
-            words, name = process.cmdline(), process.name()
+            try:
+                words, name = process.cmdline(), process.name()
+            except psutil.Error:
+                continue
             kinds = {
                 "node": NODE_MODULE in words,
                 "app": words[-1:] == ["app"],
