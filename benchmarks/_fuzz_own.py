@@ -24,6 +24,8 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/governance/policy.py:policy_in_force",
         "client_app/governance/policy.py:_digest_in_force",
         "client_app/backup.py:_checked",
+        "client_app/backup.py:_opened",
+        "client_app/backup.py:write_backup",
         "client_app/features/cache.py:read_entry",
         "client_app/features/cache.py:ShardWriter._read",
         "client_app/governance/ledger.py:Ledger._check_chain",

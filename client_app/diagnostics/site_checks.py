@@ -39,7 +39,7 @@ from ..features.device_processes import in_parts
 from ..features.site_features import examples_of, site_backbone, site_device
 from ..governance.gate import Gate, open_gate
 from ..governance.ledger import own_ledger
-from ..governance.policy import NO_LIMIT, policy_of
+from ..governance.policy import NO_LIMIT, check_confirmed, policy_of
 from ..governance.release import FALLBACK, check_dimension, why_held
 from ..governance.verdict import verdict
 from ..node_config import NodeConfig, is_protected, packages_of
@@ -283,6 +283,7 @@ def _machine(wanted: str, node: NodeConfig) -> Iterator[Finding]:
 def _policy(gate: Gate, node: NodeConfig) -> Outcome:
     if node.data in ("", "digits") and not node.policy:
         return "PASS", "public data: everything may leave", ""
+    check_confirmed(node, gate.policy)
     if node.policy:
         facts = f"{node.policy}: {gate.policy.in_words}"
         if gate.policy.irrevocable:

@@ -50,6 +50,7 @@ def test_only_a_person_or_yes_opens_a_ledger_and_a_lost_one_is_not_begun_anew(ki
         prepare(kit, yes=False)
     prepare(kit, yes=True)
     assert list((kit / "state" / "ledgers").glob("*.jsonl"))
+    assert read_kit(kit).values["CLASSES"] == "no,yes"
     prepare(kit, yes=False)
     shutil.rmtree(kit / "state" / "ledgers")
     for yes in (False, True):
@@ -57,6 +58,41 @@ def test_only_a_person_or_yes_opens_a_ledger_and_a_lost_one_is_not_begun_anew(ki
         with pytest.raises(typer.Exit):
             prepare(kit, yes)
     assert not list((kit / "state").rglob("*.jsonl"))
+
+
+def test_a_looser_policy_is_in_force_once_a_person_has_confirmed_it(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was in force at the next request, and the site said nothing before."""
+    edit(kit, "DATA=\n", "DATA=./data\n")
+    policy, own = kit / "policy" / "policy.toml", ("--node-config", kit)
+    run = ("check", *own, "-c", "epsilon=1 delta=1e-5 classes=no,yes image-size=8")
+
+    def typed(*words: object) -> tuple[int, str]:
+        code, shown = site(monkeypatch, *words), capsys.readouterr()
+        return code, shown.out + shown.err
+
+    assert typed("ledger", "open", *own)[0] == 0
+    assert typed(*run)[0] == 0
+    before = policy.read_text()
+    policy.write_text(
+        before.replace("total = 4.0", "total = 8.0").replace("dp = false", "dp = true")
+    )
+    more = "without-dp = true (was false); epsilon-total = 8 (was 4)"
+    for words in (run, ("doctor", kit), ("join", kit)):
+        code, shown = typed(*words)
+        assert (code, more in shown or more.replace("; ", "\n  ") in shown) == (1, True), shown
+    code, shown = typed("policy", *own)
+    assert code == 1
+    assert "This cannot be taken back: without-dp = true lets releases leave" in shown
+    assert "nobody has confirmed it" in shown
+    assert typed(*run)[0] == 1, "to have read it is not enough"
+    assert typed("policy", *own, "--yes")[0] == 0
+    assert typed(*run)[0] == 0
+    # A stricter one needs nobody.
+    policy.write_text(before.replace("total = 4.0", "total = 3.0"))
+    code, shown = typed(*run)
+    assert (code, "epsilon total    │ 3" in shown) == (0, True)
 
 
 @pytest.mark.parametrize(
