@@ -34,8 +34,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import PRESENT, as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.strategies.fedpft import strategy
-from fedsurrogate.strategies.fedpft.strategy import learn
+from fedsurrogate.strategies.fedpft.strategy import learn, learn_from_samples
 from fedsurrogate.strategies.pooling.class_means import read_centre
 
 DELTA = 1e-5
@@ -72,7 +71,7 @@ def federate(
         claim = mixtures[0].claim
         assert claim is not None
         head = replace(
-            strategy.learn(mixtures, run.settings.head, run.settings.seed, data.classes),
+            learn_from_samples(mixtures, run.settings.head, run.settings.seed, data.classes),
             clip=claim.clip,
         )
     else:
