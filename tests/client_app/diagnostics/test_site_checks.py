@@ -352,7 +352,9 @@ def test_what_a_policy_forbids_and_what_is_spent_is_found(
     assert "epsilon-per-run = 1" in refused.found
     (tmp_path / "p.toml").write_text("epsilon-total = 0.5\nepsilon-per-run = 9.0")
     strict = hospital.model_copy(update={"policy": str(tmp_path / "p.toml")})
-    assert examined(strict)["a run"].state == "WARN"
+    # The gate would refuse its first release: the doctor gives the gate's answer.
+    assert examined(strict)["a run"].state == "FAIL"
+    assert "epsilon-total = 0.5" in examined(strict)["a run"].found
     assert examined(strict)["policy"].state == "PASS"
     gate = open_gate(strict.model_copy(update={"policy": ""}), "digits", "7")
     gate.let_out(release(10.0, run="7"))
