@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
-from fedsurrogate.client_app.processes import supervisor
-from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor, look_at_link
+from fedsurrogate.client_app.processes import node_process, supervisor
+from fedsurrogate.client_app.processes.node_process import look_at_link
+from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor
 from fedsurrogate.common.errors import RunError
 
 
@@ -31,7 +32,7 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(threading, "excepthook", supervisor._of_a_thread)
+    monkeypatch.setattr(threading, "excepthook", node_process._of_a_thread)
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
