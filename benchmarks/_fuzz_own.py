@@ -44,7 +44,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/model_use/store.py:read_kept",
         "client_app/model_use/store.py:trusted_keys",
         "client_app/governance/ledger.py:Witnessed._tag",
-        "client_app/processes/supervisor.py:look_at_link",
+        "client_app/processes/node_process.py:look_at_link",
         "client_app/secure_sum.py:_read",
         "common/flower/v134_fleet.py:Link134.read_key",
         "fedsurrogate/_simulation.py:Result._settings",

@@ -42,6 +42,7 @@ from fedsurrogate.common.version import own_version
 
 from ..node_config import parse_node_config
 from .app_report import reporting
+from .node_process import shorten_errors
 from .own_account import (
     SETTINGS,
     TASK_NAME,
@@ -53,7 +54,7 @@ from .own_account import (
     take_arguments,
     unseen,
 )
-from .supervisor import found_data, shorten_errors
+from .supervisor import found_data
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

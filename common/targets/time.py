@@ -62,7 +62,7 @@ def residual_course(private: bool) -> Course:
         ),
         receives=((VALUES, "C"),),
         site_sums=f"{AT_SITE}.sums:residual_sums",
-        steps=f"{AT_COORDINATOR}.strategy:ResidualSteps",
+        steps=f"{AT_COORDINATOR}.residual_steps:ResidualSteps",
     )
 
 

@@ -20,13 +20,8 @@ from PIL import Image
 import fedsurrogate.client_app.processes.supervisor as joining
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.processes.app_report import Reporter, reporting
-from fedsurrogate.client_app.processes.supervisor import (
-    LOOK_SECONDS,
-    WAITS,
-    await_data,
-    check_data,
-    found_data,
-)
+from fedsurrogate.client_app.processes.node_process import LOOK_SECONDS
+from fedsurrogate.client_app.processes.supervisor import WAITS, await_data, check_data, found_data
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.settings.base import parse_overrides
 from tests.client_app.model_use.hospitals import site

@@ -14,8 +14,9 @@ import grpc
 import pytest
 
 from fedsurrogate.client_app.diagnostics.findings import Finding
-from fedsurrogate.client_app.processes import supervisor
-from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor, look_at_link
+from fedsurrogate.client_app.processes import node_process, supervisor
+from fedsurrogate.client_app.processes.node_process import look_at_link
+from fedsurrogate.client_app.processes.supervisor import TWIN, Commands, Supervisor
 from fedsurrogate.common.errors import RunError
 
 
@@ -35,7 +36,7 @@ def test_only_a_closed_channel_ends_a_thread_in_silence(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(threading, "excepthook", supervisor._of_a_thread)
+    monkeypatch.setattr(threading, "excepthook", node_process._of_a_thread)
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
@@ -49,7 +50,7 @@ def test_an_error_of_a_connection_has_one_line_in_the_log_and_of_a_thread(
     log, shown = logging.getLogger("flwr"), io.StringIO()
     monkeypatch.setattr(log, "handlers", [logging.StreamHandler(shown)])
     monkeypatch.setattr(threading, "excepthook", None)
-    supervisor.shorten_errors()
+    node_process.shorten_errors()
     call = grpc.insecure_channel("127.0.0.1:1").unary_unary("/no/thing")
 
     def fail() -> None:

@@ -16,7 +16,8 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.targets.strategy import ResidualSteps, column_factors
+from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
+from fedsurrogate.strategies.targets.strategy import column_factors
 from tests.coded import coded
 
 TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}

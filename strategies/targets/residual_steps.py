@@ -1,0 +1,186 @@
+"""Survival in two rounds at the coordinator: numbers of records by cell, then features weighted with
+the martingale residuals that follow from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.models.parameters import Parameters, Tensors
+from fedsurrogate.common.surrogates.class_sums import FALSE_ALARM, TABLE_TOLERANCE, fold, unfold
+from fedsurrogate.common.targets.target import CODE, RECORDS, SQUARES, SUMS, TOTALS, Target
+from fedsurrogate.common.targets.time import VALUES, scored
+from fedsurrogate.common.wire.tensors import pack, unpack
+
+from ..base.training import Training
+from .strategy import Round, TimeSteps, column_factors, head_of, risks
+from .sums import (
+    CodedSums,
+    Noise,
+    added,
+    check_exact,
+    check_finite,
+    check_finite_tensors,
+    message_rounding,
+)
+from .time import Cells, RiskHead, marginal_head, risk_of_rounds, second_code
+
+# In the memory of the training: numbers by cell with the standard deviation of their noise; and the
+# model, once it is learned.
+CELLS, NOISE, WEIGHT, MEAN, BASELINE = "cells", "cells-noise", "weight", "mean", "baseline"
+
+
+class ResidualSteps(TimeSteps):
+    """Two rounds: cells, then residuals."""
+
+    def start(self, dimension: int) -> Tensors:
+        """Zeros, which sites do not read in the first round."""
+        return {VALUES: torch.zeros(len(self.target.rows))}
+
+    def check(self, reply: Parameters) -> None:
+        """Check the sums of one site. Raises SurrogateError."""
+        sigmas = self._sigmas
+        if reply.tensors.keys() == {CODE}:
+            _check_counts(reply.tensors[CODE], sigmas.get(CODE, 0.0))
+        elif sigmas:
+            check_finite_tensors(reply.tensors)
+        else:
+            _check_exact(reply.tensors, self._scored)
+
+    def counts(self, reply: Parameters) -> list[float] | None:
+        """Numbers of records by cell; in the second round, of all; none with noise."""
+        for name in (RECORDS, CODE):
+            if name in reply.tensors:
+                return [max(0.0, each) for each in reply.tensors[name].tolist()]
+        return None
+
+    def pooled(self, replies: Sequence[Parameters], shares: Sequence[float]) -> Round:
+        """The sums of all sites, around zero."""
+        tensors = [dict(each.tensors) for each in replies]
+        rounding = 0.0
+        if RECORDS in tensors[0]:
+            rounding = math.hypot(
+                *(share * _rounding(each) for each, share in zip(tensors, shares, strict=True))
+            )
+            tensors = [_around_zero(each) for each in tensors]
+        root = math.sqrt(sum(share**2 for share in shares))
+        sigmas = {name: sigma * root for name, sigma in self._sigmas.items()}
+        return Round(added(tensors, shares), sigmas, rounding)
+
+    def absorb(self, training: Training, sums: Round) -> dict[str, object]:
+        """Make the residuals of the cells, or the model. Raises RunError."""
+        if sums.tensors.keys() == {CODE}:
+            noise = sums.sigmas.get(CODE, 0.0)
+            _check_counts(sums.tensors[CODE], noise)
+            cells = Cells.of(sums.tensors[CODE], noise)
+            values, _ = second_code(cells)
+            # As sites receive them.
+            training.model = {VALUES: unpack(pack(values), VALUES, tuple(values.shape))}
+            training.memory = {
+                **training.memory,
+                CELLS: sums.tensors[CODE],
+                NOISE: torch.tensor([noise], dtype=torch.float64),
+            }
+            return {"events": float(cells.events.sum())}
+        cells = _cells_in(training.memory)
+        coded = self._coded(cells, sums, training.model[VALUES].double())
+        framed = bool(training.frame) and coded.noise is None
+        factor = column_factors(coded) if framed else torch.ones_like(coded.mean)
+        if framed:
+            coded = coded.rescaled(factor)
+            if not self.run.settings.secure_sum:
+                # Messages round each entry in proportion, whatever its scale.
+                coded = replace(coded, rounding=message_rounding(coded.covariance))
+        head = risk_of_rounds(cells, coded, training.model[VALUES].double())
+        head = marginal_head(head, cells, coded.covariance)
+        head = replace(head, weight=head.weight * factor, mean=head.mean / factor)
+        learned = {WEIGHT: head.weight, MEAN: head.mean, BASELINE: head.hazard}
+        training.memory = {**training.memory, **learned}
+        return {}
+
+    def head(self, training: Training) -> Head:
+        """The model; after the first round, one in which all records have the same risk."""
+        memory = {name: tensor.double() for name, tensor in training.memory.items()}
+        cells = _cells_in(memory)
+        zeros = torch.zeros(training.inputs, dtype=torch.float64)
+        same = RiskHead(zeros, zeros, cells.within_bins(cells.hazard))
+        found = (
+            RiskHead(memory[WEIGHT], memory[MEAN], memory[BASELINE]) if WEIGHT in memory else same
+        )
+        head, _ = head_of(risks(found, cells, self.target), training.header(), self.target)
+        mechanism = self.run.mechanism
+        return head if mechanism is None else replace(head, clip=mechanism.clip)
+
+    def _coded(self, cells: Cells, sums: Round, values: Tensor) -> CodedSums:
+        """The sums of the second round, of the code (1, residual)."""
+        tensors = sums.tensors
+        rows = torch.cat([tensors[TOTALS][None], tensors[SUMS]])
+        squares = unfold(tensors[SQUARES], rows.shape[1])
+        if sums.sigmas:
+            records = max(float(cells.counts.sum()), 1.0)
+            second = float(values @ cells.counts)
+            noise = Noise(
+                torch.zeros(2, dtype=torch.float64),
+                torch.tensor([sums.sigmas[TOTALS], sums.sigmas[SUMS]], dtype=torch.float64),
+                sums.sigmas[SQUARES],
+            )
+        else:
+            records, second, noise = float(tensors[RECORDS]), float(tensors[CODE]), None
+        code = torch.tensor([records, second], dtype=torch.float64)
+        if not records > 0:
+            raise SurrogateError("sums of no records")
+        found = CodedSums.around_zero(code, rows, squares, (records, rows[0]), noise=noise)
+        check_finite(found)
+        return replace(found, rounding=sums.rounding / records)
+
+    @property
+    def _scored(self) -> Target:
+        return scored(self.target, torch.zeros(len(self.target.rows)))
+
+    @property
+    def _sigmas(self) -> dict[str, float]:
+        mechanism = self.run.mechanism
+        if mechanism is None:
+            return {}
+        return {name: sigma for name, (sigma, _) in mechanism.noise.items()}
+
+
+def _cells_in(memory: Mapping[str, Tensor]) -> Cells:
+    return Cells.of(memory[CELLS].double(), float(memory[NOISE]))
+
+
+def _around_zero(tensors: Tensors) -> dict[str, Tensor]:
+    """Exact sums of a site around zero, from those around its mean."""
+    whole = {name: tensor.double() for name, tensor in tensors.items()}
+    records, totals = whole[RECORDS], whole[TOTALS]
+    mean = totals / records
+    sums = whole[SUMS] + torch.outer(whole[CODE], mean)
+    squares = whole[SQUARES] + fold(records * torch.outer(mean, mean))
+    return {**whole, SUMS: sums, SQUARES: squares}
+
+
+def _rounding(tensors: Tensors) -> float:
+    return message_rounding(unfold(tensors[SQUARES].double(), tensors[SUMS].shape[1]))
+
+
+def _check_exact(tensors: Tensors, target: Target) -> None:
+    """Raise SurrogateError for exact sums of one site that no records have."""
+    records, code = float(tensors[RECORDS]), float(tensors[CODE])
+    if abs(code) > records * (1 + TABLE_TOLERANCE):
+        raise SurrogateError(f"residuals with the sum {code:g} of {records:g} records")
+    # A residual is at most one, so the sum of their squares is at most the number of records.
+    check_exact({**tensors, CODE: tensors[RECORDS]}, target, SurrogateError)
+
+
+def _check_counts(counts: Tensor, sigma: float) -> None:
+    """Raise SurrogateError for numbers of records that are below zero, beyond honest noise."""
+    tail = sigma * math.sqrt(2 * math.log(8 * len(counts) / FALSE_ALARM))
+    if float(counts.min()) < -tail * (1 + TABLE_TOLERANCE):
+        raise SurrogateError(f"a cell of {float(counts.min()):g} records")
