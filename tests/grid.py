@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedsurrogate.client_app.clientapp import app as client_app
 from fedsurrogate.client_app.governance.gate import open_ledger
+from fedsurrogate.client_app.governance.policy import confirm_policy, policy_of
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.settings.base import flatten
@@ -199,6 +200,12 @@ def default_run_config() -> dict[str, Scalar]:
 def _defaults() -> dict[str, Scalar]:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     return flatten(tables["config"])
+
+
+def confirm(config: NodeConfig) -> None:
+    """Confirm a site's policy as it is now, as a person does with `site policy`."""
+    node = parse_node_config(config)
+    confirm_policy(node, policy_of(node))
 
 
 def open_new(config: NodeConfig) -> None:

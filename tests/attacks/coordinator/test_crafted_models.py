@@ -34,6 +34,7 @@ from tests.attacks.coordinator.test_secure_sums import (
     Hospitals,
     open_hospitals,
 )
+from tests.grid import confirm
 
 WIDTH, DIMENSION = 1000, 6
 STEP: dict[str, Any] = PLAIN | {
@@ -59,6 +60,7 @@ def allow(hospitals: Hospitals, allowed: bool) -> None:
         (hospitals.folder / name / "policy.toml").write_text(
             POLICY.replace(WORD, "") + WORD * allowed
         )
+        confirm(hospitals.nodes[name])
 
 
 def crafted(settings: dict[str, Any]) -> Training:
@@ -170,5 +172,6 @@ def test_the_word_for_exact_counts_is_enough_for_counts(hospitals: Hospitals) ->
     hospitals.settings = PLAIN | OF_MODELS["evaluation"]
     for named, expected in (("survey", "policy"), ("evaluation", "ok")):
         policy.write_text(without + f'exact-counts = "{named}"\n')
+        confirm(hospitals.nodes["north"])
         hospitals.name = f"{len(named):032x}"
         assert hospitals.status("north", "query.hello") == expected
