@@ -52,6 +52,7 @@ def gate(tmp_path: Path) -> Gate:
         "policy": str(tmp_path / "policy.toml"),
     }
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.safetensors").touch()
     own = open_gate(parse_node_config(node), "safetensors", "7")
     own.ledger.open()
     return own
