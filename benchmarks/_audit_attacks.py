@@ -24,9 +24,9 @@ from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import split_input
 from fedsurrogate.common.models.parameters import Tensors
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import weight_of
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_aggregation.rules import numbers_of
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, Surrogate
 from fedsurrogate.common.wire.model_proto import unpack_parameters, unpack_synthetic
@@ -46,7 +46,7 @@ def by_sums(canaries: Canaries, seen: Seen) -> Tensor:
     assert isinstance(surrogate, SumsSurrogate)
     sums = surrogate.sums
     weight = weight_of(surrogate.claim.centre)
-    canaries = replace(canaries, x=weigh_own_mean(canaries.x, weight))
+    canaries = replace(canaries, x=weigh_mean_over_columns(canaries.x, weight))
     return of_sums(
         canaries, {"counts": sums.counts, "sums": sums.sums, "squares": sums.squares}, sums.sigmas
     )
@@ -74,7 +74,7 @@ def of_sums(
 
 
 def by_total(canaries: Canaries, seen: Seen) -> Tensor:
-    """The same from the sum over all sites, which is all that the coordinator of a secure sum can
+    """The same from the sum over all sites, which is all that the coordinator of secure aggregation can
     read.
     """
     _, names, numbers, claim = unpack_total(seen.totals[0])
@@ -88,7 +88,7 @@ def by_total(canaries: Canaries, seen: Seen) -> Tensor:
 
 
 def by_summed_gradients(canaries: Canaries, seen: Seen) -> Tensor:
-    """DP-FedAvg with joint noise: the product of the sum over all sites, in one round, with each
+    """DP-FedAvg with distributed noise: the product of the sum over all sites, in one round, with each
     canary's clipped gradient.
 
     The model is linear and begins at zero. All canaries share the bias, which tells little of one.
@@ -227,20 +227,20 @@ def by_decoder(canaries: Canaries, seen: Seen) -> Tensor:
     """
     run, claim = seen.run, seen.run.mechanism
     assert claim is not None
-    opening = unpack_parameters(seen.rounds[0][1]).tensors
+    first_round = unpack_parameters(seen.rounds[0][1]).tensors
     moved = unpack_parameters(seen.rounds[1][1]).tensors["variance.weight"][:, 0]
     step = (
         run.settings.dpcvae.rate(2, run.rounds, 0.0)
         * claim.clip
-        / max(1.0, float(opening[COUNTS].clamp_min(0).sum()))
+        / max(1.0, float(first_round[COUNTS].clamp_min(0).sum()))
     )
     return (
-        _of_opening(canaries, seen)
+        _of_first_round(canaries, seen)
         + (moved[canaries.x.argmax(1)] / step - 0.5) / claim.noise_multiplier**2
     )
 
 
-def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
+def _of_first_round(canaries: Canaries, seen: Seen) -> Tensor:
     """The likelihood ratio of the class sums that a generator's run releases first."""
     claim = seen.run.mechanism
     assert claim is not None
@@ -252,13 +252,13 @@ def _of_opening(canaries: Canaries, seen: Seen) -> Tensor:
     return (along - 0.5) * first_round_shares(seen.run.settings.dpcvae)["sums"] / noise**2
 
 
-def by_opening(canaries: Canaries, seen: Seen) -> Tensor:
+def by_first_round(canaries: Canaries, seen: Seen) -> Tensor:
     """DP-CGAN: the class sums of the first round.
 
     The critic, whose gradients are noisy sums, stays at the site. The movement of the generator is
     not attacked.
     """
-    return _of_opening(canaries, seen)
+    return _of_first_round(canaries, seen)
 
 
 def _along(

@@ -69,7 +69,7 @@ def planted(fault: str) -> AbstractContextManager[Any]:
         "a third of the noise": (_NOISE, _integers(9)),
         "the state of the noise is used again": (_NOISE, _repeated),
         "a quarter of the noise": (
-            "fedsurrogate.common.secure_sum.protocol.discrete_gaussian",
+            "fedsurrogate.common.secure_aggregation.protocol.discrete_gaussian",
             _integers(16),
         ),
         "hardly any noise": (_NOISE, _integers(64**2)),

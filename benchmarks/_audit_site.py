@@ -157,7 +157,7 @@ def seen_of(canaries: Canaries, settings: dict[str, Scalar], sites: int = 1) -> 
         if "fedpft.public" in settings:
             settings = settings | {"fedpft.public": f"{name}/public.safetensors"}
         settings = settings | {
-            "classes": "" if "target" in settings else classes,
+            "classes": "" if "task" in settings else classes,
             "output-dir": f"{name}/runs",
             "quorum": 0.1,
             "device": "cpu",

@@ -35,10 +35,10 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     system_uniforms,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum import secrets as masks
-from fedsurrogate.common.secure_sum import secrets as shamir
-from fedsurrogate.common.secure_sum.protocol import noise_of_site, noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation import secrets as masks
+from fedsurrogate.common.secure_aggregation import secrets as shamir
+from fedsurrogate.common.secure_aggregation.protocol import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures
@@ -341,12 +341,12 @@ def _counts(runs: int) -> Iterator[Outcome]:
 
 
 def _joint(runs: int) -> Iterator[Outcome]:
-    """The joint noise of secure sums, with and without the parts for lost sites."""
+    """The distributed noise of secure aggregation, with and without the parts for lost sites."""
     sites = 4
     run = parse_run(
         PRIVATE
         | {
-            "secure-sum": True,
+            "secure-aggregation": True,
             "fedpft.covariance": "gram",
             "classes": "a,b",
             "dropouts": 0.25,
@@ -371,5 +371,7 @@ def _joint(runs: int) -> Iterator[Outcome]:
         for name, each in totals.items():
             what = "without" if removed else "with"
             yield from of_noise(
-                f"joint noise {what} the parts for lost sites, {name}", np.stack(each), sigmas[name]
+                f"distributed noise {what} the parts for lost sites, {name}",
+                np.stack(each),
+                sigmas[name],
             )

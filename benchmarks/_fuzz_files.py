@@ -105,7 +105,7 @@ def signed_files() -> Iterator[Parser]:
     )
     sealed = seal(b"a relay", pins.SITE, {"south": public_key(south)}, b"context")
     yield Parser(
-        "sealed relay",
+        "sealed chain message",
         lambda content: open_sealed(content, "south", south, keys["north"], b"context"),
         (SealError,),
         [sealed],

@@ -18,7 +18,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/methods/evaluation.py:_as_json",
         "strategies/base/training.py:Training.begin",
         "strategies/base/training.py:_fresh",
-        "common/targets/measures.py:facts_of",
+        "common/targets/metrics.py:facts_of",
         "client_app/audit/disclosure.py:_changed",
         "client_app/cli/check.py:_attack",
         "client_app/governance/policy.py:policy_in_force",
@@ -38,14 +38,14 @@ OWN: dict[str, tuple[str, ...]] = {
         "client_app/model_use/calibration.py:read_calibration",
         "client_app/model_use/prediction.py:_begin",
         "client_app/processes/own_account.py:take_arguments",
-        "client_app/secure_sum.py:_random",
+        "client_app/secure_aggregation.py:_random",
         "common/escapes.py:csv_rows",
         "client_app/model_use/store.py:read_index",
         "client_app/model_use/store.py:read_kept",
         "client_app/model_use/store.py:trusted_keys",
         "client_app/governance/ledger.py:Witnessed._tag",
         "client_app/processes/node_process.py:look_at_link",
-        "client_app/secure_sum.py:_read",
+        "client_app/secure_aggregation.py:_read",
         "common/flower/v134_fleet.py:Link134.read_key",
         "fedsurrogate/_simulation.py:Result._settings",
         "fedsurrogate/_simulation.py:simulate",
@@ -101,7 +101,7 @@ OWN: dict[str, tuple[str, ...]] = {
     ),
     "random bytes of the operating system or of a cipher, of any value": (
         "common/privacy/gaussian_mechanism.py:_words",
-        "common/secure_sum/secrets.py:keystream",
+        "common/secure_aggregation/secrets.py:keystream",
     ),
     "only a simulation has it, whose sites are this program": (
         "strategies/counting/strategy.py:Counting._exact_tables",
@@ -109,6 +109,6 @@ OWN: dict[str, tuple[str, ...]] = {
     "its bytes go to a parser of the registry, with nothing done to them before": (
         "client_app/methods/sums.py:class_moments",
         "client_app/methods/sums.py:coded_moments",
-        "strategies/secure_sum/steps.py:Steps._key_list",
+        "strategies/secure_aggregation/steps.py:Steps._key_list",
     ),
 }

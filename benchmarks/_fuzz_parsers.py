@@ -40,7 +40,7 @@ from fedsurrogate.common.data_report import DataReport, Loss, reports_from
 from fedsurrogate.common.errors import ConfigError, RunError, SealError, StateError, SurrogateError
 from fedsurrogate.common.flower.parts import ARRAY, PIECE, check_contents, settings_only
 from fedsurrogate.common.flower.v142_fleet import read_fleet_request, signing_key
-from fedsurrogate.common.models.class_measures import (
+from fedsurrogate.common.models.class_metrics import (
     ModelQuality,
     packed_quality,
     quality_of,
@@ -54,7 +54,7 @@ from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.signed_models.signed_model import settings_of_run
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
-from fedsurrogate.common.targets.measures import MEASURES, checked_target
+from fedsurrogate.common.targets.metrics import METRIC_VALUES, checked_target
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
@@ -62,11 +62,11 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_relay,
     unpack_synthetic,
 )
-from fedsurrogate.common.wire.records import unpack_question, unpack_surrogate
+from fedsurrogate.common.wire.records import unpack_public_mean, unpack_surrogate
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 from fedsurrogate.server_app.runs.state import EVENTS, EventFile, read_json, read_object
-from fedsurrogate.strategies.base.introductions import introduction
-from fedsurrogate.strategies.base.outcome import measures_in
+from fedsurrogate.strategies.base.identifications import identification
+from fedsurrogate.strategies.base.outcome import metric_values_in
 from fedsurrogate.strategies.base.training import Training
 from tests.pins import messages as pins
 
@@ -95,14 +95,14 @@ def _wire() -> Iterator[Parser]:
         ("parameters", unpack_parameters, pinned("parameters"), of_message(pb.Parameters)),
         ("synthetic records", unpack_synthetic, pinned("synthetic"), of_message(pb.Synthetic)),
         ("counts", unpack_counts, pinned("counts"), of_message(pb.Counts)),
-        ("public centre", unpack_question, pinned("public centre"), of_message(pb.Centre)),
+        ("public mean", unpack_public_mean, pinned("public mean"), of_message(pb.Centre)),
         (
             "relay",
             lambda content: [unpack_surrogate(each) for each in unpack_relay(content)],
             relays,
             relay,
         ),
-        ("introduction", _introduction, [_INTRODUCTION], of_json),
+        ("identification", _identification, [_IDENTIFICATION], of_json),
         ("frame of columns", Frame.of, [_FRAME], of_bytes),
         (
             "target of a model",
@@ -116,7 +116,7 @@ def _wire() -> Iterator[Parser]:
         ),
         (
             "measures of a target",
-            lambda text: measures_in({MEASURES: text.decode("utf-8", "replace")}),
+            lambda text: metric_values_in({METRIC_VALUES: text.decode("utf-8", "replace")}),
             [b'{"number.0.age.records": 3, "number.0.age.absolute": 2.5}'],
             of_json,
         ),
@@ -171,13 +171,13 @@ def _is_sound(content: bytes) -> bool:
 
 # One column, 3 away from zero and of deviation 2.
 _FRAME = struct.pack("<2f", 3.0, 2.0)
-_INTRODUCTION = json.dumps(
+_IDENTIFICATION = json.dumps(
     {"fingerprint": "f" * 64, "dimension": 8, "classes": '["a", "b"]', "key": "ab" * 64}
     | {"frame": base64.b64encode(8 * _FRAME).decode()}
 ).encode()
 
 
-def _introduction(content: bytes) -> object:
+def _identification(content: bytes) -> object:
     try:
         info = json.loads(content)
     except (ValueError, RecursionError):
@@ -188,11 +188,11 @@ def _introduction(content: bytes) -> object:
         if (isinstance(info, dict))
         else {}
     )
-    return introduction("north", scalars)
+    return identification("north", scalars)
 
 
 def _sums() -> Iterator[Parser]:
-    """Messages of secure sums, and what a site keeps of one."""
+    """Messages of secure aggregation, and what a site keeps of one."""
     delivery = of_message(pb.SumDelivery)
     kinds: list[tuple[str, Any, str, Any]] = [
         ("sum: member", surrogate_proto.unpack_member, "sum: member", of_message(pb.SumMember)),
@@ -308,7 +308,7 @@ _SETTINGS: tuple[dict[str, object], ...] = (
     {"method": "fedavg", "fedavg.rounds": 3, "backbone": "pixels", "image-size": 8, "seed": 1},
     {
         "fedpft.covariance": "gram",
-        "secure-sum": True,
+        "secure-aggregation": True,
         "classes": "a,b",
         "sites": 3,
         "device": "cpu",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from benchmarks.secure_sums_head import Data
+from benchmarks.secure_aggregation_head import Data
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import with_constant
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.privacy.gaussian_mechanism import clip

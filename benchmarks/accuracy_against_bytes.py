@@ -21,8 +21,8 @@ from benchmarks.harness.options import arguments, settings_of, without_paths
 from benchmarks.harness.plots import axes_of, draw
 from benchmarks.harness.results import report
 from benchmarks.harness.seeds import frontier_row
+from fedsurrogate.client_app.methods.baselines import compare
 from fedsurrogate.client_app.methods.fedpft.surrogate import make_surrogate
-from fedsurrogate.client_app.methods.pooled_baselines import compare
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
@@ -40,7 +40,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-BASELINES = ("oracle", "ensemble", "average")
+BASELINES = ("centralized", "ensemble", "average")
 
 
 def payloads_of(run: Run, data: Federation, centre: Tensor | None = None) -> list[bytes]:
@@ -62,7 +62,7 @@ def federate(run: Run, data: Federation) -> tuple[Head, int]:
 
 def judge(head: Head, run: Run, sites: int) -> dict[str, Any]:
     """The comparison with baselines that a site makes in a simulation."""
-    import fedsurrogate.client_app.methods.pooled_baselines as room
+    import fedsurrogate.client_app.methods.baselines as room
 
     room.in_simulation = lambda: True  # type: ignore[attr-defined]
     return dict(
@@ -89,7 +89,7 @@ def main() -> None:
             for baseline in BASELINES if first else ():
                 accuracy[baseline].append(judged[f"accuracy.{baseline}"])
                 size[baseline].append(judged[f"bytes.{baseline}"])
-    oracle = statistics.mean(accuracy["oracle"])
+    oracle = statistics.mean(accuracy["centralized"])
     order = (*BASELINES, *ROWS)
     rows = [frontier_row(name, accuracy[name], oracle, size[name], scale=100) for name in order]
     columns = ("released", "accuracy %", "sd", "against oracle", "uplink MB, all sites")

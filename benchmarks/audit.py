@@ -33,9 +33,9 @@ from benchmarks._audit_attacks import (
     by_bins,
     by_decoder,
     by_difference,
+    by_first_round,
     by_gradients,
     by_mixtures,
-    by_opening,
     by_steps,
     by_summed_gradients,
     by_sums,
@@ -138,17 +138,19 @@ MECHANISMS: dict[str, Mechanism] = {
     "class sums, bags": Mechanism(
         SPHERICAL | {"features.bag": "mean"}, bags, by_sums, "each image counts, not each bag", 1000, 4
     ),
-    "secure sums": Mechanism(
+    "secure aggregation": Mechanism(
         # The attack reads the features' own dimensions.
-        {"fedpft.covariance": "gram", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0, "features.projection": ""},
+        {"fedpft.covariance": "gram", "secure-aggregation": True, "colluding": 0.0, "dropouts": 0.0,
+         "features.projection": ""},
         alone, by_total, "a quarter of the noise", 250, 8, sites=3,
     ),
-    "dp-fedavg, joint noise": Mechanism(
-        {"method": "dp-fedavg", "fedavg.rounds": 1, "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
+    "dp-fedavg, distributed noise": Mechanism(
+        {"method": "dp-fedavg", "fedavg.rounds": 1, "secure-aggregation": True, "colluding": 0.0, "dropouts": 0.0},
         alone, by_summed_gradients, "a quarter of the noise", 250, 8, 0.7, sites=3,
     ),
     "logistic rounds": Mechanism(
-        {"head.solver": "logistic", "features.projection": "", "secure-sum": True, "colluding": 0.0, "dropouts": 0.0},
+        {"head.solver": "logistic", "features.projection": "", "secure-aggregation": True, "colluding": 0.0,
+         "dropouts": 0.0},
         alone, by_steps, "a quarter of the noise", 250, 4, 0.9, sites=3,
     ),
     "logistic rounds, noise at each site": Mechanism(
@@ -156,7 +158,7 @@ MECHANISMS: dict[str, Mechanism] = {
         alone, by_steps, "a third of the noise", 500, 8, 0.9,
     ),
     "evaluation of labels, hostile head": Mechanism(
-        {"target": "labels", "counting.kind": "evaluation"}, in_own_bins, by_bins, "a name may stand twice", 64, 32, 0.5,
+        {"task": "multilabel", "counting.kind": "evaluation"}, in_own_bins, by_bins, "a name may stand twice", 64, 32, 0.5,
     ),
     "DP-EM, K = 2": Mechanism(SPHERICAL | {"fedpft.components": 2}, long, by_mixtures, "features not clipped", 1000, 3, 0.4),
     "theorem 4.1": Mechanism(
@@ -182,7 +184,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "fedlap": Mechanism({"method": "fedlap"} | LAP, orthogonal, by_synthetic, "clip forgotten", 1500, 2, 0.7),
     "dpcvae": Mechanism({"method": "dpcvae"} | VAE | SGD, long, by_decoder, "gradients not clipped", 1500, 2),
-    "dpcgan": Mechanism({"method": "dpcgan"} | VAE, long, by_opening, "embeddings not clipped", 1000, 2, 0.7),
+    "dpcgan": Mechanism({"method": "dpcgan"} | VAE, long, by_first_round, "embeddings not clipped", 1000, 2, 0.7),
 }  # fmt: skip
 
 

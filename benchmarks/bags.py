@@ -1,4 +1,4 @@
-"""AUROC of models of bags, through whole runs, beside pooled heads on the same bags.
+"""AUROC of models of bags, through whole runs, beside centralized heads on the same bags.
 
     python benchmarks/bags.py --seeds 3
 
@@ -7,7 +7,8 @@ does; where the label follows the share of images that show a finding, a label o
 good; and nothing finds one image among twenty.
 
 Bags are MADE UP from the classes of CIFAR-10 (features of MobileNetV2 in 64 public directions): 1,000
-for training, at five sites, and 1,000 others for test. With epsilon a run is a secure sum with one joint
+for training, at five sites, and 1,000 others for test. With epsilon a run is secure aggregation
+with one distributed
 noise, delta 1e-5. The label on each image is a run on single images with the labels of their bags, in
 which a bag is a patient, who weighs one with epsilon; a bag then has the mean of its images' scores.
 """
@@ -31,7 +32,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from fedsurrogate.server_app.deployment.local_engine import quiet
 
-TASKS, IMAGES = ("share", "witness", "half alike"), ((2, 5), (5, 20))
+TASKS, IMAGES = ("share", "check-log", "half alike"), ((2, 5), (5, 20))
 SITES, DIMENSIONS, DELTA = 5, 64, 1e-5
 EPSILONS = (0.0, 4.0)
 SETTINGS = {"covariance": "gram", "classes": ("0", "1")}
@@ -62,7 +63,7 @@ def of_bags(train: Bags, test: Bags, epsilon: float, seed: int) -> float:
         own = train.bag % SITES == site
         sites.append((train.features[own].float(), names(train.labels[train.bag[own]])))
         bags.append(train.bag[own].tolist())
-    more = {"secure_sum": True, "dropouts": 0.0} if epsilon else {}
+    more = {"secure_aggregation": True, "dropouts": 0.0} if epsilon else {}
     with tempfile.TemporaryDirectory() as folder:
         settings = SETTINGS | private(epsilon) | more | {"seed": seed, "output_dir": folder}
         model = fs.simulate(sites, bags=bags, **settings).model
@@ -71,7 +72,7 @@ def of_bags(train: Bags, test: Bags, epsilon: float, seed: int) -> float:
 
 def of_images(train: Bags, test: Bags, epsilon: float, seed: int) -> float:
     """The label of a bag on each of its images, and the mean of the scores of a bag's images."""
-    more = {"secure_sum": True, "dropouts": 0.0} if epsilon else {}
+    more = {"secure_aggregation": True, "dropouts": 0.0} if epsilon else {}
     with tempfile.TemporaryDirectory() as folder:
         for site in range(SITES):
             own = train.bag % SITES == site

@@ -3,7 +3,7 @@
     python benchmarks/calibration.py [--rounds]
 
 One draw of each data set; nothing set but the data, or the budget and the classes: heads in closed form,
-or with `--rounds` logistic heads of secure sums. The slope changes no decision, so there is one accuracy.
+or with `--rounds` logistic heads of secure aggregation. The slope changes no decision, so there is one accuracy.
 Written after every row.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.private_heads import logistic
 from benchmarks.secure_defaults import OWN_RECORDS, nothing_set, pooled
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.closed_form import solvers as score_slope
 from fedsurrogate.strategies.fedpft import logistic_rounds, private_head
@@ -47,7 +47,7 @@ def row(name: str, epsilon: float) -> tuple[Any, ...]:
     settings, _ = sets()[name]
     power = 1.0 if epsilon else 0.5
     data = federation(name, 0, power)
-    changed = {"features.power": power} if "features.power" in settings else {}
+    changed = {"features.power-transform": power} if "features.power-transform" in settings else {}
     own: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
     public = {"features.records": sum(data.sizes), "sites": len(data.sites)}
     found: list[float] = []
@@ -68,7 +68,7 @@ def row(name: str, epsilon: float) -> tuple[Any, ...]:
 
 
 def row_of_rounds(name: str, epsilon: float) -> tuple[Any, ...]:
-    """The same of a logistic head in rounds of secure sums."""
+    """The same of a logistic head in rounds of secure aggregation."""
     data, sites = pooled(name), sets()["X-rays" if name == OWN_RECORDS else name][1]
     run, found = parse_run(nothing_set(data, epsilon)), list[float]()
     learned = logistic_slope.factor_of
@@ -113,7 +113,9 @@ def main() -> None:
     """Measure every data set, and write the table."""
     options = described(__doc__)
     options.add_argument("--epsilons", type=float, nargs="+", default=[0.0, 1.0, 2.0, 8.0])
-    options.add_argument("--rounds", action="store_true", help="logistic heads of secure sums")
+    options.add_argument(
+        "--rounds", action="store_true", help="logistic heads of secure aggregation"
+    )
     given = options.parse_args()
     torch.set_num_threads(1)
     rows: list[tuple[Any, ...]] = []

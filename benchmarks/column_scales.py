@@ -5,11 +5,13 @@ of scikit-learn.
 
 Claim: no change of a column's scale or offset costs a method more than a point against the same
 method on the same numbers in single precision, standardised before by a person who sees all
-records. Bytes are of all sites; the change "none" shows what columns without a frame take. Each method stands next to
+records. Bytes are of all sites; the change "none" shows what columns without a frame take. Each
+method stands next to
 discriminant analysis and logistic regression of scikit-learn on all records, and next to its
 counterpart: what scikit-learn makes of that which the method's sites send. For mixtures this is
 logistic regression on samples of its Gaussian mixtures of each site and class; for heads, the mean
-of one logistic regression a site; for all others the better of the first two. Private runs and secure sums have in
+of one logistic regression a site; for all others the better of the first two. Private runs and
+secure aggregation have in
 features.ranges, for each column, the range of all records and half of it more on both sides. Three
 sites share 600 records in 24 dimensions and 4 classes; 600 more are for tests.
 """
@@ -56,15 +58,17 @@ METHODS |= {name: {"method": name} for name in (*HEADS, "fedavg")}
 DRAWS = 10
 NAMES = {"classes": ",".join(map(str, range(CLASSES)))}
 BUDGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5} | NAMES
-SECURE: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0} | NAMES
+SECURE: dict[str, Any] = {"secure_aggregation": True, "dropouts": 0.0} | NAMES
 # With features.ranges.
 RANGED: dict[str, dict[str, Any]] = {
     "fedpft, epsilon 8": {"method": "fedpft"} | BUDGET,
     "dp-fedavg, epsilon 8": {"method": "dp-fedavg"} | BUDGET,
-    "fedpft, secure sum, epsilon 8": {"method": "fedpft"} | SECURE | BUDGET,
+    "fedpft, secure aggregation, epsilon 8": {"method": "fedpft"} | SECURE | BUDGET,
 }
-RANGED |= {f"{name}, secure sum": {"method": name} | SECURE for name in ("fedpft", "fedavg")}
-# Of the changes, those after which private runs and secure sums are measured.
+RANGED |= {
+    f"{name}, secure aggregation": {"method": name} | SECURE for name in ("fedpft", "fedavg")
+}
+# Of the changes, those after which private runs and secure aggregation are measured.
 WITH_RANGES = ("x 1e-6 to 1e6",)
 Row = tuple[Any, ...]
 Change = Callable[[Tensor, torch.Generator], Tensor]
@@ -117,7 +121,7 @@ def measured(features: Tensor, labels: Tensor, settings: dict[str, Any]) -> tupl
     parts = [(features[i:RECORDS:3], labels[i:RECORDS:3]) for i in range(3)]
     test = (features[RECORDS:], labels[RECORDS:])
     try:
-        if settings["method"] in ONCE and not settings.keys() & {"epsilon", "secure_sum"}:
+        if settings["method"] in ONCE and not settings.keys() & {"epsilon", "secure_aggregation"}:
             sent = [fs.fit(*part, site=f"site-{i}", **settings) for i, part in enumerate(parts)]
             return fs.learn(sent).score(*test), sum(len(each.payload) for each in sent)
         with tempfile.TemporaryDirectory() as folder:

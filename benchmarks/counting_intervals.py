@@ -1,11 +1,11 @@
 """How often the 95 % intervals of an evaluation by noisy counts hold the truth, and how wide they
 are, in 500 evaluations.
 
-Claim: about 95 %; and among many sites, one joint noise in a secure sum gives narrower ones than
+Claim: about 95 %; and among many sites, one distributed noise in secure aggregation gives narrower ones than
 noise at every site. Scores of two classes are drawn from normal distributions `apart` standard
 deviations from each other, and 40 % of the records are positive. The noise is the product's. The
 truth of the records is the value without noise and bins; that of the population is the one behind
-the records. Secure sums have the default settings: a third of the sites may collude, a tenth may be
+the records. Secure aggregation has the default settings: a third of the sites may collude, a tenth may be
 lost, and none is.
 """
 
@@ -16,7 +16,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from tests.strategies.counting.test_intervals import RUNS, held, runs
 
-# Distance of the classes, epsilon, records of a site, sites, and whether the noise is one joint
+# Distance of the classes, epsilon, records of a site, sites, and whether the noise is one distributed
 # noise.
 SETTINGS = (
     (1.0, 1.0, 600, 2, False),
@@ -33,8 +33,8 @@ OF_CLASS = ("classes", "c1")
 def main() -> None:
     described(__doc__).parse_args()
     rows = []
-    for apart, epsilon, count, sites, joint in SETTINGS:
-        results, areas, accuracies = runs(apart, epsilon, count, sites, joint)
+    for apart, epsilon, count, sites, distributed in SETTINGS:
+        results, areas, accuracies = runs(apart, epsilon, count, sites, distributed)
         area, share = (
             0.5 * (1 + math.erf(apart / 2)),
             0.5 * (1 + math.erf(apart / 2 / math.sqrt(2))),
@@ -49,7 +49,7 @@ def main() -> None:
         }
         for what, (at, truths) in intervals.items():
             number, widths = held(results, at, truths), widths_of(results, at)
-            where = "one joint noise" if joint else "noise at every site"
+            where = "one distributed noise" if distributed else "noise at every site"
             width = statistics.median(widths) if widths else None
             rows.append(
                 (

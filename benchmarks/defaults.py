@@ -19,7 +19,7 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.fedpft.strategy import learn
 
-COLUMNS = ("data", "sent", "pooled head %", "F", "lda %", "ridge %", "default %", "default is")
+COLUMNS = ("data", "sent", "centralized head %", "F", "lda %", "ridge %", "default %", "default is")
 SENT: dict[str, dict[str, Any]] = {
     "gram": {},
     "lowrank r=64, 8 bits": {"fedpft.rank": 64, "fedpft.bits": 8},
@@ -59,7 +59,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", default="pacs,cifar10,digits")
     given = options.parse_args()
-    power = {"features.power": 0.5}
+    power = {"features.power-transform": 0.5}
     sets: dict[str, tuple[dict[str, Any], int]] = {
         "pacs": (feature_settings("pacs-photo,pacs-sketch") | power, 2),
         "cifar10": (feature_settings("cifar10", alpha=0.1) | power, 10),

@@ -38,7 +38,7 @@ Given = dict[str, Any]
 NOTHING: Given = {}
 FAMILIES: Mapping[str, Given | None] = {
     "default": NOTHING,
-    "pooled head": None,
+    "centralized head": None,
     "ensemble": {"method": "ensemble"},
     "gram": {"fedpft.covariance": "gram"},
     "lowrank r=64, 8 bits": {"fedpft.rank": 64, "fedpft.bits": 8},
@@ -54,12 +54,15 @@ PRIVATE: Mapping[str, Given] = {
 }
 EPSILONS = (1.0, 2.0, 8.0)
 # Noise of each site, with and without the mean over a record's own columns. It was found on X-rays.
-OWN_MEAN: Mapping[str, Given] = {"default": NOTHING, "mean kept": {"features.projection": ""}}
-OWN_MEAN_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
-# One noise for all sites together: whole runs, with the keys and the masks of a secure sum.
+MEAN_OVER_COLUMNS: Mapping[str, Given] = {
+    "default": NOTHING,
+    "mean kept": {"features.projection": ""},
+}
+MEAN_OVER_COLUMNS_SETS = ("CIFAR-10, Dirichlet 0.1", "PACS, photo and sketch", "X-rays", "digits")
+# One noise for all sites together: whole runs, with the keys and the masks of secure aggregation.
 SECURE: Mapping[str, Given] = {
-    "nothing set": {"secure-sum": True},
-    "one sum": {"secure-sum": True, "fedpft.covariance": "gram"},
+    "nothing set": {"secure-aggregation": True},
+    "one sum": {"secure-aggregation": True, "fedpft.covariance": "gram"},
 }
 # Noise at each site, whole runs.
 AT_SITES: Mapping[str, Given] = {"nothing set": {}, "logistic rounds": {"head.solver": "logistic"}}
@@ -72,7 +75,7 @@ SECURE_SETS = (
     "X-rays",
     "digits",
 )
-BACKBONE: Given = {"features.power": 0.5}
+BACKBONE: Given = {"features.power-transform": 0.5}
 XRAY_CLASSES = ("normal", "pneumonia")
 XRAYS: Given = {"data": "imagefolder", "data-dir": ".", "backbone": "pixels", "image-size": 28}
 PEER = "scikit-learn LogisticRegression, pooled"
@@ -138,7 +141,7 @@ def federation(name: str, seed: int, power: float, backbone: str = MOBILENET) ->
     settings, sites = sets(backbone)[name]
     if settings is XRAYS:
         return xrays(sites, seed)
-    changed = {"features.power": power} if "features.power" in settings else {}
+    changed = {"features.power-transform": power} if "features.power-transform" in settings else {}
     return load_seed(settings | changed, sites, seed)
 
 
@@ -147,7 +150,11 @@ def cell(name: str, seed: int, own: Given | None, backbone: str = MOBILENET) -> 
     settings, _ = sets(backbone)[name]
     private = own is not None and "epsilon" in own
     # Where each site adds noise, the power is 1 for every backbone.
-    changed = {"features.power": 1.0} if private and "features.power" in settings else {}
+    changed = (
+        {"features.power-transform": 1.0}
+        if private and "features.power-transform" in settings
+        else {}
+    )
     data = federation(name, seed, 1.0 if private else 0.5, backbone)
     chosen = settings | changed | {"seed": seed}
     return measure(chosen, None if own is None else data.named(own), data).accuracy
@@ -156,7 +163,7 @@ def cell(name: str, seed: int, own: Given | None, backbone: str = MOBILENET) -> 
 def whole_run(name: str, seed: int, own: Given | None, backbone: str = MOBILENET) -> float:
     """The accuracy in % of a whole simulation, with the classes named."""
     settings, sites = sets(backbone)[name]
-    usual = {key: value for key, value in settings.items() if key != "features.power"}
+    usual = {key: value for key, value in settings.items() if key != "features.power-transform"}
     classes = ",".join(federation(name, 0, 1.0, backbone).classes)
     with tempfile.TemporaryDirectory() as folder:
         usual = xray_files(folder) if settings is XRAYS else usual
@@ -175,7 +182,7 @@ def measured(
     rows: Mapping[str, Given | None],
     seeds: int,
     names: Sequence[str] = (),
-    measure_cell: Callable[[str, int, Given | None, str], float] = cell,
+    metric_cell: Callable[[str, int, Given | None, str], float] = cell,
     backbone: str = MOBILENET,
     only: str = "",
 ) -> None:
@@ -190,7 +197,7 @@ def measured(
             for row, own in rows.items():
                 values = kept.setdefault(f"{name}: {row}", [])
                 if len(values) <= seed and re.search(only, row):
-                    values.append(round(measure_cell(name, seed, own, backbone), 2))
+                    values.append(round(metric_cell(name, seed, own, backbone), 2))
                     print(name, row, seed, values[-1], flush=True)
                     write(file, title, rows, kept, list(sets(backbone)))
 
@@ -222,7 +229,7 @@ def ranked(seeds: int) -> None:
         train = joined([each.train for each in data.sites])
         change = torch.bincount(data.test.labels) / torch.bincount(train.labels)
         scores = {}
-        names = ("default", "lowrank r=64, 8 bits", "pooled head", "ensemble")
+        names = ("default", "lowrank r=64, 8 bits", "centralized head", "ensemble")
         private = {name: PRIVATE[name] for name in ("default", "spherical")}
         rows_of = {each: FAMILIES[each] for each in names} | at_budgets(private, (8,))
         for name, own in rows_of.items():
@@ -275,7 +282,10 @@ def main() -> None:
         title = f"Budget and classes alone, {made_by}accuracy %"
         measured("defaults-private", title, rows, given.seeds, given.only, cell, *which)
     if "secure" in given.parts:
-        rows, title = at_budgets(SECURE, EPSILONS), "A secure sum, budget and classes, accuracy %"
+        rows, title = (
+            at_budgets(SECURE, EPSILONS),
+            "Secure aggregation, budget and classes, accuracy %",
+        )
         names = given.only or SECURE_SETS
         measured("defaults-secure", title, rows, given.seeds, names, whole_run, *which)
     if "rounds" in given.parts:
@@ -286,10 +296,10 @@ def main() -> None:
     if "ranking" in given.parts:
         ranked(given.seeds)
     if "own-mean" in given.parts:
-        rows = at_budgets(OWN_MEAN, (1.0, 2.0, 4.0, 8.0))
-        names = given.only or OWN_MEAN_SETS
+        rows = at_budgets(MEAN_OVER_COLUMNS, (1.0, 2.0, 4.0, 8.0))
+        names = given.only or MEAN_OVER_COLUMNS_SETS
         title = "With and without the mean of a record's columns, accuracy %"
-        measured("defaults-own-mean", title, rows, given.seeds, names, cell, *which)
+        measured("defaults-mean-over-columns", title, rows, given.seeds, names, cell, *which)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "FedPFT lowrank r=16": {"fedpft.covariance": "lowrank"},
     "FedAvg": {"method": "fedavg"},
     "DP-CVAE": {"method": "dpcvae"},
-    "DP-CVAE, class sizes only": {"method": "dpcvae", "dpcvae.opening": "counts"},
+    "DP-CVAE, class sizes only": {"method": "dpcvae", "dpcvae.first-round": "counts"},
     "DP-CGAN": {"method": "dpcgan"},
 }
 NAMES = ("accuracy", "balanced")
@@ -50,7 +50,7 @@ def scores(model: Classifier, data: Federation, run: Run) -> dict[str, float]:
         )
         reported = mix(
             own, model, run.settings.head, run.settings.seed, run.settings.baseline.validation
-        ).measures(test)
+        ).metric_values(test)
         for key, value in reported.items():
             each[key].append(100 * value)
     return {key: statistics.mean(values) for key, values in each.items()}

@@ -24,7 +24,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import cifar_images
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, gradient
 from fedsurrogate.common.models.networks import build, split_input
@@ -58,10 +58,10 @@ def work(
     run, site = parse_run(settings), with_rows(data.sites[0], slice(records))
     training = Training.begin(run, site.classes, site.fingerprint, site.train.features.shape[1])
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(run, NodeConfig(state_dir=folder), "0", site, payload=training.payload())
-        task = replace(task, info={"round": 1, "lineage": "cost"})
+        job = Job(run, NodeConfig(state_dir=folder), "0", site, payload=training.payload())
+        job = replace(job, info={"round": 1, "lineage": "cost"})
         started = time.process_time()
-        made = site_function(run.plan.combination)(task)
+        made = site_function(run.plan.combination)(job)
         return made, time.process_time() - started, training
 
 

@@ -25,7 +25,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.seeds import mean_and_deviation
 from fedsurrogate.client_app.methods.fedlap import approximation, statistics
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.common.models import loss_landscape
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords, distance, gradient
 from fedsurrogate.common.models.parameters import Tensors
@@ -121,8 +121,8 @@ def scaled_images() -> AbstractContextManager[Any]:
     """
     usual = approximation._begin
 
-    def begin(task: Task, *rest: Any) -> LandscapeRecords:
-        start = usual(task, *rest)
+    def begin(job: Job, *rest: Any) -> LandscapeRecords:
+        start = usual(job, *rest)
         flat = start.values.flatten(1)
         values = (flat / flat.std(1, keepdim=True)).reshape(start.values.shape)
         return LandscapeRecords.evenly(values, start.labels)

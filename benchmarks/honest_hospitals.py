@@ -33,9 +33,9 @@ from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared, stored_features
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.feature_power import raised, with_power
+from fedsurrogate.common.backbones.power_transform import raised, with_power
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate, Surrogate
 from fedsurrogate.strategies import stored_strategy
@@ -112,8 +112,8 @@ class Learning:
         fingerprint = with_power("a" * 16, self.none.power)
         own = SiteFeatures(records, records, self.classes, fingerprint, 0.0, True)
         with tempfile.TemporaryDirectory() as folder:
-            task = Task(self.none, NodeConfig(state_dir=folder), name, own)
-            payload = site_function(self.none.plan.combination)(task).payload
+            job = Job(self.none, NodeConfig(state_dir=folder), name, own)
+            payload = site_function(self.none.plan.combination)(job).payload
         return self.strategy.unpack(payload)
 
     def measured(self, sent: Sequence[AnySurrogate], test: Data) -> tuple[float, float, int, int]:
@@ -282,7 +282,7 @@ def xray_sites() -> tuple[dict[tuple[int, str], Data], dict[str, Data]]:
             "partition": "column",
             "site-column": "site",
             "backbone": BACKBONE,
-            "features.power": 1.0,
+            "features.power-transform": 1.0,
         }
         weights = str(shared("weights/mobilenet_v2-imagenet.safetensors"))
         made = load(parse_run(settings | {"weights-path": weights}), len(owners))
@@ -299,7 +299,7 @@ def _xrays(group: Group, split: int) -> Iterator[tuple[str, tuple[float, float, 
     sites, tests = xray_sites()
     learning = Learning(group, split, 2)
     for name, kinds in HOSPITALS.items():
-        # Of every split other records are at the odd hospital: a hospital has 300 of its 400.
+        # Of every split other records are at the outlier hospital: a hospital has 300 of its 400.
         draw = torch.Generator().manual_seed(split)
         sent = list[AnySurrogate]()
         for hospital, kind in enumerate(kinds):

@@ -75,7 +75,7 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     from fedsurrogate.client_app.features.site_features import load_site
     from fedsurrogate.client_app.governance.policy import policy_of
     from fedsurrogate.client_app.governance.release import site_function
-    from fedsurrogate.client_app.methods.task import Task
+    from fedsurrogate.client_app.methods.job import Job
     from fedsurrogate.client_app.node_config import parse_node_config
     from fedsurrogate.common.run import parse_run
 
@@ -89,7 +89,7 @@ def work(name: str, data: Path, cache: Path) -> dict[str, Any]:
     own = load_site(run, node, policy_of(node).cache_mib)
     loaded = time.process_time() - cpu
     print("loaded", flush=True)
-    payload = site_function(run.plan.combination)(Task(run, node, "hospital", own)).payload
+    payload = site_function(run.plan.combination)(Job(run, node, "hospital", own)).payload
     return {
         "sha256": hashlib.sha256(payload).hexdigest(),
         "rows": len(own.train.labels),

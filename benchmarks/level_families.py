@@ -23,7 +23,7 @@ from benchmarks.column_scales import ranges_of
 from benchmarks.harness.federation import Federation, LabelledFeatures, measure, site
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import ALL, REMOVED
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.mixtures import in_frame, public_frame
@@ -31,7 +31,7 @@ from fedsurrogate.common.surrogates.mixtures import in_frame, public_frame
 NAME, TITLE = "level-families", "Accuracy % under privacy, two generated classes"
 SITES, RECORDS, TESTS, CLASSES, DELTA = 2, 3000, 2000, ("a", "b"), 1e-5
 EPSILONS, COLUMNS = (1.0, 2.0, 8.0), (8, 64, 192, 512)
-ROWS = ("before", "now", "ranges", "oracle")
+ROWS = ("before", "now", "ranges", "centralized")
 PEERS = ((10, 4.0), (20, 1.0), (20, 16.0), (40, 32.0))
 # Signs of classes (n, 1), normal numbers (n, d) and random numbers that the family always has.
 Family = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -128,7 +128,7 @@ def without_mean(data: Federation) -> Federation:
     weight = REMOVED if data.test.features.shape[1] >= FEWEST_MAPPED else ALL
 
     def less(records: LabelledFeatures) -> LabelledFeatures:
-        return LabelledFeatures(weigh_own_mean(records.features, weight), records.labels)
+        return LabelledFeatures(weigh_mean_over_columns(records.features, weight), records.labels)
 
     test = less(data.test)
     trains = [less(each.train) for each in data.sites]

@@ -57,9 +57,9 @@ COLUMNS += ("before the run, GB", "stored MB", "head apart from pooled records")
 
 # By target: settings of the run. Times have two bins, so that every cell has several records.
 TARGETS: dict[str, dict[str, object]] = {
-    "class": {"classes": ",".join(map(str, range(CLASSES))), "features.power": 1.0},
-    "labels": {"target": "labels", "label-columns": "a,b,c"},
-    "time": {"target": "time", "horizon": 2.0, "bins": 2, "time-head": "cells"},
+    "class": {"classes": ",".join(map(str, range(CLASSES))), "features.power-transform": 1.0},
+    "labels": {"task": "multilabel", "label-columns": "a,b,c"},
+    "time": {"task": "survival", "horizon": 2.0, "bins": 2, "time-head": "cells"},
 }
 
 
@@ -71,9 +71,9 @@ def records(
     """
     y = torch.randperm(CLASSES, generator=generator)[:3][torch.arange(rows) % 3]
     x = (centres[y] + torch.randn(rows, DIMENSION, generator=generator)).half()
-    if target == "class":
+    if target == "classification":
         return {"x": x, "y": y}
-    if target == "labels":
+    if target == "multilabel":
         return {"x": x} | {name: (x[:, at] > 0).float() for at, name in enumerate("abc")}
     # In each cell of time and event as many records, with events earlier where x is larger.
     cell = (x[:, 0].float().argsort(descending=True).argsort() * 5) // rows
@@ -107,13 +107,13 @@ def one(sites: int, target: str) -> tuple[object, ...]:
                 "policy": str(own / "policy.toml"),
                 "state-dir": str(own / "state"),
             }
-            if target != "class":
-                node["target-columns"] = "a,b,c" if target == "labels" else "time,event"
+            if target != "classification":
+                node["target-columns"] = "a,b,c" if target == "multilabel" else "time,event"
             open_ledger(parse_node_config(node))
             nodes.append(node)
         settings = {"fedpft.covariance": "gram", "max-share": 0.0, "defence": "none"}
         settings |= {"output-dir": folder} | TARGETS[target]
-        if target == "class":
+        if target == "classification":
             settings |= {"head.shrinkage": SHRINKAGE}
         before, began, used = peak(), time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         run = run_here(nodes, parse_run(settings), settings, lambda event: None, report=False)
@@ -126,7 +126,7 @@ def one(sites: int, target: str) -> tuple[object, ...]:
         cpu = system + spent.ru_utime - used.ru_utime
         metrics = json.loads((run / "metrics.json").read_text())
         stored = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
-        compared = head_apart if target == "class" else target_apart
+        compared = head_apart if target == "classification" else target_apart
         apart = compared(run / "model.safetensors", Path(folder), sites)
     return (
         sites,
@@ -195,11 +195,11 @@ def main() -> None:
         print(json.dumps(one(options.one, options.target)))
         return
     rows = []
-    name = "many_sites" if options.target == "class" else f"many_sites_{options.target}"
+    name = "many_sites" if options.target == "classification" else f"many_sites_{options.target}"
     for sites in options.sites:
         child = start_child(__file__, "--one", str(sites), "--target", options.target)
         rows.append(result_of(child))
-        what = f"{CLASSES} classes" if options.target == "class" else options.target
+        what = f"{CLASSES} classes" if options.target == "classification" else options.target
         title = f"one run, {RECORDS} records a hospital, {what}, d = {DIMENSION}"
         report(name, title, COLUMNS, rows)
     sites, cpu, system, memory = ([row[column] for row in rows] for column in (0, 3, 4, 6))

@@ -37,8 +37,8 @@ from benchmarks._planting import in_a_function, plant_in_function, plant_in_impo
 HERE = Path(__file__).resolve().parent
 RESULTS, EQUIVALENT = HERE / "results" / "mutants.json", HERE / "mutants_equivalent.toml"
 PACKAGES = (
-    *(f"common/{name}" for name in ("privacy", "secure_sum", "wire", "security", "signed_models", "targets")),
-    *(f"client_app/{name}" for name in ("governance", "secure_sum.py", "methods", "model_use", "datasets", "audit")),
+    *(f"common/{name}" for name in ("privacy", "secure_aggregation", "wire", "security", "signed_models", "targets")),
+    *(f"client_app/{name}" for name in ("governance", "secure_aggregation.py", "methods", "model_use", "datasets", "audit")),
     "strategies",
     # What else reads foreign bytes, keeps files, or decides what leaves.
     *(f"common/{name}" for name in ("backbones", "message_files.py", "escapes.py", "files.py")),

@@ -40,7 +40,7 @@ SCRIPTS = {
     "reproduce-fedlap": "reproduce/fedlap_tables.py",
     "reproduce-fedlap-figure": "reproduce/fedlap_figures.py",
     "secure-rounds": "secure_defaults.py",
-    "statistics-relearn": "statistics_runs.py",
+    "statistics-refit": "statistics_runs.py",
 }
 MARKED = re.compile(
     r"(?P<mark><!-- largest \{(?P<value>.+?)\} of (?P<name>\S+) by (?P<row>.+?) and (?P<column>.+?) -->"

@@ -1,5 +1,5 @@
 """A private step of a linear head at a site, beside Opacus's ghost clipping: a step of DP-SGD with all
-records, with noise at the site or, as in a secure sum, without.
+records, with noise at the site or, as in secure aggregation, without.
 
 Ours adds exactly on an integer grid, and draws discrete noise exactly from secret bytes; Opacus adds
 in single precision, with normals of torch's generator. Times are of the processor, nine of each, in
@@ -84,7 +84,7 @@ def steps(records: int, patients: int) -> dict[str, Callable[[], Any]]:
     return {
         "Opacus, ghost clipping": opacus_step(x, y),
         "ours, noise at the site": ours(Units.of(None, records)),
-        "ours, joint noise": lambda: clipped_gradients(module, x, y, CLIP),
+        "ours, distributed noise": lambda: clipped_gradients(module, x, y, CLIP),
         f"ours, {patients} records a patient": ours(Units.of(owners, records)),
     }
 

@@ -1,4 +1,4 @@
-"""Private heads of CIFAR-10 features: the closed form and the logistic rounds of a secure sum, by two
+"""Private heads of CIFAR-10 features: the closed form and the logistic rounds of secure aggregation, by two
 trusts, beside central peers with the same budget and the same public map.
 
 Records are pooled, and the noise is drawn here, as large as in a sum of that many sites when none is
@@ -24,14 +24,14 @@ from benchmarks._private_peers import DELTA, GRIDS, chosen, no_privacy
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report, stored
 from benchmarks.harness.samples import shared, stored_features
-from benchmarks.secure_sums_head import Data, cifar
+from benchmarks.secure_aggregation_head import Data, cifar
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     gaps,
     in_bins,
     residuals,
     with_constant,
 )
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
     CENTRE,
@@ -41,9 +41,9 @@ from fedsurrogate.common.methods.logistic_rounds import (
     WEIGHT,
 )
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import rules_of
+from fedsurrogate.common.secure_aggregation.rules import rules_of
 from fedsurrogate.common.surrogates.class_sums import Sums, fold
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
@@ -62,17 +62,17 @@ TRUSTS = {
 CLASSES = tuple(map(str, range(10)))
 LOGISTIC = {"head.solver": "logistic"}
 CLOSED = {"fedpft.covariance": "gram"}
-Measure = Callable[[float], list[float]]
+Metric = Callable[[float], list[float]]
 Maker = Callable[[Data, Run, int, int], Head]
 
 
 def settings(trust: dict[str, float], **more: Any) -> dict[str, Any]:
     """Settings of a run on mapped features."""
     return {
-        "secure-sum": True,
+        "secure-aggregation": True,
         "classes": ",".join(CLASSES),
         "delta": DELTA,
-        "features.power": 0.5,
+        "features.power-transform": 0.5,
         "features.projection": str(shared("weights/mobilenet_v2-imagenet.safetensors")),
         "fedpft.public": str(shared("features/pacs-photo-train.safetensors")),
         **trust,
@@ -140,15 +140,15 @@ def closed_form(data: Data, run: Run, sites: int, draw: int) -> Head:
     noisy = {name: drawn(value, noise[name], generator) for name, value in exact.items()}
     sums = Sums(noisy["counts"], noisy["sums"], noisy["squares"], noise)
     header = Header("fedpft", "run", "sum", "f" * 16, classes)
-    head, _ = learn_from_sums([SumsSurrogate(header, sums, claim)], "joint", 0)
-    own = run.plan.own_mean_weight(x.shape[1])
-    return replace(head, centre=public.centre, projection=public.projection, own_mean=own)
+    head, _ = learn_from_sums([SumsSurrogate(header, sums, claim)], "distributed", 0)
+    own = run.plan.mean_over_columns_weight(x.shape[1])
+    return replace(head, centre=public.centre, projection=public.projection, mean_over_columns=own)
 
 
 def _weighed(rows: Tensor, run: Run) -> Tensor:
     """Features (n, d) with what they keep of their own mean and length."""
-    weight = run.plan.own_mean_weight(rows.shape[1])
-    return weigh_own_mean(raised(rows.float(), run.power).double(), weight)
+    weight = run.plan.mean_over_columns_weight(rows.shape[1])
+    return weigh_mean_over_columns(raised(rows.float(), run.power).double(), weight)
 
 
 def mapped_by(public: PublicMap, rows: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def table(name: str, data: Data, options: Any, file: dict[str, Any]) -> None:
     """All rows of a data set, written after each; those that the file has are not measured again."""
     rows, settled = file["rows"], file["settings"]
 
-    def add(row: str, sites: int | str, measure: Measure) -> None:
+    def add(row: str, sites: int | str, measure: Metric) -> None:
         if (name, row, sites) in [each[:3] for each in rows]:
             return
         found = [measure(epsilon) for epsilon in options.epsilons]
@@ -199,7 +199,7 @@ def run_of(data: Data, trust: dict[str, float], epsilon: float, own: dict[str, A
 
 def of_sums(
     data: Data, make: Maker, own: dict[str, Any], trust: dict[str, float], sites: int, draws: int
-) -> Measure:
+) -> Metric:
     """From epsilon to the accuracies of draws of our heads."""
 
     def measure(epsilon: float) -> list[float]:
@@ -210,7 +210,7 @@ def of_sums(
     return measure
 
 
-def of_peer(name: str, peer: str, mapped: Data, settled: dict[str, Any], draws: int) -> Measure:
+def of_peer(name: str, peer: str, mapped: Data, settled: dict[str, Any], draws: int) -> Metric:
     """From epsilon to the accuracies of draws of a peer, whose settings are chosen once."""
     # Two of them are the same mechanism.
     tuned = "Opacus" if peer == "jax_privacy" else peer

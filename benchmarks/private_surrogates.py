@@ -4,7 +4,7 @@ paper's mechanism.
 Every row uses real payloads: each site's surrogate is packed, measured, unpacked and used for
 learning. Default: CIFAR-10 features, 10 sites, Dirichlet 0.1, delta 1e-5, three seeds. Two rows use
 the noisy sums of the spherical family but learn from them differently: by training on samples, and
-by pooling all sites' sums with equal weights. The public centre is the mean of the features of
+by pooling all sites' sums with equal weights. The public mean is the mean of the features of
 other images, PACS photos.
 
 The file of results is written after every seed; `--from-seed` continues it after a break.
@@ -39,7 +39,7 @@ from fedsurrogate.strategies.pooling.class_means import read_centre
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-CENTRED = "sums lowrank r=64, public centre"
+CENTRED = "sums lowrank r=64, public mean"
 SAMPLED, EQUAL = "sums spherical, head on samples", "sums spherical, equal weights"
 ROWS: dict[str, dict[str, Any]] = {
     "sums spherical": {"fedpft.covariance": "spherical"},
@@ -125,15 +125,17 @@ def main() -> None:
     parser.add_argument(
         "--from-seed", type=int, default=0, help="take earlier seeds from the file of results"
     )
-    parser.add_argument("--power", type=float, default=1.0, help="of the default features")
     parser.add_argument(
-        "--public", default="", help="features of public images, for the row with a public centre"
+        "--power-transform", type=float, default=1.0, help="of the default features"
+    )
+    parser.add_argument(
+        "--public", default="", help="features of public images, for the row with a public mean"
     )
     parser.add_argument("--only", default="", help="rows whose name matches this")
     options = parser.parse_args()
     # The power that "auto" takes for the backbone of these features is 1 under privacy, and 0.5
     # without.
-    stand_in = {"dataset": "cifar10", "alpha": 0.1, "features.power": options.power}
+    stand_in = {"dataset": "cifar10", "alpha": 0.1, "features.power-transform": options.power}
     settings, _ = settings_of(options, stand_in)
     if not options.run_config:
         folder = features_folder(options.backbone)

@@ -104,11 +104,11 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
                 [commands / "coordinator", *words], env=environment, cwd=home, check=True
             )
 
-        flags = ["--control", control, "--root-certificates", "papers/ca.crt"]
+        flags = ["--control", control, "--root-certificates", "certificates/ca.crt"]
         call(
             "sites",
             "certs",
-            "papers",
+            "certificates",
             "--host",
             "127.0.0.1",
             *(w for n in names for w in ("--site", n)),
@@ -119,18 +119,18 @@ def federation(tree: Path, sites: int) -> Iterator[tuple[list[Site], list[str], 
         link += ["--serverappio-api-address", f"unix:{home}/link/app:9091"]
         for option, file in (("ca-certfile", "ca"), ("certfile", "server"), ("keyfile", "server")):
             ending = "key" if option == "keyfile" else "crt"
-            link += [f"--ssl-{option}", f"papers/{file}.{ending}"]
+            link += [f"--ssl-{option}", f"certificates/{file}.{ending}"]
         with (home / "superlink.log").open("w") as log:
             superlink = subprocess.Popen(
                 link, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT
             )
         try:
             wait_for_port(fleet)
-            call("sites", "register", "papers", *flags)
+            call("sites", "register", "certificates", *flags)
             for index, name in enumerate(names):
                 node = f'site="{name}" data="digits" partition-id={index} num-partitions={sites} '
                 node += f'cache-dir="{home}/cache-{index}" state-dir="{home}/state-{index}"'
-                kit = home / "papers" / "sites" / name
+                kit = home / "certificates" / "sites" / name
                 command = [str(commands / "site"), "join", "--superlink", f"127.0.0.1:{fleet}"]
                 command += ["--root-certificates", str(kit / "ca.crt"), "--node-config", node]
                 command += ["--auth-supernode-private-key", str(kit / "site.key")]

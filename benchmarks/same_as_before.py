@@ -6,7 +6,7 @@ site, message by message.
 REV is HEAD~1 if it is not given. Its files are unpacked into a temporary folder. Then two
 processes, one with these files and one with the checkout's, run every method over three sites in
 one process, on the same records of the digits, with one thread, with and without privacy, and in
-secure sums where the method has them. What is drawn from the operating system follows from the run,
+secure aggregation where the method has them. What is drawn from the operating system follows from the run,
 so noise of privacy and keys are the same too. Compared are the digest of the run, the planned bytes
 as `coordinator plan` gives them, the payload of every request and of every reply, and the tensors
 of the learned model. Prints a table by run; exits with 1 if anything differs, or if only one of the
@@ -44,7 +44,7 @@ BUDGET: dict[str, Any] = {
     "classes": NAMED,
     "fedavg.sample-rate": 1.0,
 }
-SUM: dict[str, Any] = {"secure-sum": True, "classes": NAMED}
+SUM: dict[str, Any] = {"secure-aggregation": True, "classes": NAMED}
 SMALL: dict[str, Any] = {
     **{
         "partition": "iid",
@@ -105,27 +105,27 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag", "epsilon": 1.0},
     "fedpft, private chain": BUDGET
     | {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
-    "fedpft, secure sum": SUM | GRAM,
-    "fedpft, private secure sum": SUM | BUDGET | GRAM,
+    "fedpft, secure aggregation": SUM | GRAM,
+    "fedpft, private secure aggregation": SUM | BUDGET | GRAM,
     **{name: {} for name in (*ALONE, *IN_SUMS)},
-    **{f"{name}, secure sum": SUM for name in IN_SUMS},
+    **{f"{name}, secure aggregation": SUM for name in IN_SUMS},
     "fedavg, hidden layer": {"fedavg.model": "mlp", "fedavg.width": 8},
     **{name: {} for name in ("fedlap", "dpcvae", "dpcgan")},
     **{
         f"{name}, private": BUDGET
         for name in ("fedlap", "psg", "dpcvae", "dpcgan", "dp-fedavg", "dp-fedprox")
     },
-    **{f"{name}, secure sum": SUM for name in ("dpcvae", "dpcgan")},
+    **{f"{name}, secure aggregation": SUM for name in ("dpcvae", "dpcgan")},
     **{
-        f"{name}, private secure sum": SUM | BUDGET
+        f"{name}, private secure aggregation": SUM | BUDGET
         for name in ("dpcvae", "dp-fedavg", "dp-fedprox")
     },
-    "dp-fedavg, private secure sum of DP-SGD": SUM | BUDGET | {"fedavg.noise": "site"},
+    "dp-fedavg, private secure aggregation of DP-SGD": SUM | BUDGET | {"fedavg.noise": "site"},
     "survey": {"classes": NAMED},
     "survey, private": BUDGET,
-    "survey, private secure sum": SUM | BUDGET,
+    "survey, private secure aggregation": SUM | BUDGET,
     "evaluation, private": BUDGET,
-    "evaluation, private secure sum": SUM | BUDGET,
+    "evaluation, private secure aggregation": SUM | BUDGET,
 }
 # By kind of a run that counts: the run before it whose model is evaluated.
 EVALUATED = {"evaluation": "fedpft"}

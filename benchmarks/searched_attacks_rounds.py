@@ -33,7 +33,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.client_app.features.site_features import LabelledFeatures
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.parameters import Parameters, by_name, flat
@@ -235,9 +235,9 @@ class Bench:
         """What all sites send in a run of one round, and what hostile ones send for other labels."""
         with tempfile.TemporaryDirectory() as folder:
             tasks = self._tasks(self.run, folder)
-            made = [site_function(self.run.plan.combination)(task).payload for task in tasks]
+            made = [site_function(self.run.plan.combination)(job).payload for job in tasks]
             strategy = stored_strategy(self.run)(self.run, Unrecorded())
-            lies = [self._lie(task).payload for task in tasks[: self.hostile]]
+            lies = [self._lie(job).payload for job in tasks[: self.hostile]]
             return [strategy.unpack(each) for each in made], [strategy.unpack(lie) for lie in lies]
 
     def result(self, attack: Attacked | None, start: int = 0, defence: str = "") -> Result:
@@ -255,11 +255,11 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             return self._in_rounds(run, self._tasks(run, folder)[start:], attack)
 
-    def _tasks(self, run: Run, folder: str) -> list[Task]:
+    def _tasks(self, run: Run, folder: str) -> list[Job]:
         node = NodeConfig(state_dir=folder)
-        return [Task(run, node, str(index), own) for index, own in enumerate(self.data.sites)]
+        return [Job(run, node, str(index), own) for index, own in enumerate(self.data.sites)]
 
-    def _in_rounds(self, run: Run, tasks: Sequence[Task], attack: Attacked | None) -> Result:
+    def _in_rounds(self, run: Run, tasks: Sequence[Job], attack: Attacked | None) -> Result:
         first, found = self.data.sites[0], set[str]()
         # Another strategy class for each method.
         strategy: Any = strategy_of(run.plan)(run, Unrecorded())
@@ -269,16 +269,16 @@ class Bench:
             reported: Info = {"round": training.round + 1, "lineage": training.lineage}
             reported["confirmed"] = training.round
             question = training.payload()
-            asked = [replace(task, payload=question, info=reported) for task in tasks]
-            made = [site_function(run.plan.combination)(task) for task in asked]
+            asked = [replace(job, payload=question, info=reported) for job in tasks]
+            made = [site_function(run.plan.combination)(job) for job in asked]
             for each in made:
                 for file, content in each.keep.items():
                     replace_file(file, content)
             sent = [strategy.parse(each.payload, training) for each in made]
             if attack is not None and (training.round or run.plan.messages.first is None):
                 lies = [
-                    strategy.parse(self._lie(task).payload, training)
-                    for task in asked[: self.hostile]
+                    strategy.parse(self._lie(job).payload, training)
+                    for job in asked[: self.hostile]
                 ]
                 sent = self._attacked(sent, lies, attack, training.round + 1)
             defended = strategy.defend(training, sent)
@@ -286,12 +286,12 @@ class Bench:
             strategy.absorb(training, defended.kept)
         return Result(self.data.judge(strategy.classifier(training)), found)
 
-    def _lie(self, task: Task) -> MethodOutput:
+    def _lie(self, job: Job) -> MethodOutput:
         """What the site would send if all its labels were those of the next class."""
-        train = task.found.train
+        train = job.found.train
         turned = shifted(train.features, train.labels, len(self.data.classes))[1]
-        own = replace(task.found, train=replace(train, labels=turned))
-        return site_function(task.run.plan.combination)(replace(task, found=own))
+        own = replace(job.found, train=replace(train, labels=turned))
+        return site_function(job.run.plan.combination)(replace(job, found=own))
 
     def _attacked(
         self, sent: list[Any], lies: list[Any], attack: Attacked | None, number: int

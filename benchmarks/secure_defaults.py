@@ -1,4 +1,4 @@
-"""A secure sum with epsilon and classes alone, beside what can be set by hand.
+"""Secure aggregation with epsilon and classes alone, beside what can be set by hand.
 
 Records are pooled, and the noise of all sites is drawn here, as large as in a sum when none is lost.
 Whole runs: `defaults_beside.py --parts secure`. With `--rounds` nothing else is set, which gives a
@@ -24,9 +24,9 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.harness.samples import shared
 from benchmarks.private_heads import CLOSED, DELTA, Maker, accuracy, closed_form, logistic
-from benchmarks.secure_sums_head import Data
+from benchmarks.secure_aggregation_head import Data
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import projected_dimensions
+from fedsurrogate.common.secure_aggregation.rules import projected_dimensions
 
 SETS = ("PACS, photo and sketch", "CIFAR-10, Dirichlet 0.1", "X-rays", "digits")
 EPSILONS = (1.0, 2.0, 8.0)
@@ -87,11 +87,11 @@ def measured(
 
 
 def nothing_set(data: Data, epsilon: float) -> dict[str, Any]:
-    """Settings of a run with the secure sum, the budget and the classes alone: a logistic head in
+    """Settings of a run with the secure aggregation, the budget and the classes alone: a logistic head in
     rounds; with CLOSED, one sum.
     """
     classes = ",".join(map(str, range(int(data[1].max()) + 1)))
-    return {"secure-sum": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
+    return {"secure-aggregation": True, "epsilon": epsilon, "delta": DELTA, "classes": classes}
 
 
 def in_rounds(names: list[str], draws: int) -> None:
@@ -134,7 +134,7 @@ def one_sum(names: list[str], draws: int) -> None:
             if name == "X-rays":
                 areas = [None if each is None else round(each[1], 4) for each in found]
                 rows.append((name, AREA, epsilon, chosen, *areas))
-            title = f"A secure sum with nothing set, and with more, {draws} draws"
+            title = f"Secure aggregation with nothing set, and with more, {draws} draws"
             report("secure-defaults", title, COLUMNS, rows, draws=draws)
 
 

@@ -134,7 +134,7 @@ def measure_all(
     for seed in range(seeds):
         own = base | {"seed": seed}
         fits = {
-            power: Fits(load_seed(base | {"features.power": power}, sites, seed))
+            power: Fits(load_seed(base | {"features.power-transform": power}, sites, seed))
             for power in (0.5, 1.0)
         }
         # Rows that share a fit follow each other.
@@ -143,7 +143,9 @@ def measure_all(
             key=lambda pair: repr({**(pair[1].sends or {}), "fedpft.bits": 0}),
         )
         for name, row in track(order, description=f"{base['dataset']}, seed {seed}"):
-            run = parse_run(own | {"features.power": row.power} | (row.sends or {}) | row.learns)
+            run = parse_run(
+                own | {"features.power-transform": row.power} | (row.sends or {}) | row.learns
+            )
             results[name].append(measured := measure(name, run, fits[row.power]))
             print(
                 f"{name}: {measured.accuracy:.2f} % with {measured.bytes / 1e6:.3f} MB", flush=True
@@ -156,7 +158,7 @@ def seconds(base: Settings, sites: int) -> list[tuple[str, str, float, float, fl
     turn.
     """
     rows = []
-    own = base | {"features.power": 0.5, "seed": 0}
+    own = base | {"features.power-transform": 0.5, "seed": 0}
     data = load_seed(own, sites, 0)
     for rank in (16, 64):
         settings = own | {"fedpft.covariance": "lowrank", "fedpft.rank": rank}
@@ -192,7 +194,7 @@ def exact(base: Settings, seeds: int) -> dict[str, list[float]]:
             own = base | {
                 "seed": seed,
                 "alpha": alpha,
-                "features.power": 0.5,
+                "features.power-transform": 0.5,
                 "fedpft.covariance": "gram",
             }
             fits = Fits(load_seed(own, sites, seed))
@@ -209,7 +211,7 @@ def basis(base: Settings, sites: int, seeds: int) -> tuple[list[Line], list[tupl
     results: dict[str, list[Measured]] = defaultdict(list)
     coded: list[tuple[Any, ...]] = []
     for seed in range(seeds):
-        own = base | {"features.power": 0.5, "seed": seed}
+        own = base | {"features.power-transform": 0.5, "seed": seed}
         run = parse_run(own | {"fedpft.covariance": "gram"})
         fits = Fits(load_seed(own, sites, seed))
         whole = fits.of(run)

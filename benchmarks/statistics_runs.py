@@ -18,12 +18,15 @@ from benchmarks.harness.commands import json_of, text_of
 from benchmarks.harness.options import described, named, with_backbone
 from benchmarks.harness.results import report
 from benchmarks.harness.samples import BACKBONES, feature_settings, shared
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 
 # The options of each sweep, beyond those of the data: what varies, and what is fixed.
 SWEEPS = (
-    ("fedpft.bits=[16, 8]", 'features.power=0.5 fedpft.covariance="lowrank" fedpft.rank=64'),
-    ('fedpft.covariance=["gram"]', "features.power=0.5"),
+    (
+        "fedpft.bits=[16, 8]",
+        'features.power-transform=0.5 fedpft.covariance="lowrank" fedpft.rank=64',
+    ),
+    ('fedpft.covariance=["gram"]', "features.power-transform=0.5"),
     ('fedpft.covariance=["spherical", "diag"]', ""),
 )
 
@@ -41,7 +44,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--only", default="", choices=("sweep", "relearn", "pacs"), help="one of the tables"
+        "--only", default="", choices=("sweep", "refit", "pacs"), help="one of the tables"
     )
     options = parser.parse_args()
     data = feature_settings("cifar10", options.backbone, alpha=0.1)
@@ -60,11 +63,11 @@ def main() -> None:
                 for row in sweep(options.sites, options.seeds, varied, own, fixed)
             ]
             report(named("statistics-runs", options.backbone), title, columns, rows)
-        if options.only in ("", "relearn"):
+        if options.only in ("", "refit"):
             columns = ("released", "s", "processor s")
             title = f"coordinator refit RUN --without 3, CIFAR-10 features of {backbone.title}, {options.sites} sites"
             report(
-                named("statistics-relearn", options.backbone),
+                named("statistics-refit", options.backbone),
                 title,
                 columns,
                 charge_and_release(options.sites, fixed),
@@ -127,7 +130,7 @@ def sweep(
             json.loads((Path(each["folder"]) / "metrics.json").read_text())["accuracy"]
             for each in same
         ]
-        real = [100 * each["oracle"] for each in compared if "oracle" in each]
+        real = [100 * each["centralized"] for each in compared if "centralized" in each]
         rows.append((*row, round(statistics.mean(real), 2)) if real else row)
     return rows
 
@@ -138,12 +141,12 @@ def charge_and_release(sites: int, fixed: Mapping[str, Any]) -> list[tuple[str, 
     """
     rows = []
     for name, own in LEFT:
-        settings = text_of({**fixed, "features.power": 0.5, **own})
+        settings = text_of({**fixed, "features.power-transform": 0.5, **own})
         words = ("--engine", "local", "--sites", str(sites), "-c", settings)
         run = Path(json_of("coordinator", "simulate", *words)["folder"])
-        relearn(run)
+        refit(run)
         began, used = perf_counter(), process_time()
-        relearn(run, without=["3"])
+        refit(run, without=["3"])
         rows.append((name, round(perf_counter() - began, 3), round(process_time() - used, 3)))
     return rows
 

@@ -4,7 +4,7 @@
 
 Records and attributes are those of `targets_labels_runs.py`, MADE UP from classes of CIFAR-10; 15
 sites annotate half of them each. Noise is the product's, drawn here for sums of all records: one
-joint noise, or as large as that of 15 sites together. Log loss, expected calibration error and
+distributed noise, or as large as that of 15 sites together. Log loss, expected calibration error and
 AUROC are means over labels with a head; a person who says the prevalence always has "prevalence".
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks._target_data import Labelled, attributes
 from benchmarks.harness.options import described
 from benchmarks.harness.results import report
-from fedsurrogate.common.models.class_measures import calibration_error
+from fedsurrogate.common.models.class_metrics import calibration_error
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
 from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.target import CODE, SQUARES, SUMS
@@ -82,7 +82,7 @@ def main() -> None:
     data = {seed: attributes(SITES, DIMENSION, seed, uncertain=False) for seed in seeds}
     rows = []
     for capped in (False, True):
-        for where, sites in (("joint", 1), ("at sites", SITES)):
+        for where, sites in (("distributed", 1), ("at sites", SITES)):
             for epsilon in EPSILONS:
                 found = [
                     row

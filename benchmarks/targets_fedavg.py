@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/targets_fedavg.py [--only number] [--sites 5 50] [--epsilons 0 4]
 
-Every row is a whole run of a simulation with the defaults of the settings: messages or secure sums,
+Every row is a whole run of a simulation with the defaults of the settings: messages or secure aggregation,
 checks and the model, measured on records that no site has. Without noise, methods are `fedpft` and
-`fedavg`, times in a secure sum; with `epsilon`, `fedpft` and `dp-fedavg` with one joint noise in a
-secure sum. Pooled peers have all records and no noise: scikit-learn's RidgeCV and
+`fedavg`, times in secure aggregation; with `epsilon`, `fedpft` and `dp-fedavg` with one distributed noise in secure
+aggregation. Pooled peers have all records and no noise: scikit-learn's RidgeCV and
 LogisticRegression, and scikit-survival's Cox model.
 
 Features are those of MobileNetV2 for CIFAR-10, in 64 public directions. MADE UP: the sizes of
@@ -31,7 +31,7 @@ from benchmarks._target_data import attributes, in_ball, log_sizes, timed
 from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.targets.measures import measured, metrics_of
+from fedsurrogate.common.targets.metrics import measured, metrics_of
 
 NAME = "targets-fedavg"
 COLUMNS = ("target", "sites", "epsilon", "score", "closed form", "in rounds", "pooled", "peer")
@@ -46,7 +46,7 @@ class Problem:
 
     Attributes:
         settings: of the run.
-        score: the measure that is shown.
+        score: the metric that is shown.
         train: features (n, d) and values (n, k).
         test: the same of other records.
         peer: name of a method for pooled records, and its score of the test records.
@@ -65,7 +65,7 @@ def number() -> Problem:
 
     x, y, test, true = log_sizes(RECORDS, DIMENSION, 0)
     pooled = RidgeCV(np.geomspace(1e-4, 1e3, 30)).fit(x, y).score(test, true)
-    settings = {"target": "number", "target_range": (-1, 2)}
+    settings = {"task": "regression", "target_range": (-1, 2)}
     own = (x, y[:, None]), (test, true[:, None])
     return Problem(settings, "r2", *own, ("scikit-learn RidgeCV", float(pooled)))
 
@@ -83,7 +83,7 @@ def labels() -> Problem:
             data.features[known], data.labels[known, at]
         )
         areas.append(roc_auc_score(data.truth[:, at], model.decision_function(data.test)))
-    settings = {"target": "labels", "label_columns": ",".join(data.names)}
+    settings = {"task": "multilabel", "label_columns": ",".join(data.names)}
     own = (data.features, data.labels), (data.test, data.truth)
     peer = ("scikit-learn LogisticRegression", float(np.mean(areas)))
     return Problem(settings, "auroc", *own, peer)
@@ -103,7 +103,7 @@ def time() -> Problem:
     cox = CoxPHSurvivalAnalysis(alpha=1e-3).fit(x[train].numpy(), truth)
     risk = cox.predict(x[test].numpy())
     pooled = concordance_index_censored(y[test, 1].numpy() == 1, y[test, 0].numpy(), risk)[0]
-    settings = {"target": "time", "horizon": 5000.0}
+    settings = {"task": "survival", "horizon": 5000.0}
     own = (x[train], y[train]), (x[test], y[test])
     return Problem(settings, "concordance", *own, ("scikit-survival Cox", float(pooled)))
 
@@ -120,8 +120,8 @@ def score_of(problem: Problem, method: str, sites: int, epsilon: float) -> float
     more: dict[str, Any] = {"method": method, "test_fraction": TESTED}
     if epsilon:
         more |= {"epsilon": epsilon, "delta": 1e-5}
-    if epsilon or problem.settings["target"] == "time":
-        more |= {"secure_sum": True}
+    if epsilon or problem.settings["task"] == "survival":
+        more |= {"secure_aggregation": True}
     with tempfile.TemporaryDirectory() as folder:
         run = fs.simulate(given, output_dir=folder, **(problem.settings | more))
         assert isinstance(run.model, fs.Model)

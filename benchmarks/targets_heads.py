@@ -4,7 +4,7 @@
 
 Images are sample features of CIFAR-10 (MobileNetV2); without them only tables are measured. Sizes
 of the objects, the 16 attributes and their missing annotations, and the bags are MADE UP from the
-classes. Survival data are those inside scikit-survival and lifelines. Noise is one joint noise,
+classes. Survival data are those inside scikit-survival and lifelines. Noise is one distributed noise,
 delta 1e-5, drawn here as large as the product's. Sums of sites equal the sums of all records to
 rounding, which tests show, so records are pooled here.
 """
@@ -394,7 +394,7 @@ def bag_rows(seeds: int) -> Iterator[Row]:
     """AUROC of bags of images by the mean of their features."""
     trial = {
         ("share", 5, 20): ".872 / .854 at epsilon 4",
-        ("witness", 2, 5): ".687 / .656 at epsilon 4",
+        ("check-log", 2, 5): ".687 / .656 at epsilon 4",
     }
     for (task, fewest, most), said in trial.items():
         results = []

@@ -2,11 +2,11 @@
 
     python benchmarks/targets_labels_runs.py --seeds 1 --sites 5,15,50 --only exact
 
-Every row is a run of the product: messages or a secure sum, checks, noise, model. Records are sample
+Every row is a run of the product: messages or secure aggregation, checks, noise, model. Records are sample
 features of CIFAR-10 (MobileNetV2) in public directions. The 16 attributes, that each site annotates
 half of them, the missed and false annotations and, without noise, a tenth of uncertain ones are MADE
 UP from the classes. Classes are split over sites by Dirichlet 0.5. Test labels are clean and of all
-attributes. Joint noise is that of a secure sum of which no site colludes or is lost. A label without
+attributes. Distributed noise is that of secure aggregation of which no site colludes or is lost. A label without
 a head counts as AUROC 0.5.
 """
 
@@ -30,7 +30,7 @@ NAME = "targets-labels-runs"
 EPSILONS, DELTA = (1.0, 2.0, 4.0, 8.0), 1e-5
 COLUMNS = ("sites", "d", "what", "exact", *(f"epsilon {each:g}" for each in EPSILONS), "runs")
 EXACT, PRIVATE = 128, 64
-SUM: dict[str, Any] = {"secure_sum": True, "colluding": 0.0, "dropouts": 0.0}
+SUM: dict[str, Any] = {"secure_aggregation": True, "colluding": 0.0, "dropouts": 0.0}
 Row = tuple[object, ...]
 Model = fs.Model
 
@@ -55,7 +55,11 @@ def of_model(model: Model, data: Labelled) -> list[float]:
 
 def settings_of(data: Labelled, sets: bool) -> dict[str, Any]:
     """Settings of a run."""
-    given: dict[str, Any] = {"target": "labels", "label_columns": data.names, "test_fraction": 0.01}
+    given: dict[str, Any] = {
+        "task": "multilabel",
+        "label_columns": data.names,
+        "test_fraction": 0.01,
+    }
     if sets:
         named = [
             f"{site}={','.join(name for name, own in zip(data.names, row, strict=True) if own)}"
@@ -125,12 +129,12 @@ def exact_rows(sites: int, seeds: range) -> Iterator[Row]:
 def private_rows(sites: int, seeds: range) -> Iterator[Row]:
     """Runs with noise."""
     data = [attributes(sites, PRIVATE, seed, uncertain=False) for seed in seeds]
-    for where, joint in (("joint noise", SUM), ("noise at sites", {})):
+    for where, distributed in (("distributed noise", SUM), ("noise at sites", {})):
         for code in ("capped", "exact"):
             runs = [
                 [of_run(each, sets=True)]
                 + [
-                    of_run(each, sets=code == "capped", epsilon=e, delta=DELTA, **joint)
+                    of_run(each, sets=code == "capped", epsilon=e, delta=DELTA, **distributed)
                     for e in EPSILONS
                 ]
                 for each in data

@@ -5,10 +5,10 @@ Claims: at 5 and at 50 sites all heads rank held-out patients as well as scikit-
 all records, within .01, and two rounds lose nothing against one; and flchain under privacy.
 
 Messages are packed, checked and unpacked as in a run; requests, masks and the ledger are left out. Cells
-are those of a secure sum, at its steps, since a site with a cell of one record does not send them alone.
+are those of secure aggregation, at its steps, since a site with a cell of one record does not send them alone.
 Sites are of unequal sizes; 30 % of the records are held out. "Slope" is that of a Cox model of the
 held-out scores: one if they are calibrated. Under privacy one site has all records, so the noise is that
-of one joint noise. Cells and noisy sums have `features.ranges` that are taken from the data, where real
+of one distributed noise. Cells and noisy sums have `features.ranges` that are taken from the data, where real
 ones must be public.
 """
 
@@ -27,13 +27,13 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import kept_rows, report
 from benchmarks.targets_heads import concordance, pooled_cox
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import numbers_of
-from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.common.secure_aggregation.rules import numbers_of
+from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -47,7 +47,11 @@ NAME = "targets-times-runs"
 SETS, SITES, SPLITS = ("veterans", "rossi", "whas500", "gbsg2", "aids"), (5, 50), 5
 EPSILONS, DELTA, FINGERPRINT = (1.0, 2.0, 4.0, 8.0), 1e-5, "f" * 16
 HEADS: dict[str, dict[str, Scalar]] = {
-    "cells, 1 round": {"time-head": "cells", "secure-sum": True, "secure-sum-records": 4000},
+    "cells, 1 round": {
+        "time-head": "cells",
+        "secure-aggregation": True,
+        "secure-aggregation-records": 4000,
+    },
     "residuals, 2 rounds": {"time-head": "residuals"},
 }
 PRIVATE: dict[str, dict[str, Scalar]] = {
@@ -65,7 +69,7 @@ TRIAL = {
 }
 
 
-def tasks_of(run: Run, data: Timed, parts: Sequence[Tensor]) -> list[Task]:
+def jobs_of(run: Run, data: Timed, parts: Sequence[Tensor]) -> list[Job]:
     """A task for each site, with its rows of the data."""
     assert run.target is not None
     values = torch.stack([data.times, data.events], 1)
@@ -75,20 +79,20 @@ def tasks_of(run: Run, data: Timed, parts: Sequence[Tensor]) -> list[Task]:
         train = LabelledFeatures(data.features[rows].float(), labels, values=values[rows])
         empty = LabelledFeatures(train.features[:0], labels[:0])
         found = SiteFeatures(train, empty, run.target.rows, FINGERPRINT, 0.0, simulated=True)
-        tasks.append(Task(run, NodeConfig(), str(number), found))
+        tasks.append(Job(run, NodeConfig(), str(number), found))
     return tasks
 
 
 def learned(run: Run, data: Timed, parts: Sequence[Tensor]) -> Head:
     """The model of a run."""
     assert run.target is not None
-    tasks, combination = tasks_of(run, data, parts), run.plan.combination
+    tasks, combination = jobs_of(run, data, parts), run.plan.combination
     site, dimension = load(combination.site), data.features.shape[1]
-    if run.settings.secure_sum:
+    if run.settings.secure_aggregation:
         return summed(run, tasks)
     if run.plan.kind == "one-shot":
         strategy = stored_strategy(run)(run)
-        made = strategy.learn([strategy.unpack(site(task).payload) for task in tasks], ())
+        made = strategy.learn([strategy.unpack(site(job).payload) for job in tasks], ())
         assert isinstance(made.model, Head)
         return made.model
     rounds = TargetRounds(run)
@@ -96,22 +100,21 @@ def learned(run: Run, data: Timed, parts: Sequence[Tensor]) -> Head:
     training = Training.begin(run, run.target.rows, FINGERPRINT, dimension, frame)
     for number in range(1, run.rounds + 1):
         info, payload = {"round": number}, training.payload()
-        asked = [replace(task, payload=payload, info=info) for task in tasks]
-        replies = [rounds.read(site(task).payload, training) for task in asked]
+        asked = [replace(job, payload=payload, info=info) for job in tasks]
+        replies = [rounds.read(site(job).payload, training) for job in asked]
         rounds.absorb(training, rounds.defend(training, replies).kept)
     head = rounds.classifier(training)
     assert isinstance(head, Head)
     return head
 
 
-def summed(run: Run, tasks: Sequence[Task]) -> Head:
-    """The model from a secure sum, without its masks."""
+def summed(run: Run, tasks: Sequence[Job]) -> Head:
+    """The model from secure aggregation, without its masks."""
     assert run.target is not None
     combination, public = run.plan.combination, PublicMap()
     numbers = numbers_of(run.plan, run.settings, len(tasks))
     made = [
-        load(combination.site_sums)(replace(task, payload=pack_map(public))).values
-        for task in tasks
+        load(combination.site_sums)(replace(job, payload=pack_map(public))).values for job in tasks
     ]
     header = Header("fedpft", run.digest, "coordinator", FINGERPRINT, run.target.rows)
     tensors = {
@@ -160,11 +163,11 @@ def split(data: Timed, seed: int) -> tuple[Tensor, Tensor]:
 
 def settings_of(data: Timed, head: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Of a run in which no site is too large, so that all records count."""
-    secure = bool(head.get("secure-sum"))
+    secure = bool(head.get("secure-aggregation"))
     whole: dict[str, Scalar] = {} if secure else {"max-share": 0.0}
     if head["time-head"] == "cells" or "epsilon" in head:
         whole["features.ranges"] = ranges_of(data.features)
-    return {"target": "time", "horizon": float(data.times.max()) * 1.0001, **whole, **head}
+    return {"task": "survival", "horizon": float(data.times.max()) * 1.0001, **whole, **head}
 
 
 def exact_rows(names: Sequence[str], splits: int) -> Iterator[tuple[Any, ...]]:
@@ -187,7 +190,7 @@ def exact_rows(names: Sequence[str], splits: int) -> Iterator[tuple[Any, ...]]:
 
 
 def private_rows(splits: int) -> Iterator[tuple[Any, ...]]:
-    """flchain with one joint noise."""
+    """flchain with one distributed noise."""
     data = timed("flchain")
     for label, head in PRIVATE.items():
         for epsilon in EPSILONS:

@@ -28,7 +28,7 @@ COLUMNS = (
     *("sensitivity", "specificity", "kB sent by all sites"),
 )
 SITES, CLASSES, DELTA = 4, ("normal", "pneumonia"), 1e-5
-MEASURES = ("accuracy", "balanced_accuracy", "macro_auroc")
+METRIC_VALUES = ("accuracy", "balanced_accuracy", "macro_auroc")
 
 
 def write_folder(folder: Path) -> None:
@@ -54,9 +54,9 @@ def row_of(epsilon: float, runs: list[dict[str, Any]]) -> tuple[Any, ...]:
     finding, and kB of all sites.
     """
     quality = [run["quality"] for run in runs]
-    finding = [each["per_class"][1]["measures"] for each in quality]
+    finding = [each["per_class"][1]["metric_values"] for each in quality]
     values = [
-        *([each["averages"][name]["value"] for each in quality] for name in MEASURES),
+        *([each["averages"][name]["value"] for each in quality] for name in METRIC_VALUES),
         *([each[name]["value"] for each in finding] for name in ("sensitivity", "specificity")),
     ]
     percent = (round(100 * statistics.mean(each), 1) for each in values)

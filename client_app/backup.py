@@ -1,7 +1,7 @@
 """A backup of a site in one file: ledger, keys, models, policy and settings; and its restoration into
 an empty state folder.
 
-It holds no image, no features and no witness: the witness shows that a restored ledger is older than
+It holds no image, no features and no check log: the check log shows that a restored ledger is older than
 what has left. What the site then refuses, and what a person decides, is that of any older ledger
 (governance/ledger.py).
 """
@@ -31,7 +31,7 @@ from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.files import create_file, replacing
 from fedsurrogate.common.settings.base import parse_overrides
 
-from .governance.ledger import Ledger, Witness, own_ledger
+from .governance.ledger import CheckLog, Ledger, own_ledger
 from .governance.policy import IN_FORCE, LIMITS_FILE, policy_of
 from .kit import read_kit
 from .node_config import NodeConfig, parse_node_config
@@ -130,7 +130,7 @@ def _ledgers(node: NodeConfig) -> list[Ledger]:
     """All ledgers of a hospital's own data in the state folder."""
     folder = node.state / "ledgers"
     names = [each.stem for each in sorted(folder.glob("*.jsonl"))]
-    return [Ledger(folder, name, Witness(node.witness, name, node.state)) for name in names]
+    return [Ledger(folder, name, CheckLog(node.check_log, name, node.state)) for name in names]
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -48,24 +48,24 @@ def name(message: Message, context: Context) -> Message:
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Report the site's name, and the fingerprint and dimension that a model must match."""
-    return _answer(message, context, "introduction")
+    return _answer(message, context, "identification")
 
 
 @app.query("sum_shares")
 def sum_shares(message: Message, context: Context) -> Message:
-    """Share this site's secrets of a secure sum among its sites."""
+    """Share this site's secrets of secure aggregation among its sites."""
     return _answer(message, context, "sum-shares")
 
 
 @app.query("sum_list")
 def sum_list(message: Message, context: Context) -> Message:
-    """Sign the list of the sites in a secure sum."""
+    """Sign the list of the sites in secure aggregation."""
     return _answer(message, context, "sum-list")
 
 
 @app.query("sum_open")
 def sum_open(message: Message, context: Context) -> Message:
-    """Reveal the shares that complete a secure sum."""
+    """Reveal the shares that complete secure aggregation."""
     return _answer(message, context, "sum-open")
 
 

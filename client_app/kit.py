@@ -26,7 +26,7 @@ FOLDERS = {
     "WEIGHTS": "weights_path",
     "HELD_OUT": "held_out_dir",
     "PEERS": "peers",
-    "WITNESS": "witness_dir",
+    "CHECK_LOG": "check_log_dir",
 }
 # These follow from where the kit is; and code is named by no file of the coordinator.
 FIXED = {"policy", "coordinator_key", "state_dir", "cache_dir", "backbone", "data"}
@@ -60,8 +60,8 @@ class Kit:
     @property
     def link(self) -> tuple[str, Path, Path]:
         """Address of the coordinator, its authority's certificate, and the key of this site."""
-        papers = self.folder / "papers"
-        return self._needed("COORDINATOR"), papers / "ca.crt", papers / "site.key"
+        credentials = self.folder / "certificates"
+        return self._needed("COORDINATOR"), credentials / "ca.crt", credentials / "site.key"
 
     @property
     def policy(self) -> Path:
@@ -83,10 +83,10 @@ class Kit:
             )
         settings |= {
             "policy": str(self.policy),
-            "coordinator_key": str(self.folder / "papers" / "coordinator.pub"),
+            "coordinator_key": str(self.folder / "certificates" / "coordinator.pub"),
             "state_dir": str(self.folder / "state"),
             "cache_dir": str(self.folder / "cache"),
-            "witness_dir": settings["witness_dir"] or str(self.folder / "witness"),
+            "check_log_dir": settings["check_log_dir"] or str(self.folder / "check-log"),
         }
         return " ".join(_pair(name, value) for name, value in settings.items() if value)
 

@@ -153,11 +153,11 @@ class NodeConfig(Section):
         description="Folder for log, ledgers, keys and other state; empty for fedsurrogate in the "
         "folder that XDG_STATE_HOME names, or in ~/.local/state without it.",
     )
-    witness_dir: str = Field(
+    check_log_dir: str = Field(
         "",
-        description="Folder for the witnesses of the ledgers, never restored together with "
-        "state-dir; empty for witness next to the policy, or "
-        "~/.config/fedsurrogate/witness without one.",
+        description="Folder for the check logs of the ledgers, never restored together with "
+        "state-dir; empty for check-log next to the policy, or "
+        "~/.config/fedsurrogate/check-log without one.",
     )
     max_components: Components = Field(
         0,
@@ -222,16 +222,16 @@ class NodeConfig(Section):
         return Path(self.state_dir).expanduser() if self.state_dir else user_folder(STATE)
 
     @property
-    def witness(self) -> Path:
-        """Folder for the witnesses of the ledgers; it must not be lost or restored together with
+    def check_log(self) -> Path:
+        """Folder for the check logs of the ledgers; it must not be lost or restored together with
         `state`.
         """
-        if self.witness_dir:
-            return Path(self.witness_dir).expanduser()
+        if self.check_log_dir:
+            return Path(self.check_log_dir).expanduser()
         return (
-            Path(self.policy).expanduser().parent / "witness"
+            Path(self.policy).expanduser().parent / "check-log"
             if self.policy
-            else home_folder() / ".config/fedsurrogate/witness"
+            else home_folder() / ".config/fedsurrogate/check-log"
         )
 
 

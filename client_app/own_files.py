@@ -37,7 +37,7 @@ IN_STATE = (
     "sums",
 )
 IN_CACHE = ("features",)
-IN_WITNESS = ("*.answered*", "*.witness*")
+IN_CHECK_LOG = ("*.answered*", "*.witness*")
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -46,7 +46,7 @@ def own_files(node: NodeConfig) -> Iterator[Path]:
     for folder, patterns in (
         (node.state, IN_STATE),
         (node.cache, IN_CACHE),
-        (node.witness, IN_WITNESS),
+        (node.check_log, IN_CHECK_LOG),
     ):
         for each in (found for pattern in patterns for found in folder.glob(pattern)):
             yield each

@@ -53,10 +53,10 @@ from .governance.policy import note_policy
 from .governance.release import charge_and_release, entry, hold, prepare, without_records
 from .governance.sealed_only import check_counting, check_work, in_clear
 from .governance.work_limits import SiteLimits, remove_oldest
+from .methods.baselines import check_comparable, compare
 from .methods.chain_step import kept_head
 from .methods.evaluation import own_classifier, received_classifier
-from .methods.pooled_baselines import check_comparable, compare
-from .methods.task import MethodOutput, SiteRequest, Task
+from .methods.job import Job, MethodOutput, SiteRequest
 from .model_use.store import keep_received
 from .node_config import (
     NodeConfig,
@@ -68,7 +68,7 @@ from .node_config import (
 )
 from .offline.keys import private_key
 from .own_files import close_to_others
-from .secure_sum import sum_keys, sum_list, sum_open, sum_shares
+from .secure_aggregation import sum_keys, sum_list, sum_open, sum_shares
 
 if TYPE_CHECKING:
     from fedsurrogate.common.wire.records import Record
@@ -184,7 +184,7 @@ def answer(
     if run.settings.site_names and site not in run.settings.site_names:
         raise PolicyError(f"the run asks only {', '.join(run.settings.site_names)}, not this site")
     check_work(policy, run.settings.fedpft.seal, node.peers, work)
-    check_counting(run.settings.counting, run.settings.secure_sum, work)
+    check_counting(run.settings.counting, run.settings.secure_aggregation, work)
     # Check form and size before reading the content, and count the request before work that takes
     # time.
     payload, info = from_record(content, LARGEST_MODEL if work in WITH_MODEL else 0)
@@ -198,9 +198,9 @@ def answer(
         check_packages(packages_of(run, node))
     if work in CHECKED:
         gate.check_request(run)
-    task = f"{site} {work} {info.get('round', 1)}"
-    once = _one_by_one(node, site) if run.settings.secure_sum else nullcontext()
-    with once, _noise(run.settings.noise_seed, run.settings.seed, task):
+    job = f"{site} {work} {info.get('round', 1)}"
+    once = _one_by_one(node, site) if run.settings.secure_aggregation else nullcontext()
+    with once, _noise(run.settings.noise_seed, run.settings.seed, job):
         try:
             payload, reported = WORK[work](request, gate)
         except DisputeError as error:
@@ -219,7 +219,7 @@ def answer(
     return to_record(payload, reply if payload is None else reply | {"bytes": len(payload)})
 
 
-def _noise(noise_seed: int, seed: int, task: str) -> AbstractContextManager[object]:
+def _noise(noise_seed: int, seed: int, job: str) -> AbstractContextManager[object]:
     """Noise that can be repeated, where a simulation asks for it; a hospital refuses."""
     if not noise_seed:
         return nullcontext()
@@ -228,11 +228,11 @@ def _noise(noise_seed: int, seed: int, task: str) -> AbstractContextManager[obje
             f"noise-seed = {noise_seed} makes privacy noise that anybody can repeat, and this site is no "
             "simulated one; the run must have noise-seed = 0"
         )
-    return repeatable(f"{noise_seed} {seed} {task}")
+    return repeatable(f"{noise_seed} {seed} {job}")
 
 
 def _one_by_one(node: NodeConfig, site: str) -> AbstractContextManager[object]:
-    """No two steps of secure sums at once: each reads this site's state before it signs or reveals
+    """No two steps of secure aggregation at once: each reads this site's state before it signs or reveals
     anything.
     """
     return FileLock(node.state / "sums" / f"{site}.lock")
@@ -245,7 +245,7 @@ def _surrogate(request: SiteRequest, gate: Gate) -> Answer:
     made, failure = prepared.made, prepared.failure
     check_attacks(run, node, gate.policy)
     reported: Info = {"simulated": prepared.found.simulated, **made.answer}
-    if not (run.settings.epsilon or run.settings.secure_sum) or prepared.found.simulated:
+    if not (run.settings.epsilon or run.settings.secure_aggregation) or prepared.found.simulated:
         # The duration of the work reveals the number of records, and in a private run no exact
         # number may leave.
         reported |= {"fit-seconds": prepared.fit_seconds, "extract-seconds": prepared.found.seconds}
@@ -276,7 +276,7 @@ def _staged(keep: Mapping[Path, bytes], must_keep: bool) -> dict[Path, Path]:
     return staged
 
 
-def _introduction(request: SiteRequest, gate: Gate) -> Answer:
+def _identification(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
     request.check_run()
     site_features = _features(request, gate, is_protected(run.hides_sites, node))
@@ -290,14 +290,14 @@ def _introduction(request: SiteRequest, gate: Gate) -> Answer:
     # Which classes a site has may be private; then the run names all classes.
     if site_features.simulated or gate.exact_numbers_may_leave(run.hides_sites):
         limits = SiteLimits(smallest_class=gate.smallest_class(run.plan.mechanism_name))
-        facts = _facts(request.task(site_features, limits))
+        facts = _facts(request.job(site_features, limits))
         if facts and not site_features.simulated:
             made = MethodOutput("".join(facts.values()).encode())
             gate.let_out(entry(run, request.flower_run, made, BEFORE_ROUNDS))
         reported |= facts
     if run.settings.fedpft.seal:
         reported["key"] = public_key(private_key(node, request.site)).hex()
-    if run.settings.secure_sum:
+    if run.settings.secure_aggregation:
         reported["key"] = sum_keys(request, gate.policy)
     return None, reported
 
@@ -309,25 +309,25 @@ def _features(request: SiteRequest, gate: Gate, unread: bool) -> SiteFeatures:
     return load_site(request.run, request.node, gate.policy.cache_mib)
 
 
-def _facts(task: Task) -> dict[str, str]:
+def _facts(job: Job) -> dict[str, str]:
     """The classes of this site, unless the run names them; and the frame of its columns, if these
     need one, and the run's sites train in a common one.
     """
-    run = task.run
-    facts = {} if run.settings.classes else {"classes": json.dumps(task.classes)}
+    run = job.run
+    facts = {} if run.settings.classes else {"classes": json.dumps(job.classes)}
     if run.plan.kind == "rounds":
         # A site without records to release says so in its first round.
         with suppress(DataError):
-            if frame := task.own_frame(run.settings.classes or task.classes):
+            if frame := job.own_frame(run.settings.classes or job.classes):
                 facts["frame"] = base64.b64encode(frame).decode()
     return facts
 
 
 def _head(request: SiteRequest, gate: Gate) -> Answer:
     run = request.run
-    if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_sum:
+    if run.settings.epsilon or run.settings.fedpft.seal or run.settings.secure_aggregation:
         raise PolicyError(
-            "in a private or sealed run, or a secure sum, a head that a site trained on its own "
+            "in a private or sealed run, or secure aggregation, a head that a site trained on its own "
             "records does not leave it"
         )
     if gate.policy.limits_attacks:
@@ -354,7 +354,7 @@ def _evaluation(request: SiteRequest, gate: Gate) -> Answer:
         return None, {}
     unread = silent and (is_protected(run.private, node) or not run.private)
     site_features = _features(request, gate, unread)
-    reported: Info = load(run.plan.combination.evaluate)(request.task(site_features), gate)
+    reported: Info = load(run.plan.combination.evaluate)(request.job(site_features), gate)
     if silent:
         return None, {}
     if run.target is None:
@@ -395,7 +395,7 @@ def _comparison(request: SiteRequest, gate: Gate) -> Answer:
     run, node = request.run, request.node
     check_comparable(node)
     if run.plan.combination.personal:
-        model = own_classifier(request.task(load_site(run, node, gate.policy.cache_mib)))
+        model = own_classifier(request.job(load_site(run, node, gate.policy.cache_mib)))
     else:
         model = received_classifier(request.payload, "" if run.plan.counts else run.digest)
     return None, compare(model, run, node, baselines=request.info.get("brief") is not True)
@@ -430,7 +430,7 @@ WORK: dict[str, Callable[[SiteRequest, Gate], Answer]] = {
     # The name only, which every reply contains.
     "name": lambda request, gate: (None, {}),
     "surrogate": _surrogate,
-    "introduction": _introduction,
+    "identification": _identification,
     "sum-shares": lambda request, gate: sum_shares(request, gate.policy),
     "sum-list": lambda request, gate: sum_list(request, gate.policy),
     "sum-open": lambda request, gate: sum_open(request, gate.policy),

@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .errors import ConfigError, FedSurrogateError
 from .escapes import for_terminal
-from .renamed_commands import gone
+from .renamed import gone
 from .version import NAME, own_version
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from .backbones.dimensions import named_dimension
 from .errors import ConfigError
 from .methods.method import byte_count
 from .run import Run
-from .secure_sum.rules import projected_dimensions
+from .secure_aggregation.rules import projected_dimensions
 from .settings import Settings
 
 # Bytes in addition to the numbers, measured on real messages: headers and frames of a payload up
-# and down, a request without a payload, the reply to an evaluation, and an introduction; then the
+# and down, a request without a payload, the reply to an evaluation, and an identification; then the
 # bytes for each class and a privacy claim.
-PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, INTRODUCTION = 246, 135, 19, 65, 133
+PAYLOAD_UP, PAYLOAD_DOWN, REQUEST, EVALUATION, IDENTIFICATION = 246, 135, 19, 65, 133
 CLASS_BYTES = 5
 CLAIM_BYTES = 65
-# What a site sends and receives in the further steps of a secure sum, apart from what grows with
+# What a site sends and receives in the further steps of secure aggregation, apart from what grows with
 # the number of sites.
 SUM_UP, SUM_DOWN = 600, 400
 # Manifest, signature and key of the model, which come with the final evaluation.
@@ -111,12 +111,12 @@ def _own(config: Run, dimension: int, classes: int, records: int) -> Cost:
         messages.result, sizes
     )
     payloads = rounds * bool(messages.receives) + bool(messages.result)
-    # A secure sum has an introduction of its own, and three more messages, whose size grows with
+    # Secure aggregation has an identification of its own, and three more messages, whose size grows with
     # the number of sites.
     summing = any(messages.member_bytes)
-    introductions = messages.introduces * (rounds if summing else 1)
-    number = rounds * bool(messages.sends) + 1 + introductions + 3 * summing * rounds
-    up = sent + EVALUATION + introductions * (INTRODUCTION + named)
+    identifications = messages.identifies * (rounds if summing else 1)
+    number = rounds * bool(messages.sends) + 1 + identifications + 3 * summing * rounds
+    up = sent + EVALUATION + identifications * (IDENTIFICATION + named)
     up += rounds * bool(messages.sends) * (PAYLOAD_UP + named + (CLAIM_BYTES if own.epsilon else 0))
     down = received + payloads * (PAYLOAD_DOWN + named) + (number - payloads) * REQUEST
     if messages.result and messages.signs:

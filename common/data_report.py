@@ -1,4 +1,4 @@
-"""The data report: what a source holds, what of it is used, and what is left out or odd."""
+"""The data report: what a source holds, what of it is used, and what is left out, and warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 # Its name among the values of a message.
 DATA = "data-report"
-# Of reasons and remarks in a line on a terminal.
+# Of reasons and warnings in a line on a terminal.
 MOST_SHOWN = 6
 # Of a report in a message: the most reasons, and characters of a text.
 MOST, LONGEST = 200, 1000
@@ -36,14 +36,14 @@ class DataReport:
         source: its name.
         used: number of records that are used.
         left_out: by reason.
-        odd: what a person should look at, although it is used.
+        warnings: what a person should look at, although it is used.
         bags: how many images are in how many bags, where records are bags; empty otherwise.
     """
 
     source: str
     used: int
     left_out: tuple[Loss, ...] = ()
-    odd: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     bags: str = ""
 
     @property
@@ -57,7 +57,7 @@ class DataReport:
         return self.used + self.lost
 
     def lines(self, unopened: bool = False) -> list[str]:
-        """The report in at most three lines: numbers, losses, oddities.
+        """The report in at most three lines: numbers, losses, warnings.
 
         Args:
             unopened: whether images are still to be opened, so that nobody knows how many are used.
@@ -73,13 +73,13 @@ class DataReport:
         lines = [f"data {self.source}: {self.read} {found}, {kept}, {numbers}"]
         if self.left_out:
             lines.append("left out: " + _some([each.why for each in self.left_out]))
-        if self.odd:
-            lines.append("odd: " + _some(self.odd))
+        if self.warnings:
+            lines.append("warning: " + _some(self.warnings))
         return lines
 
     def facts(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        short = replace(self, left_out=self.left_out[:MOST], odd=self.odd[:MOST])
+        short = replace(self, left_out=self.left_out[:MOST], warnings=self.warnings[:MOST])
         found = asdict(short) | {"read": self.read, "lost": self.lost}
         return {key: value for key, value in found.items() if key != "bags" or value}
 
@@ -95,7 +95,7 @@ def merged(reports: Sequence[DataReport]) -> DataReport:
         first if len(reports) == 1 else f"{first} and {len(reports) - 1} more",
         sum(each.used for each in reports),
         tuple(loss for each in reports for loss in each.left_out),
-        tuple(dict.fromkeys(remark for each in reports for remark in each.odd)),
+        tuple(dict.fromkeys(warning for each in reports for warning in each.warnings)),
         _some([each.bags for each in reports if each.bags]),
     )
 
@@ -125,16 +125,16 @@ def report_from(facts: Any) -> DataReport:
     """
     if not isinstance(facts, dict):
         raise ValueError("a data report is a table")
-    losses, odd = facts.get("left_out"), facts.get("odd")
-    if not (isinstance(losses, list | tuple) and isinstance(odd, list | tuple)):
-        raise ValueError("a data report lists what is left out and what is odd")
-    if max(len(losses), len(odd)) > MOST or not all(isinstance(each, dict) for each in losses):
+    losses, warnings = facts.get("left_out"), facts.get("warnings")
+    if not (isinstance(losses, list | tuple) and isinstance(warnings, list | tuple)):
+        raise ValueError("a data report lists what is left out, and warnings")
+    if max(len(losses), len(warnings)) > MOST or not all(isinstance(each, dict) for each in losses):
         raise ValueError(f"a data report lists at most {MOST} reasons")
     return DataReport(
         _text(facts.get("source")),
         _number(facts.get("used")),
         tuple(Loss(_text(each.get("why")), _number(each.get("count"))) for each in losses),
-        tuple(map(_text, odd)),
+        tuple(map(_text, warnings)),
         _text(facts.get("bags", "")),
     )
 

@@ -106,7 +106,7 @@ class SealError(FedSurrogateError):
 
 
 class DisputeError(SealError):
-    """What other sites of a secure sum have sent cannot be used. places: of these sites in the key
+    """What other sites of secure aggregation have sent cannot be used. places: of these sites in the key
     list, by name, from 0.
     """
 

@@ -21,7 +21,8 @@ from .errors import ConfigError
 from .methods import FEDPFT_CHAIN, METHODS, method_named
 from .methods.counting import KINDS_OF_COUNTS
 from .methods.method import Method, Plan
-from .settings import SECURE_SUM_KEYS, FedPFTSettings, Section, Settings, kebab
+from .renamed import SETTINGS
+from .settings import SECURE_AGGREGATION_KEYS, FedPFTSettings, Section, Settings, kebab
 from .settings.base import Only, Range, Scalar, Unit
 
 T = TypeVar("T")
@@ -48,7 +49,9 @@ NEEDS: Mapping[str, Callable[[Method, Plan], bool]] = {
         lambda method, plan: method.private,
     ),
     "defence": lambda method, plan: plan.defences.available != ("none",),
-    **dict.fromkeys(("secure-sum", *SECURE_SUM_KEYS), lambda method, plan: method.summable),
+    **dict.fromkeys(
+        ("secure-aggregation", *SECURE_AGGREGATION_KEYS), lambda method, plan: method.summable
+    ),
     "grace": lambda method, plan: plan.kind == "one-shot",
     "resume": lambda method, plan: plan.kind in ("chain", "rounds"),
 }
@@ -129,6 +132,8 @@ def model_descriptions(model: type[Section], key: str, command: str) -> tuple[De
 
 def _chosen(rows: tuple[Description, ...], key: str, command: str) -> tuple[Description, ...]:
     if key and not any(key in (row.key, row.section) for row in rows):
+        if new := SETTINGS.get(key):
+            raise ConfigError(f"{key} is now {new}; `{command} {new}` describes it")
         raise ConfigError(f"unknown key {key!r}{_suggestion(key, rows, command)}")
     return tuple(row for row in rows if key in ("", row.key, row.section))
 

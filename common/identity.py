@@ -221,7 +221,7 @@ def likely_one(names: Iterable[str]) -> list[tuple[str, ...]]:
     return sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1)
 
 
-def likely_one_remarks(names: Iterable[str]) -> list[str]:
+def likely_one_warnings(names: Iterable[str]) -> list[str]:
     """A sentence for each group of `likely_one`."""
     return [
         f"the classes {', '.join(map(repr, group))} are likely one; they differ only by case, "

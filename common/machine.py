@@ -172,7 +172,7 @@ def ray_folder(environment: Mapping[str, str], others: Sequence[str] = OTHERS) -
     return {VARIABLE: found}
 
 
-def remark_on(environment: Mapping[str, str], chosen: Mapping[str, str]) -> list[str]:
+def warnings_on(environment: Mapping[str, str], chosen: Mapping[str, str]) -> list[str]:
     """What a person should know who named a folder for Ray that does not serve.
 
     Args:
@@ -257,7 +257,7 @@ def _exists(folder: Path) -> bool:
 UNFIT = re.compile(r"[^\w@+=:./-]")
 
 
-def environment_remark(prefix: str) -> str:
+def environment_warning(prefix: str) -> str:
     """What does not work for an environment in this folder, and what to do.
 
     Args:
@@ -276,5 +276,5 @@ def environment_remark(prefix: str) -> str:
     )
 
 
-if __name__ == "__main__" and (text := environment_remark(sys.prefix)):
+if __name__ == "__main__" and (text := environment_warning(sys.prefix)):
     print(f"warning: {text}", file=sys.stderr)

@@ -12,16 +12,17 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from .backbones.backbone_names import OF_IMAGE_SIZE
-from .backbones.feature_power import CLIPPED, power_for, with_power
+from .backbones.power_transform import CLIPPED, power_for, with_power
 from .errors import ConfigError
 from .methods import METHODS, method_of, plan_of
 from .methods.fedpft import largest_gram
 from .methods.method import Method, Plan
 from .privacy.accounting import Unit
-from .privacy.mechanism import JOINT_SUMS, Mechanism
+from .privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from .privacy.shares import KEPT, stated
+from .renamed import of_today
 from .settings import (
-    SECURE_SUM_KEYS,
+    SECURE_AGGREGATION_KEYS,
     CountingSettings,
     DPCVAESettings,
     FedAvgSettings,
@@ -86,7 +87,7 @@ class Run:
         method = method_of(settings)
         # Before any digest, and from settings that both sides have, so that they agree.
         trains = method.trains is not None
-        settings = method.fill(_with_records(settings) if settings.secure_sum else settings)
+        settings = method.fill(_with_records(settings) if settings.secure_aggregation else settings)
         target = _target_of(settings, trains)
         if target is not None:
             settings = _coded(settings, target)
@@ -106,7 +107,7 @@ class Run:
         return None if self.plan.privacy is None else self.plan.privacy.mechanism()
 
     def mechanism_for(self, unit: Unit, centre: str = "") -> Mechanism | None:
-        """The privacy mechanism for a unit and a public centre's digest; None without a budget."""
+        """The privacy mechanism for a unit and a public mean's digest; None without a budget."""
         return None if self.mechanism is None else self.mechanism.of(unit, centre)
 
     @cached_property
@@ -121,12 +122,12 @@ class Run:
 
     @property
     def hides_sites(self) -> bool:
-        """Whether no exact number of a site alone may leave it: in a private run, or a secure sum."""
-        return self.private or self.settings.secure_sum
+        """Whether no exact number of a site alone may leave it: in a private run, or secure aggregation."""
+        return self.private or self.settings.secure_aggregation
 
     @property
     def frames(self) -> bool:
-        """Whether sites put odd columns of their features into a frame. Nothing of a site alone may
+        """Whether sites put outlier columns of their features into a frame. Nothing of a site alone may
         show it; and a chain, and some training in rounds, have no common one.
         """
         rounds, chain = (self.plan.kind == each for each in ("rounds", "chain"))
@@ -171,29 +172,29 @@ class Run:
     @property
     def power(self) -> float:
         """The power of all features, with "auto" resolved."""
-        given = self.settings.features.power
+        given = self.settings.features.power_transform
         if given != "auto":
             return given
         return power_for(self.settings.backbone, self.plan.mechanism_name in CLIPPED)
 
     @property
     def projects(self) -> bool:
-        """Whether a public matrix projects the features of a secure sum: one that was given, or,
-        for class statistics with joint noise, one that the coordinator chooses.
+        """Whether a public matrix projects the features of secure aggregation: one that was given, or,
+        for class statistics with distributed noise, one that the coordinator chooses.
         """
         own = self.settings
         if own.features.projection != AUTO or self.plan.sent_by_solver:
             return own.features.projection != ""
-        if not own.secure_sum:
+        if not own.secure_aggregation:
             return False
         summed = {each.name for each in self.plan.combination.sums}
         # Of columns of a table, which have ranges, a mean says nothing.
-        noisy = self.plan.mechanism_name == JOINT_SUMS and not own.features.ranges
+        noisy = self.plan.mechanism_name == DISTRIBUTED_SUMS and not own.features.ranges
         return noisy and self.target is None and {"sums", "squares"} <= summed
 
     @property
     def maps(self) -> bool:
-        """Whether sites receive a public map or centre of features."""
+        """Whether sites receive a public map or mean of features."""
         return self.projects or bool(self.settings.fedpft.public)
 
     @property
@@ -239,7 +240,7 @@ class Run:
             "sends": (sends.first, sends.sends),
             "receives": sends.receives,
             # A solver that only the coordinator runs may need other sums, which sites then never add.
-            "sums": (sums.first_sums, sums.sums) if own.secure_sum else (),
+            "sums": (sums.first_sums, sums.sums) if own.secure_aggregation else (),
             "noise": plan.privacy,
             "training": plan.training,
             "rounds": self.planned_rounds if plan.kind == "rounds" else 1,
@@ -251,18 +252,18 @@ class Run:
             "map": (
                 self.projects,
                 bool(own.features.given_projection),
-                plan.own_mean and stated(KEPT),
+                plan.mean_over_columns and stated(KEPT),
             ),
         }
         signed = {key: value for key, value in own.flat().items() if self._signs(key)}
-        signed["features.power"] = self.power
+        signed["features.power-transform"] = self.power
         return {"settings": signed, "resolved": {key: _plain(resolved[key]) for key in resolved}}
 
     def _signs(self, key: str) -> bool:
         section, _, name = key.rpartition(".")
         used = section in ("", "features", *self.method.reads)
         used = used or (section == "fedpft" and name in self.plan.allows)
-        of_sum = key in SECURE_SUM_KEYS and not self.settings.secure_sum
+        of_sum = key in SECURE_AGGREGATION_KEYS and not self.settings.secure_aggregation
         unset = key == "noise-seed" and not self.settings.noise_seed
         named = key == "sites" and bool(self.settings.site_names)
         return used and not (of_sum or unset) and (named or key not in UNSIGNED)
@@ -310,27 +311,27 @@ class Run:
             and own.data in OF_IMAGES
         ):
             raise ConfigError(
-                f"{budget if own.epsilon else 'secure-sum = true'}, but backbone = "
+                f"{budget if own.epsilon else 'secure-aggregation = true'}, but backbone = "
                 f"{own.backbone!r} with image-size = 0: the dimension would disclose the size of a "
                 "site's images; set image-size"
             )
 
     def _check_sums(self) -> None:
         own = self.settings
-        if own.secure_sum and not (self.plan.counts or METHODS[own.method].summable):
+        if own.secure_aggregation and not (self.plan.counts or METHODS[own.method].summable):
             names = " or ".join(repr(method.name) for method in METHODS.values() if method.summable)
             raise ConfigError(
-                f"secure-sum = true, but what method = {own.method!r} combines is not a sum; use "
+                f"secure-aggregation = true, but what method = {own.method!r} combines is not a sum; use "
                 f"{names}"
             )
-        mapped = own.secure_sum or self.plan.sent_by_solver
+        mapped = own.secure_aggregation or self.plan.sent_by_solver
         if (file := own.features.given_projection) and not mapped:
             raise ConfigError(
-                f"features.projection = {file!r} works only with secure-sum = true; set both, or none"
+                f"features.projection = {file!r} works only with secure-aggregation = true; set both, or none"
             )
-        if own.secure_sum and own.fedpft.seal:
+        if own.secure_aggregation and own.fedpft.seal:
             raise ConfigError(
-                "secure-sum = true and fedpft.seal = true: a sealed chain has no sum; remove one "
+                "secure-aggregation = true and fedpft.seal = true: a sealed chain has no sum; remove one "
                 "of them"
             )
 
@@ -449,17 +450,17 @@ def _coded(settings: Settings, target: Target) -> Settings:
     rows = _rows_of(settings.counting, target)
     if settings.classes not in ((), rows):
         raise ConfigError(
-            f"classes = {', '.join(settings.classes)[:200]!r} is for target = 'class', not "
+            f"classes = {', '.join(settings.classes)[:200]!r} is for task = 'classification', not "
             f"{target.name!r}; remove it"
         )
     if settings.partition == "classes":
         raise ConfigError(
-            f"partition = 'classes' is for target = 'class', not {target.name!r}; use 'dirichlet', "
+            f"partition = 'classes' is for task = 'classification', not {target.name!r}; use 'dirichlet', "
             "'iid' or 'column'"
         )
     if settings.compare:
         raise ConfigError(
-            f"compare = true is for target = 'class', not {target.name!r}: its baselines are heads of "
+            f"compare = true is for task = 'classification', not {target.name!r}: its baselines are heads of "
             "classes. Remove it; sums of all sites give the model of all records together, and a run "
             "of one site gives that of a site alone"
         )
@@ -495,6 +496,22 @@ def parse_run(flat: Mapping[str, Scalar]) -> Run:
     return Run.resolve(parse_settings(Settings, without_gone(flat)))
 
 
+def stored_run(flat: Mapping[str, Scalar]) -> Run:
+    """The run of settings that this or an earlier version has stored, where some had other names.
+
+    Args:
+        flat: as in `parse_run`.
+
+    Raises:
+        ConfigError: as `parse_run`.
+
+    Example:
+        >>> stored_run({"secure-aggregation": True, "classes": "no,yes"}).settings.secure_aggregation
+        True
+    """
+    return parse_run(of_today(flat))
+
+
 def kept_run(flat: Mapping[str, Scalar]) -> Run:
     """The run of `parse_run`, made once in a process for the same settings: all messages of a run
     bring them.
@@ -509,8 +526,8 @@ def _kept(flat: tuple[tuple[str, str, Scalar], ...]) -> Run:
 
 
 def _with_records(settings: Settings) -> Settings:
-    """The settings, with room in a secure sum for one site with all records known in public."""
-    usual = Settings.model_fields["secure_sum_records"].default
-    if settings.secure_sum_records != usual or settings.features.records <= usual:
+    """The settings, with room in secure aggregation for one site with all records known in public."""
+    usual = Settings.model_fields["secure_aggregation_records"].default
+    if settings.secure_aggregation_records != usual or settings.features.records <= usual:
         return settings
-    return settings.model_copy(update={"secure_sum_records": settings.features.records})
+    return settings.model_copy(update={"secure_aggregation_records": settings.features.records})

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from .errors import SurrogateError
 
-# Maximum number of fields: ten times the need of ten thousand classes, or of a relay with a
+# Maximum number of fields: ten times the need of ten thousand classes, or of a chain message with a
 # thousand surrogates.
 MOST_FIELDS = 2**17
 # Maximum bytes of packed integers: two per label, for at most 2**20 synthetic records.

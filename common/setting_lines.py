@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from .errors import ConfigError
+from .renamed import SETTING_LINES
 
 # Of compose itself and of the compose files that both sides have.
 OF_COMPOSE = (
@@ -59,6 +60,8 @@ def read_setting_lines(
             continue
         name, equals, value = line.partition("=")
         place, value = f"'{file}', line {number}", value.strip()
+        if new := SETTING_LINES.get(name):
+            raise ConfigError(f"{place}: {name} is now {new}; write that, with the same value")
         if not equals or name not in known:
             shown = "it" if secret else repr(name[:80])
             raise ConfigError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .privacy.mechanism import JOINT_SUMS, SUMS, NoisyRounds
+from .privacy.mechanism import DISTRIBUTED_SUMS, SUMS, NoisyRounds
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -33,7 +33,7 @@ class Term:
         degree: a record adds at most the largest feature to this power to an entry; 0 for counts.
         whole: whether entries of degree 0 are whole numbers without noise.
         bound: largest norm of what a record adds, for features of norm at most one.
-        largest: largest feature of a record, where it is smaller than secure-sum-range.
+        largest: largest feature of a record, where it is smaller than secure-aggregation-range.
         share: part of the privacy budget of the statistic.
         count: the term with the number of records that it is summed over, by which a shift of the
             columns moves it; empty where features are measured from their mean.
@@ -69,7 +69,7 @@ def noise_in_rounds(
     """
     whole = sum(term.share for term in each)
     return NoisyRounds(
-        JOINT_SUMS if settings.secure_sum else SUMS,
+        DISTRIBUTED_SUMS if settings.secure_aggregation else SUMS,
         settings.epsilon,
         settings.delta,
         clip,

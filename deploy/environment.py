@@ -195,7 +195,7 @@ def stamp_of(lock: Path, extras: list[str], torch: str) -> dict[str, object]:
 def _install(folder: Path, asked: argparse.Namespace) -> None:
     import lock
 
-    from fedsurrogate.common.machine import environment_remark
+    from fedsurrogate.common.machine import environment_warning
 
     locked, began, python = lock.read(asked.lock), time.monotonic(), _python_of(folder)
     names = locked.names(asked.extras)
@@ -212,8 +212,8 @@ def _install(folder: Path, asked: argparse.Namespace) -> None:
         _check_disk(folder, disk)
     if not (folder / "pyvenv.cfg").exists():
         _make(folder)
-    if remark := environment_remark(str(folder)):
-        print(remark[0].upper() + remark[1:])
+    if warning := environment_warning(str(folder)):
+        print(warning[0].upper() + warning[1:])
     _check_pip(python, folder)
     stamp = stamp_of(asked.lock, asked.extras, asked.torch)
     (folder / STAMP).write_text(json.dumps(stamp | {"complete": False}))

@@ -27,7 +27,9 @@ CORE = "core"
 """The name of what is needed without any extra."""
 TORCH = ("torch", "torchvision")
 TORCH_OF_CPU = (200, 750)
-"""MB to download and on disk of these two in their builds for processors: those of torch 2.13, which is not in the index."""
+"""MB to download and on disk of these two in their builds for processors: those of torch 2.13,
+which is not in the index.
+"""
 GPU_ONLY = ("nvidia-", "cuda-", "triton")
 """Beginnings of the names of packages that only torch's build for GPUs needs."""
 END = "# end\n"

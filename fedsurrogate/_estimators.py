@@ -64,7 +64,7 @@ class Federation(BaseEstimator):  # type: ignore[misc]
         if self.epsilon:
             own |= {"epsilon": self.epsilon, "delta": self.delta or 0.0}
         for name in given:
-            if name in {*own, *self.get_params(deep=False), "target"}:
+            if name in {*own, *self.get_params(deep=False), "task"}:
                 raise ConfigError(f"settings has {name!r}; give it as a parameter of the estimator")
             if name in OF_RECORDS:
                 raise ConfigError(f"settings has {name!r}, but the records are those of fit")
@@ -328,7 +328,7 @@ class FederatedRegressor(RegressorMixin, Federation):  # type: ignore[misc]
                 f"target_range = {ends!r}; give two numbers, such as (0, 100)"
             ) from None
         settings = self._own_settings({"target_range": f"{low!r},{high!r}"})
-        self.model_ = self._learned(X, y, sites, patients, {**settings, "target": "number"})
+        self.model_ = self._learned(X, y, sites, patients, {**settings, "task": "regression"})
         return self
 
     def predict(self, X: Array) -> Any:
@@ -418,7 +418,7 @@ class FederatedSurvival(Federation):
         horizon = float(table[:, 0].max()) if self.horizon is None else self.horizon
         own = {"horizon": horizon, "time_unit": self.time_unit, "time_head": self.time_head}
         settings = self._own_settings({**own, **COLUMNS})
-        self.model_ = self._learned(X, table, sites, patients, {**settings, "target": "time"})
+        self.model_ = self._learned(X, table, sites, patients, {**settings, "task": "survival"})
         named = [name for name in self.model_.answers(X[:1]) if name.startswith(SURVIVAL)]
         self.unique_times_ = np.array([float(name.removeprefix(SURVIVAL)) for name in named])
         return self

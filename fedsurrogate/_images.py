@@ -389,7 +389,7 @@ def records_for(
         return x, names_of(labels, len(x), known=classes)
     if target is not None:
         raise DataError(
-            f"target = {target.name!r} needs a pair of features or images, and an array of values"
+            f"task = {target.name!r} needs a pair of features or images, and an array of values"
         )
     return _of_pairs(entry, _parts(backbone, **options), classes=classes)
 

@@ -16,8 +16,8 @@ from fedsurrogate._inputs import as_features, feature_names, shown, writing
 from fedsurrogate._targets import answers, is_of_target, predictions, score
 from fedsurrogate.common.backbones.backbone_names import check_columns, columns_in
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.backbones.networks import options_of
+from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone
 from fedsurrogate.common.signed_models.signed_model import SignedModel

@@ -88,7 +88,7 @@ class Result:
         if (accuracy := self._accuracy()) is None:
             raise RunError(
                 f"the run in '{self.folder}' did not measure the accuracy on all test records; see "
-                "metrics['accuracy'], which has what the sites measured, and measures for another "
+                "metrics['accuracy'], which has what the sites measured, and metrics for another "
                 "target than classes"
             )
         return accuracy
@@ -114,7 +114,7 @@ class Result:
 
     @property
     def majority(self) -> float:
-        """The accuracy of always giving the largest class of the test records.
+        """The accuracy of the majority baseline of the test records.
 
         Raises:
             RunError: where nothing measured it.
@@ -122,11 +122,11 @@ class Result:
         return self._score(MAJORITY)
 
     @property
-    def measures(self) -> dict[str, dict[str, float]]:
+    def metric_values(self) -> dict[str, dict[str, float]]:
         """How well a model of another target than classes answers on all test records, by output;
         empty for classes.
         """
-        return dict(self.metrics.get("measures", {}).get("all", {}))
+        return dict(self.metrics.get("metric_values", {}).get("all", {}))
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ class Result:
     def __repr__(self) -> str:
         accuracy, used = self._accuracy(), self.metrics["sites"]["used"]
         shown = "accuracy unknown" if accuracy is None else in_words(scores_of(self.metrics))
-        if measured := self.measures:
+        if measured := self.metric_values:
             output, values = next(iter(measured.items()))
             shown = f"{output}: " + ", ".join(f"{key} {each:.4g}" for key, each in values.items())
         return f"Result({self._settings()['method']}, {used} sites, {shown}, {self.bytes} bytes up)"
@@ -190,7 +190,7 @@ class Result:
         if (value := scores_of(self.metrics)[name]) is None:
             raise RunError(
                 f"{SCORES[name]} of the run in '{self.folder}' is undefined for its test records, or "
-                "was not measured; see metrics['quality'], and measures for another target than classes"
+                "was not measured; see metrics['quality'], and metrics for another target than classes"
             )
         return value
 

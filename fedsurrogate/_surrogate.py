@@ -25,16 +25,16 @@ from fedsurrogate._inputs import (
 from fedsurrogate._model import ImageModel, Model
 from fedsurrogate._targets import sent_at_once, values_of, with_target_columns
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.backbones.backbone_names import with_columns
-from fedsurrogate.common.backbones.feature_power import raised, with_power
+from fedsurrogate.common.backbones.power_transform import raised, with_power
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.methods.method import load as load_target
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
-    budget_remarks,
+    budget_warnings,
     calibrate,
     epsilon_spent,
 )
@@ -42,7 +42,7 @@ from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
-from fedsurrogate.common.wire.records import pack_question
+from fedsurrogate.common.wire.records import pack_public_mean
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.pooling.class_means import read_centre
 
@@ -188,11 +188,11 @@ def fit(
     columned = with_columns(f"features-{x.shape[1]}", feature_names(features))
     fingerprint = with_power(columned, config.power)
     records = SiteFeatures(train, empty, names, fingerprint, 0.0, simulated=False)
-    for remark in budget_remarks(config.settings.epsilon, config.settings.delta, len(x)):
-        warnings.warn(remark, stacklevel=3)
+    for warning in budget_warnings(config.settings.epsilon, config.settings.delta, len(x)):
+        warnings.warn(warning, stacklevel=3)
     centre = read_centre(config.settings.fedpft.public, config.power)
-    task = Task(config, NodeConfig(site=site), site, records, payload=pack_question(centre))
-    made = load_target(config.plan.combination.site)(task)
+    job = Job(config, NodeConfig(site=site), site, records, payload=pack_public_mean(centre))
+    made = load_target(config.plan.combination.site)(job)
     return replace(_surrogate(made.payload, config), values=values)
 
 

@@ -61,7 +61,7 @@ class Sweep:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One table row for each run: the varied settings, AUROC, balanced accuracy, accuracy, that of
-        always giving the largest class, bytes, epsilon spent, seconds,
+        the majority baseline, bytes, epsilon spent, seconds,
         folder, error.
         """
         return [trial.row() for trial in self.trials]

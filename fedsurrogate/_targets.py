@@ -23,14 +23,14 @@ from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alon
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.settings.base import parse_settings
 from fedsurrogate.common.settings.heads import TargetSettings
-from fedsurrogate.common.targets.measures import answers_of, facts_of, measured, metrics_of
+from fedsurrogate.common.targets.metrics import answers_of, facts_of, measured, metrics_of
 from fedsurrogate.common.targets.registry import CLASS, TARGETS, target_of
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.targets.time import Time
 
 Floats = NDArray[np.float64]
 # Settings besides those of targets on which a target depends.
-DECIDING = ("epsilon", "delta", "secure_sum", "colluding")
+DECIDING = ("epsilon", "delta", "secure_aggregation", "colluding")
 # Times that all lie so many horizons away are of another unit, such as nanoseconds.
 FARTHEST = 1000
 
@@ -70,7 +70,7 @@ def with_target_columns(
         entries: pairs of records and targets, of which the first is looked at.
         alone: whether others are read elsewhere, so that their names alone can give a common order.
     """
-    kind = TARGETS.get(str(settings.get("target", CLASS)))
+    kind = TARGETS.get(str(settings.get("task", CLASS)))
     key, word = ("", "") if kind is None else kind.columns
     if not key or key in settings or not entries or not isinstance(entries[0], tuple | list):
         return dict(settings)
@@ -91,7 +91,7 @@ def sent_at_once(settings: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         settings: as keyword arguments.
     """
-    kind = TARGETS.get(str(settings.get("target", CLASS)))
+    kind = TARGETS.get(str(settings.get("task", CLASS)))
     return dict(settings) if kind is None else {**kind.once, **settings}
 
 
@@ -110,7 +110,7 @@ def values_of(targets: Any, count: int, target: Target) -> Values:
     table = table_of(targets, target.columns)
     if table.shape != (count, len(target.columns)):
         raise DataError(
-            f"y of shape {table.shape} for {count} records; target = {target.name!r} needs "
+            f"y of shape {table.shape} for {count} records; task = {target.name!r} needs "
             f"({count}, {len(target.columns)}): {', '.join(target.columns)}"
         )
     values = torch.from_numpy(np.ascontiguousarray(table))

@@ -369,7 +369,7 @@ class _Link:
         if self._problem and live is None:
             raise RunError(self._problem)
         if self._problem and not before:
-            self._on_event(event_now("remark", self._problem))
+            self._on_event(event_now("warning", self._problem))
         if live is None and run is not None and run.status == PENDING and now > self._remind:
             self._remind = now + REMIND_SECONDS
             self._on_event(event_now("waiting", NOT_STARTED))

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.feature_power import power_for, raised
 from fedsurrogate.common.backbones.own_backbones import own_head
+from fedsurrogate.common.backbones.power_transform import power_for, raised
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.models.training_parts import pick_device
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean, with_noise
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated
 from fedsurrogate.common.settings.base import Scalar
@@ -33,7 +33,7 @@ from fedsurrogate.common.signed_models.signed_model import (
 )
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.common.targets.measures import facts_of
+from fedsurrogate.common.targets.metrics import facts_of
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.strategies import stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
@@ -154,7 +154,7 @@ def features_like(run: Path, classes: Sequence[str]) -> LabelledSource:
 
 
 def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, Any]:
-    """As `estimate`, from the result of a survey. A secure sum shows no site's records: there, all
+    """As `estimate`, from the result of a survey. Secure aggregation shows no site's records: there, all
     sites have as many.
 
     Args:
@@ -170,7 +170,7 @@ def estimate_of(survey: Mapping[str, Any], source: LabelledSource) -> dict[str, 
     each = [round(row["value"] / sites) for row in survey["classes"].values()]
     result = estimate([each] * sites, source)
     return result | {
-        "how": f"{result['how']}; the records are divided evenly, because a secure sum shows no "
+        "how": f"{result['how']}; the records are divided evenly, because secure aggregation shows no "
         "site's"
     }
 
@@ -197,7 +197,7 @@ def estimate(
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(source.y), generator=generator)
     x, y = source.x[order].double(), source.y[order]
-    x = clip(weigh_own_mean(x, _weight(x)), 0.0)[0]
+    x = clip(weigh_mean_over_columns(x, _weight(x)), 0.0)[0]
     test = torch.arange(len(y)) < len(y) // 4
     pools = [(~test & (y == label)).nonzero().flatten() for label in range(source.classes)]
     sites = []
@@ -278,16 +278,16 @@ class CountingBudget:
     Attributes:
         epsilon: of all counts; zero for counts without noise.
         delta: of all counts; it does not matter without epsilon.
-        secure_sum: whether the coordinator sees only the sum over all sites.
+        secure_aggregation: whether the coordinator sees only the sum over all sites.
 
     Example:
-        >>> CountingBudget(1.0, 1e-5, secure_sum=True).settings()
-        {'epsilon': 1.0, 'delta': 1e-05, 'secure-sum': True}
+        >>> CountingBudget(1.0, 1e-5, secure_aggregation=True).settings()
+        {'epsilon': 1.0, 'delta': 1e-05, 'secure-aggregation': True}
     """
 
     epsilon: float
     delta: float
-    secure_sum: bool = False
+    secure_aggregation: bool = False
 
     def settings(self) -> dict[str, Scalar]:
         """As settings of a run."""
@@ -295,7 +295,7 @@ class CountingBudget:
             "epsilon": self.epsilon,
             "delta": self.delta if self.epsilon else 0.0,
         }
-        return budget | ({"secure-sum": True} if self.secure_sum else {})
+        return budget | ({"secure-aggregation": True} if self.secure_aggregation else {})
 
 
 def evaluation_settings(source: Path, privacy: CountingBudget) -> tuple[dict[str, Scalar], int]:
@@ -394,7 +394,7 @@ def _named(classes: tuple[str, ...]) -> dict[str, Scalar]:
 
 
 def rows_of(result: Mapping[str, object]) -> list[tuple[str, dict[str, object]]]:
-    """The classes of a result with their measures, for tables."""
+    """The classes of a result with their metrics, for tables."""
     classes = result.get("classes")
     return (
         [(str(name), dict(each)) for name, each in classes.items()]
@@ -440,5 +440,5 @@ def write_public_map(
     source = "principal components" if head is None else f"the head of {backbone}"
     return (
         f"{len(rows):,} directions of {dimension:,} dimensions, from {source} and {count:,} public "
-        f"images, for features.power = {power:g}"
+        f"images, for features.power-transform = {power:g}"
     )

@@ -1,4 +1,4 @@
-"""Runs whose messages are carried as files, for sites without a network connection: a Flower `Grid` that
+"""Runs whose messages are files (offline exchange), for sites without a network connection: a Flower `Grid` that
 writes each message as a signed file and reads its reply from another.
 """
 
@@ -41,10 +41,10 @@ from fedsurrogate.common.wire.records import (
     LARGEST_BUNDLE,
     Bundle,
     from_record,
-    pack_question,
+    pack_public_mean,
     to_record,
     unpack_bundle,
-    unpack_question,
+    unpack_public_mean,
 )
 from fedsurrogate.strategies import OneShot, stored_strategy
 from fedsurrogate.strategies.base.collection import Unrecorded
@@ -116,7 +116,7 @@ def make_request(
         )
     settings = with_map_digest(settings)
     config = parse_run(settings)
-    centre = pack_question(read_centre(config.settings.fedpft.public, config.power))
+    centre = pack_public_mean(read_centre(config.settings.fedpft.public, config.power))
     request = Request.fresh(
         asked_of(settings), centre, days, stored_receipts(config.settings.output_dir)
     )
@@ -167,7 +167,7 @@ def learn_from_files(
     stored = [settings_of_run(each) for each in run_folders if is_run_folder(each)]
     named += [each.digest for each in stored if each.full_digest == config.full_digest]
     config = replace(config, stored_as=str(named[0]) if named else "")
-    kind, centre = stored_strategy(config), unpack_question(request.centre)
+    kind, centre = stored_strategy(config), unpack_public_mean(request.centre)
     reader = kind(config, Unrecorded(), "cpu", centre)
     contents: list[tuple[str, Content]] = [
         (file, (each.site, each.payload) if isinstance(each, Bundle) else each)
@@ -469,7 +469,7 @@ def _in_one_sum(
     each step of each round. Approved settings stay as they are. A line says which head it is.
     """
     chosen = parse_run(settings)
-    if chosen.settings.head.solver != LOGISTIC or not chosen.settings.secure_sum:
+    if chosen.settings.head.solver != LOGISTIC or not chosen.settings.secure_aggregation:
         return settings
     if settings.get("head.solver") == LOGISTIC or "approval" in settings:
         show(

@@ -150,7 +150,7 @@ def federate(
     try:
         with finished(folder, strategy, report=report):
             if checks:
-                strategy.introduce(grid, config.settings.deadline)
+                strategy.identify(grid, config.settings.deadline)
             else:
                 strategy.run(grid)
     except FedSurrogateError as error:

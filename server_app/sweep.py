@@ -40,7 +40,7 @@ class Trial:
         epsilon: spent; None without privacy.
         folder: its run folder; empty where the run failed.
         error: why it failed; empty where it did not.
-        scores: AUROC, balanced accuracy, accuracy and that of the largest class alone, by the names of
+        scores: AUROC, balanced accuracy, accuracy and that of the majority baseline, by the names of
             `SCORES`.
     """
 

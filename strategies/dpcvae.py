@@ -1,5 +1,5 @@
 """DP-CVAE and DP-CGAN in rounds: decoders are averaged, encoders stay at the sites, and a head is trained
-on synthetic embeddings. The coordinator sees the replies of each site, or in secure sums the sums of class
+on synthetic embeddings. The coordinator sees the replies of each site, or in secure aggregation the sums of class
 statistics and of weighted updates.
 """
 
@@ -35,7 +35,7 @@ from .base.training import Training
 from .pooling.class_means import by_site, pool
 from .pooling.site_weights import POOLED, Total, false_numbers, robust_tensors, weight_of
 from .robustness.defence import cap_sums, defend_updates
-from .secure_sum.strategy import SecureRounds
+from .secure_aggregation.strategy import SecureRounds
 
 # Prefix of the reported class sizes of each site in the training's memory.
 SIZES = "sizes."
@@ -46,7 +46,7 @@ SIGMAS = 30.0
 def expected_shapes(training: Training) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors in a reply to the next round."""
     if training.round == 0:
-        count, sums = len(training.classes), training.config.settings.dpcvae.opening == "sums"
+        count, sums = len(training.classes), training.config.settings.dpcvae.first_round == "sums"
         return {COUNTS: (count,)} | ({SUMS: (count, training.inputs)} if sums else {})
     return {
         name: tuple(tensor.shape)
@@ -124,7 +124,7 @@ def with_classes(
 
     Args:
         training: before the first round.
-        replies: class sizes (C,), and class sums (C, d) where the opening is "sums".
+        replies: class sizes (C,), and class sums (C, d) where the first round is "sums".
         sites: number of sites whose noise is in each reply.
     """
     sizes = torch.stack([reply.tensors[COUNTS] for reply in replies]).double().sum(0).clamp_min(0)
@@ -132,7 +132,7 @@ def with_classes(
         # Sites of a private run refuse larger numbers. Only the classes' shares matter.
         sizes = sizes * min(1.0, 0.9 * LARGEST_PRIVATE / max(1.0, float(sizes.max())))
     model = {**training.model, COUNTS: sizes.float()}
-    if training.config.settings.dpcvae.opening == "sums":
+    if training.config.settings.dpcvae.first_round == "sums":
         model[MEANS] = class_means(
             replies, training.config.mechanism, training.config.settings.dpcvae, sites
         )
@@ -423,6 +423,6 @@ class DPCVAE(SharedGenerator, Rounds[Parameters]):
 
 
 class SummedGenerators(SharedGenerator, SecureRounds):
-    """Rounds of secure sums. In the first, of class sizes and sums; in the others, of the
+    """Rounds of secure aggregation. In the first, of class sizes and sums; in the others, of the
     generator's weighted updates.
     """

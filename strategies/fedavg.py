@@ -1,5 +1,6 @@
 """FedAvg and related methods at the coordinator: a reply is the change of the model in a site's training.
-Flower's own FedAvg, FedProx and FedYogi aggregate at 32 bits, and SCAFFOLD; or one secure sum a round. FedRep
+Flower's own FedAvg, FedProx and FedYogi aggregate at 32 bits, and SCAFFOLD; or one secure
+aggregation a round. FedRep
 averages the body of the network, and every site's head stays at the site.
 """
 
@@ -26,7 +27,7 @@ from fedsurrogate.common.models.parameters import (
     by_name,
     split_control,
 )
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import FedAvgSettings
 from fedsurrogate.common.wire.model_proto import unpack_parameters
@@ -258,7 +259,7 @@ def _numpy(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return tensor.detach().float().contiguous().numpy()
 
 
-# Of the steps with joint noise. A bias acts as a feature of value one, and features of records have
+# Of the steps with distributed noise. A bias acts as a feature of value one, and features of records have
 # norm one: at the full rate the bias alone would double the largest curvature.
 MOMENTUM, BIAS = 0.9, 0.1
 # Standard deviations that the length of noise exceeds its root mean square by hardly ever.
@@ -270,14 +271,14 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
     """Update the model with a sum over sites, and finish the round.
 
     Args:
-        total: the sum of weighted updates, or of gradients with joint noise.
+        total: the sum of weighted updates, or of gradients with distributed noise.
         training: before the round; changed.
         summed: names of the sites in the sum.
 
     Raises:
         RunError: for a sum that no records have.
     """
-    if total.claim is not None and total.claim.name == JOINT_SUMS:
+    if total.claim is not None and total.claim.name == DISTRIBUTED_SUMS:
         training.model, training.memory = _step(total, total.claim.clip, training)
     else:
         training.model, training.memory = _mean_update(total, training, len(summed))
@@ -290,7 +291,7 @@ def _mean_update(
     """The model moved by the mean update, and the memory of the aggregator."""
     # With noise at every site, all weigh the same.
     public = (
-        float(training.config.settings.secure_sum_records)
+        float(training.config.settings.secure_aggregation_records)
         if training.config.settings.epsilon
         else 0.0
     )
@@ -318,8 +319,8 @@ def _step(
     counted = training.memory.get(RECORDS, torch.zeros(1)) + total.tensors["records"].float()
     records = max(float(counted) / rounds, total.sigmas["records"] / math.sqrt(rounds), 1.0)
     objective = training.config.objective
-    usual = 0.0 if objective is None else objective.rates.joint
-    rate = settings.joint_rate(len(training.classes), usual)
+    usual = 0.0 if objective is None else objective.rates.distributed
+    rate = settings.distributed_rate(len(training.classes), usual)
     summed, sigma = total.tensors["gradients"], total.sigmas["gradients"]
     longest = records + sigma * (math.sqrt(summed.numel()) + TAIL)
     mean = summed * (clip / records * longest / max(float(summed.norm()), longest))

@@ -29,7 +29,7 @@ from fedsurrogate.common.wire.tensors import Expectation, check_header
 from .base.chain import Chain, Walk
 from .base.collection import Collection
 from .base.federation import COMPARE, Federation
-from .base.introductions import Group
+from .base.identifications import Group
 from .base.one_shot import Learned, OneShot
 from .base.outcome import Defended, Site, share_in
 from .closed_form.statistics import Statistics, of_noisy_sums, of_sums, of_total, sum_of
@@ -361,7 +361,7 @@ class Heads(OneShot[Parameters]):
 
 
 class HeadChain(Chain):
-    """A relay is one head; the last site's head is the run's model.
+    """A chain message is one head; the last site's head is the run's model.
 
     Example:
         In a ServerApp, `strategy.run(grid)` runs it with all connected sites.
@@ -377,7 +377,7 @@ class HeadChain(Chain):
         """Parse and check a head.
 
         Args:
-            payload: the relay as the site made it.
+            payload: the chain message as the site made it.
             relay: as the site received it; not used.
             place: what is expected of the head's origin.
             group: the sites of the run, and their classes.
@@ -433,7 +433,7 @@ class Local(Federation):
         """
         self.deadline = deadline or self.config.settings.deadline
         self.recorder.event("configured", method=self.config.settings.method)
-        self._introduced(grid)
+        self._identified(grid)
         accuracy = self._judge(Collection(grid, self._broadcast(), self.deadline))
         if self._simulated():
             nodes = [node for node, site in self.outcome.sites.items() if site.fate == "used"]
@@ -471,14 +471,14 @@ class Local(Federation):
             RunError: when no site is connected.
         """
         check_no_settings(config, "evaluate_config")
-        self._introduced(grid)
+        self._identified(grid)
         return self._broadcast()
 
-    def _introduced(self, grid: Grid) -> None:
-        """Select the sites that fit together. Sites introduce themselves only once."""
+    def _identified(self, grid: Grid) -> None:
+        """Select the sites that fit together. Sites identify themselves only once."""
         if self.outcome.sites:
             return
-        for node in self.introduce(grid, self.deadline).nodes.values():
+        for node in self.identify(grid, self.deadline).nodes.values():
             self.outcome.sites[node].fate, self.outcome.sites[node].reason = "used", ""
 
     def _broadcast(self) -> Iterable[Message]:
@@ -614,7 +614,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
     """The model from the sum over all sites.
 
     Args:
-        total: of a secure sum; as in `of_total`.
+        total: of secure aggregation; as in `of_total`.
         run: whose plan names the function that learns.
 
     Returns:
@@ -627,7 +627,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
     model, facts = learned_by(run.plan)(statistics, header)
     if not isinstance(model, Head):
         raise RunError(
-            "a model that is no linear head cannot be used after the public map of a secure sum"
+            "a model that is no linear head cannot be used after the public map of secure aggregation"
         )
     mapped = total.mapped(model, run.public_frame(total.dimension))
     return Learned(_on_clipped(mapped, run.mechanism), Defended([]), facts=facts)

@@ -249,10 +249,10 @@ def system_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def vectors(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """The last vector of whole numbers that each site of a secure sum masks, with its noise, as it
+    """The last vector of whole numbers that each site of secure aggregation masks, with its noise, as it
     runs.
     """
-    import fedsurrogate.client_app.secure_sum as masked
+    import fedsurrogate.client_app.secure_aggregation as masked
 
     found: dict[str, np.ndarray] = {}
     real = masked.mask

@@ -44,7 +44,7 @@ CACHE = tempfile.TemporaryDirectory(prefix="features-")
 FAST: dict[str, Any] = {"head.min-steps": 20, "head.epochs": 1}
 POLL = "fedsurrogate.strategies.base.collection.POLL_SECONDS"
 DRAWN = "fedsurrogate.server_app.serverapp.write_report"
-JUDGED = "fedsurrogate.client_app.methods.pooled_baselines.quality_of"
+JUDGED = "fedsurrogate.client_app.methods.baselines.quality_of"
 # Part of paths that must not leave a site.
 SECRET = "geheim7f3a"
 
@@ -231,7 +231,7 @@ def run_federation(
     replace dashes. Each site keeps its log and its cache under `tmp_path`, next to the run folders.
     A site with its own data may release without privacy unless its node-config names a policy. Its
     ledger is opened first; `opened=False` skips that. Features of bundled data are kept for all
-    tests of the process. `report=True` judges the model by all measures, with intervals, and draws the
+    tests of the process. `report=True` judges the model by all metrics, with intervals, and draws the
     report: both take longer than the run.
     """
     grid = nodes if isinstance(nodes, InProcessGrid) else InProcessGrid(nodes, run_id=next(RUN_IDS))

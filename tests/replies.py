@@ -61,7 +61,7 @@ def _replies(
             kind = MESSAGES[type(strategy.parse(payload, training))]
             yield payload, kind, lambda changed: strategy.read(changed, training)
     elif isinstance(strategy, Chain):
-        first, group = grid.asked("train")[0], strategy.introduce(grid, 60.0)
+        first, group = grid.asked("train")[0], strategy.identify(grid, 60.0)
         (name,) = (name for name, node in group.nodes.items() if node == FIRST_NODE + first)
         payload = payload_of(grid.replies(first)[0].content)
         relayed = config.settings.method == "fedpft"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.parameters import Parameters, Tensors
@@ -35,9 +35,9 @@ def hospitals(sizes: Sequence[int], seed: int = 0, effect: float = 1.0) -> list[
     return sites
 
 
-def task_of(
+def job_of(
     run: Run, site: Site, model: Tensors, number: int, least: int = 1, name: str = "north"
-) -> Task:
+) -> Job:
     """A request to a site.
 
     Args:
@@ -57,14 +57,14 @@ def task_of(
     header = Header("fedpft", run.digest, "coordinator", "f" * 16, run.target.rows)
     payload = pack_parameters(Parameters(header, number, model))
     limits = SiteLimits(smallest_class=least, smallest_cell=least)
-    return Task(
+    return Job(
         run, NodeConfig(site=name), name, features, limits, payload=payload, info={"round": number}
     )
 
 
-def released(task: Task) -> Parameters:
+def released(job: Job) -> Parameters:
     """A site's message."""
-    made: MethodOutput = load(task.run.plan.combination.site)(task)
+    made: MethodOutput = load(job.run.plan.combination.site)(job)
     return unpack_parameters(made.payload)
 
 
@@ -79,7 +79,7 @@ def done(run: Run, rounds: Sequence[Sequence[Site]], least: int = 1) -> Training
     training = begun(run, np.asarray(rounds[0][0][0]).shape[1])
     steps = load(run.plan.combination.learn)(run)
     for number, sites in enumerate(rounds, 1):
-        replies = [released(task_of(run, site, training.model, number, least)) for site in sites]
+        replies = [released(job_of(run, site, training.model, number, least)) for site in sites]
         for reply in replies:
             steps.check(reply)
         steps.absorb(training, steps.pooled(replies, [1.0] * len(replies)))

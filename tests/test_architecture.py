@@ -49,8 +49,8 @@ FLOWER_ROOM = "common/flower/"
 PUBLIC_FLOWER = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 # Plays many SuperNodes, over the connection of Flower's own.
 PLAYS_SUPERNODES = "benchmarks/many_senders.py"
-# Measures Flower's own secure sums, which have no documented functions.
-MEASURES_FLOWER = "benchmarks/peers_secure_sum.py"
+# Measures Flower's own secure aggregation, which have no documented functions.
+MEASURES_FLOWER = "benchmarks/peers_secure_aggregation.py"
 UNPICKLERS = {
     "pickle",
     "cPickle",
@@ -387,7 +387,7 @@ OTHER_STRATEGIES = tuple(
         "heads",
         "pooling",
         "robustness",
-        "secure_sum",
+        "secure_aggregation",
     )
 )
 

@@ -19,7 +19,7 @@ import fedsurrogate.client_app.cli.main
 import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.renamed_commands import RENAMED, gone
+from fedsurrogate.common.renamed import RENAMED, gone
 from fedsurrogate.common.settings import kebab
 from tests import commands
 
@@ -193,7 +193,7 @@ COMPLETED = {
     "coordinator watch runs/2": "runs/20250102T000000Z-fedavg-def",
     "coordinator simu": "simulate",
     "site join --node-config data-d": "data-dir=",
-    "site settings wit": "witness-dir",
+    "site settings check": "check-log-dir",
 }
 
 

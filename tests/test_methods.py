@@ -16,7 +16,7 @@ from fedsurrogate.common.methods import METHODS, method_named
 from fedsurrogate.common.methods.method import Field, Method, check_fields, count, load
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import Section
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies.base.federation import Federation
@@ -67,7 +67,7 @@ def test_a_method_is_described_in_full(spec: Method) -> None:
         f"method {spec.name}: the registry needs its defences, 'none' at least"
     )
     assert plan.kind != "one-shot" or plan.combination.stored, (
-        f"method {spec.name}: what is sent once is kept, so that it can be relearned"
+        f"method {spec.name}: what is sent once is kept, so that it can be refitted"
     )
 
 
@@ -133,11 +133,12 @@ def test_a_run_learns_costs_what_the_plan_says_and_refuses_wrong_replies(
         # Little noise: components that do not stand out of it are dropped.
         {"fedpft.covariance": "spherical", "fedpft.components": 2, "epsilon": 200.0},
         {"fedpft.topology": "chain", "fedpft.covariance": "spherical"},
-        {"fedpft.covariance": "gram", "secure-sum": True},
+        {"fedpft.covariance": "gram", "secure-aggregation": True},
         {"method": "dpcvae", "dpcvae.rounds": 2},
         {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.sample-rate": 1.0},
         pytest.param(
-            {"method": "dp-fedavg", "fedavg.rounds": 5, "secure-sum": True}, marks=pytest.mark.slow
+            {"method": "dp-fedavg", "fedavg.rounds": 5, "secure-aggregation": True},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda own: " ".join(str(value) for value in own.values()),
@@ -177,14 +178,14 @@ def test_what_sites_sent_once_is_learned_from_again(tmp_path: Path, spec: Method
     settings = settings_of(spec)
     folder = run_federation(tmp_path / "all", sites(3), **settings)
     assert len(read_payloads(folder)) == 3
-    _, again = relearn(folder)
-    without, left = relearn(folder, without=["1"])
+    _, again = refit(folder)
+    without, left = refit(folder, without=["1"])
     assert json.loads((without / "manifest.json").read_text())["sites"] == ["0", "2"]
     header, two = again.header, torch.tensor(left.header.classes == again.header.classes)
     assert header.classes
     assert two or left.header.classes != header.classes
     few = header.classes[:3]
-    _, narrow = relearn(folder, classes=few)
+    _, narrow = refit(folder, classes=few)
     assert narrow.header.classes == few
 
 
@@ -209,7 +210,7 @@ def test_tensors_are_checked_by_name_shape_and_range() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    # A private GAN learns in tests/strategies/dpcvae/test_runs.py, and one from secure sums in
+    # A private GAN learns in tests/strategies/dpcvae/test_runs.py, and one from secure aggregation in
     # test_summed.py there.
     cases(
         {
@@ -232,11 +233,11 @@ def test_a_method_that_can_be_private_learns_with_a_budget(tmp_path: Path, spec:
     "spec",
     cases({n: each for n, each in METHODS.items() if each.summable and not each.adversarial}),
 )
-def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_sum(
+def test_a_method_whose_combination_is_a_sum_learns_from_a_secure_aggregation(
     tmp_path: Path, spec: Method
 ) -> None:
     settings = settings_of(spec) | {"fedpft.covariance": "gram"}
-    settings |= {"secure-sum": True, "classes": CLASSES}
+    settings |= {"secure-aggregation": True, "classes": CLASSES}
     metrics = metrics_of(run_federation(tmp_path, sites(3), partition="iid", **settings))
     assert metrics["status"] == "ok"
     assert metrics["accuracy"]["model"] > 0.2, "a guess is right one time in ten"

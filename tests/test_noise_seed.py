@@ -20,7 +20,11 @@ from fedsurrogate.server_app.deployment.local_engine import simulate_here
     "settings",
     [
         {},
-        {"secure-sum": True, "classes": ",".join("0123456789"), "fedpft.covariance": "gram"},
+        {
+            "secure-aggregation": True,
+            "classes": ",".join("0123456789"),
+            "fedpft.covariance": "gram",
+        },
         pytest.param(
             {"method": "dp-fedavg", "fedavg.rounds": 2, "fedavg.sample-rate": 0.5},
             marks=pytest.mark.slow,

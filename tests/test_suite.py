@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import fedsurrogate as public
 from fedsurrogate.server_app.report import build
 from tests import conftest, grid, quick
-from tests.attacks.coordinator import test_secure_sums
+from tests.attacks.coordinator import test_secure_aggregation
 from tests.documents import ROOT
 from tests.grid import run_federation
 from tests.samples import VARIABLE, sample
@@ -273,7 +273,9 @@ def test_the_quick_part_sees_which_tests_run_federations() -> None:
     assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
     assert not quick.RUNS & quick._reached(collected)
     for name in quick.RUNS:
-        assert any(hasattr(module, name) for module in (grid, test_secure_sums, build, public))
+        assert any(
+            hasattr(module, name) for module in (grid, test_secure_aggregation, build, public)
+        )
 
 
 def test_the_quick_part_tries_a_tenth_of_the_examples() -> None:

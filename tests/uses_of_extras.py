@@ -29,8 +29,8 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     Predictions,
     bland_altman,
     kaplan_meier_thirds,
-    label_measures,
-    time_measures,
+    label_metrics,
+    time_metrics,
 )
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.backbones.libraries import stored_files
@@ -138,12 +138,12 @@ USES: list[tuple[str, str, Callable[[Path], object]]] = [
     ("prometheus_client", "`coordinator log --to prometheus`", _serve),
     ("mlflow", "`coordinator log --to mlflow`", log_to_mlflow),
     ("matplotlib", "the plots of an evaluation", lambda _: bland_altman(NUMBERS)),
-    ("sksurv", "the evaluation of survival times", lambda _: time_measures(OBSERVED, 4.0)),
+    ("sksurv", "the evaluation of survival times", lambda _: time_metrics(OBSERVED, 4.0)),
     ("lifelines", "the evaluation of survival times", lambda _: kaplan_meier_thirds(OBSERVED, 4.0)),
     (
         "statsmodels",
         "the calibration of labels",
-        lambda _: label_measures(np.array([[1.0], [0.0]]), CHANCES, CHANCES, {}),
+        lambda _: label_metrics(np.array([[1.0], [0.0]]), CHANCES, CHANCES, {}),
     ),
 ]
 

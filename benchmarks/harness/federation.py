@@ -29,9 +29,9 @@ from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.methods.chain_step import kept_head
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.backbones.feature_power import with_power
+from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import load as imported
 from fedsurrogate.common.models.classifiers import Classifier, Head
@@ -200,7 +200,7 @@ def released(run: Run, features: Tensor, labels: Tensor, classes: Classes) -> An
     records = LabelledFeatures(features, labels)
     own = SiteFeatures(records, records, classes, "a" * 16, 0.0, True)
     return unpack_surrogate(
-        site_function(run.plan.combination)(Task(run, NodeConfig(), "site", own)).payload
+        site_function(run.plan.combination)(Job(run, NodeConfig(), "site", own)).payload
     )
 
 
@@ -266,7 +266,7 @@ def federate(
     """
     with tempfile.TemporaryDirectory() as folder:
         node = NodeConfig(state_dir=str(Path(folder) / "state"))
-        tasks = [Task(run, node, str(index), own) for index, own in enumerate(data.sites)]
+        tasks = [Job(run, node, str(index), own) for index, own in enumerate(data.sites)]
         if run.plan.kind == "rounds":
             return _in_rounds(run, data, tasks, step)
         if run.plan.kind == "chain":
@@ -274,7 +274,7 @@ def federate(
         if run.plan.kind == "alone":
             models: list[Classifier] = [_own_head(run, data, each.train) for each in data.sites]
             return Measured(statistics.mean(map(data.judge, models)), 0, _own(models, data))
-        payloads = [site_function(run.plan.combination)(task).payload for task in tasks]
+        payloads = [site_function(run.plan.combination)(job).payload for job in tasks]
         strategy = stored_strategy(run)(run, Unrecorded())
         received = [strategy.unpack(payload) for payload in payloads]
         model = strategy.learn(strategy.in_one_frame(received), data.classes).model
@@ -294,7 +294,7 @@ def _own_head(run: Run, data: Federation, train: LabelledFeatures) -> Head:
 def _in_rounds(
     run: Run,
     data: Federation,
-    tasks: Sequence[Task],
+    tasks: Sequence[Job],
     step: Callable[[Training, list[Synthetic], str], object],
 ) -> Measured:
     first = data.sites[0]
@@ -310,8 +310,8 @@ def _in_rounds(
         question = training.payload()
         started = time.perf_counter()
         made = [
-            site_function(run.plan.combination)(replace(task, payload=question, info=reported))
-            for task in tasks
+            site_function(run.plan.combination)(replace(job, payload=question, info=reported))
+            for job in tasks
         ]
         seconds += time.perf_counter() - started
         for each in made:
@@ -347,25 +347,24 @@ def _shared(training: Training) -> Classifier:
     return model
 
 
-def _personal(model: Classifier, tasks: Sequence[Task]) -> list[Classifier]:
+def _personal(model: Classifier, tasks: Sequence[Job]) -> list[Classifier]:
     """The model that each site makes for itself of the one of all sites."""
     question = pack_classifier(model)
     return [
-        imported(task.run.plan.combination.personal)(replace(task, payload=question))
-        for task in tasks
+        imported(job.run.plan.combination.personal)(replace(job, payload=question)) for job in tasks
     ]
 
 
-def _evaluated(model: Classifier, tasks: Sequence[Task]) -> float:
+def _evaluated(model: Classifier, tasks: Sequence[Job]) -> float:
     """Mean accuracy of what the sites make of the model, each on its own test records, percent."""
     question = pack_classifier(model)
-    measures = [
+    metric_values = [
         imported(asked.run.plan.combination.evaluate)(
             asked, open_gate(asked.node, asked.run.settings.data, "harness")
         )
-        for asked in (replace(task, payload=question) for task in tasks)
+        for asked in (replace(job, payload=question) for job in tasks)
     ]
-    pairs = [(cast(int, each["correct"]), cast(int, each["tested"])) for each in measures]
+    pairs = [(cast(int, each["correct"]), cast(int, each["tested"])) for each in metric_values]
     return statistics.mean([100 * right / tested for right, tested in pairs if tested] or [0.0])
 
 
@@ -373,12 +372,12 @@ def _generator(training: Training) -> Generator:
     return Generator(training.header(), training.config, training.model)
 
 
-def _along(run: Run, data: Federation, tasks: Sequence[Task]) -> Measured:
+def _along(run: Run, data: Federation, tasks: Sequence[Job]) -> Measured:
     sent, curve, relay = 0, [], None
     heads = []
-    for number, task in enumerate(tasks, start=1):
+    for number, job in enumerate(tasks, start=1):
         reported: Info = {"hop": number, "lineage": "harness", "classes": json.dumps(data.classes)}
-        asked = replace(task, payload=relay, info=reported)
+        asked = replace(job, payload=relay, info=reported)
         made = site_function(run.plan.combination)(asked)
         _keep(made.keep)
         relay = made.payload

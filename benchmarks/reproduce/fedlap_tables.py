@@ -7,7 +7,8 @@
 
 Table 1: without privacy. Table 2: with a budget of 2.79 in one round, or of 10.18 in all rounds (15
 in the paper). Table 3: the rule of the radius. Table 4: a share of the records. --full takes the paper's
-settings, 200 rounds (--rounds for fewer) and all records. Without it, the network has width 32, images of CIFAR-10 have
+settings, 200 rounds (--rounds for fewer) and all records. Without it, the network has width 32,
+images of CIFAR-10 have
 16 x 16 pixels, and --fraction of the records takes part. Sites have the paper's pairs of classes.
 The paper's table 1 is not whole in the copy that we have: rows of MNIST and of Fashion-MNIST, and
 the names above four figures of CIFAR-10, are missing, so these cells are empty.
@@ -169,7 +170,7 @@ def main() -> None:
         if table == "4":
             measure_fewer(options, base, whole, fraction)
             continue
-        measure_table(table, options, base, whole, fraction)
+        metric_table(table, options, base, whole, fraction)
 
 
 def measure_fewer(
@@ -201,7 +202,7 @@ def measure_fewer(
     report(name, title, columns, rows, accuracy=accuracy)
 
 
-def measure_table(
+def metric_table(
     table: str,
     options: argparse.Namespace,
     base: dict[str, Any],

@@ -194,7 +194,7 @@ def every_ssim(first: Tensor, second: Tensor) -> Tensor:
 def sampled(groups: Images, settings: dict[str, Scalar], count: int) -> Tensor:
     """Features (count, d) of norm one, sampled from what a site with these images releases."""
     names = tuple(map(str, range(10)))
-    run = parse_run(settings | {"classes": ",".join(names), "features.power": 1.0})
+    run = parse_run(settings | {"classes": ",".join(names), "features.power-transform": 1.0})
     sent = released(run, groups.features, groups.labels, names)
     assert isinstance(sent, Surrogate | SumsSurrogate)
     return unit_norm(learn([sent], run, "cpu", names).sample(0, count)[0])

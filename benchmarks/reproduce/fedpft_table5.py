@@ -63,8 +63,11 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "GH-OFL NB-diag": {},
     "GH-OFL LDA": {"fedpft.covariance": "gram", "head.shrinkage": 0.05},
     "FedPFT gram, lda (ours)": {"fedpft.covariance": "gram"},
-    "FedPFT lowrank r=64, power 0.5 (ours)": {"fedpft.rank": 64, "features.power": 0.5},
-    "FedPFT gram, lda, power 0.5 (ours)": {"fedpft.covariance": "gram", "features.power": 0.5},
+    "FedPFT lowrank r=64, power 0.5 (ours)": {"fedpft.rank": 64, "features.power-transform": 0.5},
+    "FedPFT gram, lda, power 0.5 (ours)": {
+        "fedpft.covariance": "gram",
+        "features.power-transform": 0.5,
+    },
     "FedPFT gram, ridge (ours)": {"fedpft.covariance": "gram", "head.solver": "ridge"},
     "FedPFT diag, naive Bayes": {"fedpft.covariance": "diag", "head.solver": "naive-bayes"},
     "FedPFT theorem 4.1, epsilon 1": {
@@ -104,7 +107,7 @@ def main() -> None:
     }
     last = {"rows": [], "curves": {}} | (stored(options.name) if options.only else {})
     load = partial(load_powers, settings, options.sites)
-    results = over_seeds(options.seeds, load, chosen, partial(measure_row, settings))
+    results = over_seeds(options.seeds, load, chosen, partial(metric_row, settings))
     known = {row[0]: row for row in last["rows"]}
     for row, each in results.items():
         own = mean_and_deviation([one.own for one in each]) if row != "centralised" else ""
@@ -144,7 +147,7 @@ def load_powers(settings: dict[str, Any], sites: int, seed: int) -> dict[float |
     return {power: load_seed(settings | power_of(power), sites, seed) for power in (None, 0.5)}
 
 
-def measure_row(
+def metric_row(
     settings: dict[str, Any],
     seed: int,
     loaded: dict[float | None, Federation],
@@ -152,7 +155,7 @@ def measure_row(
 ) -> Measured:
     """The result of a row, which is its name and its settings."""
     name, own = row
-    data = loaded[(own or {}).get("features.power")]
+    data = loaded[(own or {}).get("features.power-transform")]
     if name in PEERS:
         measured = _closed_form_peers.measured(PEERS[name], data, seed)
     else:
@@ -164,7 +167,7 @@ def measure_row(
 
 def power_of(power: float | None) -> dict[str, Any]:
     """The setting of the features' power; none for features as they are."""
-    return {} if power is None else {"features.power": power}
+    return {} if power is None else {"features.power-transform": power}
 
 
 def plot(single: dict[str, Pair], curves: dict[str, list[Pair]], title: str, name: str) -> None:

@@ -138,7 +138,9 @@ def sheet(run: Run, node: NodeConfig, made: RunCheck, audit: ReleaseAudit) -> Pa
             made.facts,
             run.settings.features.bag,
         ),
-        "settings": _settings(run.settings.secure_sum, run.settings.fedpft.seal, policy_of(node)),
+        "settings": _settings(
+            run.settings.secure_aggregation, run.settings.fedpft.seal, policy_of(node)
+        ),
         "outputs": _outputs(run.plan.messages.sends, node, made, audit),
     }
 
@@ -189,13 +191,13 @@ def _data(kind: str, backbone: str, facts: Part, bag: Bag) -> Part:
         "records used": facts["records"],
         "classes": facts["classes"],
         "left out": facts["left_out"],
-        "odd": facts["odd"],
+        "warnings": facts["warnings"],
         "unit that the claim protects": facts["unit"] or "none",
         "what the records become first": f"features of the backbone {backbone!r}{pooled}",
     }
 
 
-def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
+def _settings(secure_aggregation: bool, sealed: bool, policy: Policy) -> Part:
     names = (
         "methods",
         "mechanisms",
@@ -211,7 +213,7 @@ def _settings(secure_sum: bool, sealed: bool, policy: Policy) -> Part:
     }
     return {
         "the coordinator sees": "the sum of all sites only"
-        if secure_sum
+        if secure_aggregation
         else "this site's release by itself",
         "sealed for other sites": sealed,
         **{

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.class_measures import ranking_samples
+from fedsurrogate.common.models.class_metrics import ranking_samples
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.surrogates.class_sums import fold, unfold
 from fedsurrogate.common.surrogates.surrogates import (
@@ -533,7 +533,7 @@ def _reader(sent: object) -> Callable[[Tensor, Tensor], Tensor]:
         case SumsSurrogate():
             weight = weight_of(sent.claim.centre)
             return lambda x, y: (
-                clip(weigh_own_mean(x, weight), 0.0)[0] * sent.sums.sums.double()[y]
+                clip(weigh_mean_over_columns(x, weight), 0.0)[0] * sent.sums.sums.double()[y]
             ).sum(1)
         case Parameters() if {"weight", "bias"} <= sent.tensors.keys():
             return lambda x, y: _log_odds(

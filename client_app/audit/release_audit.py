@@ -42,7 +42,7 @@ from ..features.site_features import LabelledFeatures, SiteFeatures, in_simulati
 from ..governance.policy import policy_of
 from ..governance.release import site_function
 from ..governance.work_limits import SiteLimits
-from ..methods.task import Task
+from ..methods.job import Job
 from ..node_config import NodeConfig
 from .membership import (
     AttackResult,
@@ -95,7 +95,7 @@ def generator_of(run: Run, node: NodeConfig, site_features: SiteFeatures) -> Any
             payload = pack_parameters(Parameters(header, number, tensors))
             info = {"round": number, "confirmed": number - 1, "lineage": "audit"}
             made = site_function(run.plan.combination)(
-                Task(run, here, "audit", site_features, payload=payload, info=info)
+                Job(run, here, "audit", site_features, payload=payload, info=info)
             )
             for file, content in made.keep.items():
                 replace_file(file, content)
@@ -464,8 +464,8 @@ def _release(run: Run, node: NodeConfig, site_features: SiteFeatures) -> bytes:
     # Half of the records: a class that the real release has must not vanish here.
     smallest = max(1, policy.smallest_class // 2) if not run.settings.epsilon else 1
     limits = SiteLimits(node.max_components, node.max_rank, smallest, MOST_CLASSES)
-    task = Task(run, node, "audit", site_features, limits, info={"lineage": "audit"})
-    return site_function(run.plan.combination)(task).payload
+    job = Job(run, node, "audit", site_features, limits, info={"lineage": "audit"})
+    return site_function(run.plan.combination)(job).payload
 
 
 def _by_class(

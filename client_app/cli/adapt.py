@@ -33,11 +33,11 @@ def adapt(
 ) -> None:
     """Adapt a shared model to this site's own records.
 
-    Only if that is better beyond chance. Nothing leaves. Compares by cross-validation: the shared
+    Only if that is significantly better. Nothing leaves. Compares by cross-validation: the shared
     model, its scores moved, scaled, or corrected by a ridge on own records.
     """
     from fedsurrogate.common.models.classifiers import target_of_model
-    from fedsurrogate.common.targets.measures import facts_of
+    from fedsurrogate.common.targets.metrics import facts_of
 
     from ..model_use.adaptation import adapt as compare
     from ..model_use.adaptation import adapted_file, store_adapted
@@ -85,7 +85,7 @@ def adapt(
         console.print(named.note, style="dim", soft_wrap=True)
     from rich.table import Table
 
-    of_numbers = facts_of(target_of_model(signed.classifier)).get("name") == "number"
+    of_numbers = facts_of(target_of_model(signed.classifier)).get("name") == "regression"
     table = Table(
         "candidate",
         "accuracy",

@@ -34,7 +34,7 @@ def approve(
 
     from fedsurrogate.common.errors import ConfigError
     from fedsurrogate.common.escapes import for_terminal, in_one_row
-    from fedsurrogate.common.privacy.accounting import budget_remarks
+    from fedsurrogate.common.privacy.accounting import budget_warnings
     from fedsurrogate.common.security.documents import read_proposal
 
     from ..governance.gate import Decision, decide
@@ -58,8 +58,8 @@ def approve(
         markup=False,
     )
     # How many records there are is known where they are: `site check` and `site.log` say it.
-    for odd in budget_remarks(own.epsilon, own.delta):
-        console.print(f"warning: {odd}", soft_wrap=True)
+    for warning in budget_warnings(own.epsilon, own.delta):
+        console.print(f"warning: {warning}", soft_wrap=True)
 
 
 def enrol(
@@ -98,17 +98,17 @@ def enrol(
 
     enrolment.check_site_name(name)
     folder = out or Path(name)
-    papers, request = folder / "papers", folder / f"{name}.csr"
+    credentials, request = folder / "certificates", folder / f"{name}.csr"
     try:
-        enrolment.new_node_key(papers, name)
-        key = enrolment.read_node_key(papers / enrolment.KEY)
+        enrolment.new_node_key(credentials, name)
+        key = enrolment.read_node_key(credentials / enrolment.KEY)
         content = enrolment.new_request(name, hospital, contact, key)
         replace_file(request, content, mode=enrolment.READABLE)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from None
     lines = {
-        papers / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
-        papers / enrolment.PUBLIC: "its public half",
+        credentials / enrolment.KEY: "stays here; make a copy of it, and show it to no one",
+        credentials / enrolment.PUBLIC: "its public half",
         request: "for the coordinator; it holds no secret",
     }
     for file, words in lines.items():
@@ -117,7 +117,7 @@ def enrol(
         f"fingerprint  {in_groups(enrolment.read_request(content).fingerprint())}\n"
         "read it out when the coordinator calls; then unpack the kit next to this folder:\n"
         f"  tar xzf {name}.tar.gz           the first time; then: site join {folder}\n"
-        f"  tar xzf {name}.tar.gz {name}/papers    to renew: settings and policy stay as they are",
+        f"  tar xzf {name}.tar.gz {name}/certificates    to renew: settings and policy stay as they are",
         soft_wrap=True,
     )
 
@@ -216,13 +216,13 @@ def forget(
 ) -> None:
     """Forget which sites and records were in sums without noise.
 
-    With which sites this hospital has taken part in secure sums without joint noise, and which
+    With which sites this hospital has taken part in secure aggregation without distributed noise, and which
     records its runs without noise have selected.
 
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.
     """
-    from ..secure_sum import forget as forget_sums
+    from ..secure_aggregation import forget as forget_sums
 
     if not yes:
         raise typer.Abort

@@ -29,7 +29,7 @@ def backup(
 ) -> None:
     """Write ledger, keys, models, policy and settings of this site into one file.
 
-    No image and no features are in it, and no witness of the ledger: that stays on its own disk, and
+    No image and no features are in it, and no check log of the ledger: that stays on its own disk, and
     shows later whether this backup is older than what has left.
 
     Example: site backup north-2026-11-29.backup north/
@@ -58,7 +58,7 @@ def restore(
     """Restore a backup into an empty state folder, and hold its ledger against the witness.
 
     It goes to where the site was, or into the folder of a kit, which is made if it is missing. Settings
-    and policy that are there stay. If the witness knows of more releases than the backup, or is lost,
+    and policy that are there stay. If the check log knows of more releases than the backup, or is lost,
     nothing leaves until a person states what is missing. Exits with 1 then.
 
     Example: site restore north-2026-11-29.backup north/
@@ -76,7 +76,9 @@ def restore(
             soft_wrap=True,
         )
     if not found.refusals:
-        console.print("the ledger agrees with its witness: nothing has left since", soft_wrap=True)
+        console.print(
+            "the ledger agrees with its check log: nothing has left since", soft_wrap=True
+        )
         return
     raise ConfigError(
         f"{'; '.join(found.refusals)}\nThe releases since this backup are missing. Look up what they cost, at "

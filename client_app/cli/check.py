@@ -64,11 +64,14 @@ def check(
 ) -> None:
     """Show what a run would send from here, what it costs, and whether the gate lets it.
 
-    Nothing leaves and nothing is charged. Of a run of one round it makes the release, and shows its noise. Exits with
+    Nothing leaves and nothing is charged. Of a run of one round it makes the release, and shows
+    its noise. Exits with
     1 if the gate would refuse the run, or if the records cannot be used and only noise would leave.
 
-    With --attack it makes the release again and again from halves of the records, and lets an attacker who knows every
-    record guess which were used. It then exits with 1 if the attack beats the run's epsilon, or a limit of the policy.
+    With --attack it makes the release again and again from halves of the records, and lets an
+    attacker who knows every
+    record guess which were used. It then exits with 1 if the attack beats the run's epsilon, or a
+    limit of the policy.
 
     Example: site check -c 'epsilon=1 delta=1e-5 classes=no,yes image-size=28'
     """

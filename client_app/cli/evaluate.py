@@ -17,7 +17,7 @@ from .predict import ModelArgument, OodScore
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedsurrogate.common.models.class_measures import Report
+    from fedsurrogate.common.models.class_metrics import Report
 
 
 class Labelled(StrEnum):
@@ -125,7 +125,7 @@ def evaluate(
 ) -> None:
     """Judge a model on labelled records of this site.
 
-    Writes measures with intervals and plots, also by groups. Nothing leaves.
+    Writes metrics with intervals and plots, also by groups. Nothing leaves.
 
     Example: site evaluate --out evaluation --by scanner,sex
     """
@@ -207,7 +207,7 @@ def _table(report: Report, where: str) -> Table:
     """Averages over classes; AUROC first where accuracy misleads."""
     from rich.table import Table
 
-    from fedsurrogate.common.models.class_measures import leads_with_auroc
+    from fedsurrogate.common.models.class_metrics import leads_with_auroc
     from fedsurrogate.common.pages.svg import undefined_because
 
     names = ["accuracy", "balanced_accuracy", "macro_auroc", "macro_auprc", "macro_f1"]

@@ -93,7 +93,7 @@ def prepare(folder: Path, yes: bool) -> Kit:
                 f"{kit.folder}` in a terminal, or with --yes"
             )
         open_ledger(node)
-        console.print(f"opened {ledger.path}; keep it and {node.witness}", soft_wrap=True)
+        console.print(f"opened {ledger.path}; keep it and {node.check_log}", soft_wrap=True)
     return kit
 
 

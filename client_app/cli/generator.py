@@ -354,7 +354,7 @@ def _opened(file: Path, run: Run, node_config: list[str]) -> tuple[SyntheticSet,
         raise DataError(
             f"{file} is for backbone {shown(synthetic.fingerprint)}, this site has "
             f"{shown(site_features.fingerprint)}; give the run's backbone, weights-path, image-size "
-            "and features.power with -c"
+            "and features.power-transform with -c"
         )
     return synthetic, site_features
 

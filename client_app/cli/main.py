@@ -144,7 +144,7 @@ def open_new(node_config: Node, yes: ConfirmPolicy = False) -> None:
     node = _with_data(node_config)
     confirm_looser(node, yes)
     opened = open_ledger(node)
-    console.print(f"opened {opened.path}; its witness is in {node.witness}", soft_wrap=True)
+    console.print(f"opened {opened.path}; its check log is in {node.check_log}", soft_wrap=True)
     warning = "keep both, and never restore an older copy of either: it lacks later releases"
     console.print(warning, soft_wrap=True)
 
@@ -153,7 +153,7 @@ def open_new(node_config: Node, yes: ConfirmPolicy = False) -> None:
 def show(node_config: Node, as_json: Json = False) -> None:
     """Show the releases of this site's data, and what is left of the budget.
 
-    Exits with 1 if the ledger is not open, damaged, or older than its witness; nothing leaves then.
+    Exits with 1 if the ledger is not open, damaged, or older than its check log; nothing leaves then.
     """
     from fedsurrogate.common.settings import Settings
 
@@ -257,7 +257,9 @@ def reopen(
     ],
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Keep the entries: the ledger is intact, its witness is not."),
+        typer.Option(
+            "--keep", help="Keep the entries: the ledger is intact, its check log is not."
+        ),
     ] = False,
     seen: Annotated[
         int,
@@ -268,9 +270,9 @@ def reopen(
         ),
     ] = 0,
 ) -> None:
-    """Decide about a ledger that is damaged or lost, or that its witness contradicts.
+    """Decide about a ledger that is damaged or lost, or that its check log contradicts.
 
-    Begins a new ledger with a new witness. The old files are kept under other names, which the new
+    Begins a new ledger with a new check log. The old files are kept under other names, which the new
     ledger lists.
     """
     from fedsurrogate.common.settings import Settings

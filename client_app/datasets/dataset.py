@@ -20,7 +20,7 @@ from .dicom import read_dicom
 from .feature_files import read_safetensors, read_slides
 from .image_folders import read_imagefolder
 from .images import once, without_leaks
-from .left_out import LeftOut, SourceError, loss_of_other_classes, oddities, printable
+from .left_out import LeftOut, SourceError, loss_of_other_classes, printable, warnings_of_data
 from .readers import read_digits, read_parquet
 from .records import Facts, Opener, Records, only, select
 from .source import DataSource as DataSource
@@ -55,7 +55,7 @@ class Dataset:
         drawn: whether the split was drawn here, because the files have none.
         burned_in: number of images with text burned into their pixels, as their headers state.
         left_out: reasons for missing records.
-        odd: remarks for the data report.
+        warnings: warnings for the data report.
         whole: the records of all classes, and in turn all images that were found. Features are
             computed once for these, whatever a run leaves out, so they depend on the files alone.
         rows: indices (n,) of these records among those of `whole`.
@@ -79,7 +79,7 @@ class Dataset:
     drawn: bool = False
     burned_in: int = 0
     left_out: tuple[Loss, ...] = ()
-    odd: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     whole: Dataset | None = None
     rows: Tensor | None = None
     place: Callable[[int], str] | None = None
@@ -99,7 +99,7 @@ class Dataset:
     def report(self) -> DataReport:
         """What was left out before any image was opened."""
         bags = "" if self.members is None else described(self.members)
-        return DataReport(self.name, len(self), self.left_out, self.odd, bags)
+        return DataReport(self.name, len(self), self.left_out, self.warnings, bags)
 
     def open_image(self, index: int, shortest: int = 0) -> Image.Image:
         """A record as an RGB image; safe in threads.
@@ -288,7 +288,7 @@ def _assemble(
         records = replace(
             records,
             labels=classes[:1] * len(values),
-            odd=(*records.odd, *source.target.remarks(values)),
+            warnings=(*records.warnings, *source.target.warnings(values)),
         )
     names = set(records.labels)
     index = {class_name: i for i, class_name in enumerate(classes)}
@@ -318,7 +318,7 @@ def _assemble(
         labels, is_train, kept = labels[rows], is_train[rows], kept[rows]
         groups = None if groups is None else groups[rows]
     shown, images = classes if source.target is None else classes[:1], records.images
-    odd = oddities(labels, shown, is_train, records.patients, names)
+    warnings = warnings_of_data(labels, shown, is_train, records.patients, names)
     return _dataset(
         name,
         records,
@@ -326,7 +326,7 @@ def _assemble(
         classes=classes,
         is_train=is_train,
         drawn=drawn,
-        odd=(*records.odd, *odd),
+        warnings=(*records.warnings, *warnings),
         whole=whole,
         rows=kept if images is None else images.firsts,
         groups=groups,

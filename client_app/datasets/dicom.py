@@ -260,7 +260,7 @@ def _by_table(
         f"{missing} of {len(scanned)} DICOM images are left out, '{file}' has no label for them",
     )
     if unmatched := sorted(set(rows.values()) - set(matched)):
-        left.odd.append(
+        left.warnings.append(
             f"{len(unmatched)} rows of '{file}' name no DICOM image, such as {left.where(unmatched)}"
         )
     # From here on, each row belongs to an image.
@@ -303,14 +303,14 @@ def _rows(
     torn: set[str] = set()
     for row, name in enumerate(names):
         if not name or (label and not compared[label][row]):
-            left.remark(
+            left.warn(
                 f"{left.place(row)} of '{table}' has no {key} or no {label or 'name'}; fill it in or "
                 "remove it"
             )
             continue
         first = rows.setdefault(name, row)
         if differing := [each for each, own in compared.items() if own[first] != own[row]]:
-            left.remark(
+            left.warn(
                 f"{left.place(first)} and {left.place(row)} of '{table}' name the same {key} but differ in "
                 f"{differing[0]!r}; keep one, or name images by a more specific column"
             )

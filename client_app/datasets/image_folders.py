@@ -289,7 +289,7 @@ def note_depth(
             if len(names) == 1
             else "name them 'train' and 'test'"
         )
-        left.remark(
+        left.warn(
             f"the folders {some(names)} in '{root}' are parts of a split, not classes; {fix}; "
             "they must hold one folder per class"
         )
@@ -297,7 +297,7 @@ def note_depth(
         below = {_below_class(path.relative_to(root).parts, names[0])[:1] for path, _ in files}
         if len(below) > 1 and () not in below:
             folders = sorted(folder for (folder,) in below)
-            left.remark(
+            left.warn(
                 f"all images in '{root}' are in folders inside '{names[0]}' ({some(folders)}); if "
                 f"these are the classes, set data-dir to '{root / names[0]}'; if {names[0]!r} is "
                 "the only class, list the images in a table"

@@ -411,16 +411,18 @@ def without_leaks(records: Records, is_train: Tensor) -> tuple[list[int] | None,
     if copies := len(kept) - len(set(kept)):
         torn = len(set(zip(numbers, records.labels, strict=True))) - len(set(numbers))
         labels = f", {torn} of them with another label" if torn else ""
-        left.remark(f"{copies} records are copies of others in the same part{labels}")
+        left.warn(f"{copies} records are copies of others in the same part{labels}")
     if not gone.any():
-        return None, replace(records, odd=(*records.odd, *left.odd))
+        return None, replace(records, warnings=(*records.warnings, *left.warnings))
     copies = int(gone.sum())
     first = f", such as {records.place(int(gone.nonzero()[0]))}" if records.place else ""
     left.note_unread(
         copies, f"{copies} test records are copies of training records{first}; they are not tested"
     )
     noted = replace(
-        records, left_out=(*records.left_out, *left.reasons), odd=(*records.odd, *left.odd)
+        records,
+        left_out=(*records.left_out, *left.reasons),
+        warnings=(*records.warnings, *left.warnings),
     )
     return (~gone).nonzero().flatten().tolist(), noted
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import BackboneError, DataError, PackageError
-from fedsurrogate.common.identity import likely_one, likely_one_remarks, rounded
+from fedsurrogate.common.identity import likely_one, likely_one_warnings, rounded
 
 T = TypeVar("T")
 # Longest description of an error in a log.
@@ -140,7 +140,7 @@ class LeftOut:
     Attributes:
         rows: the reader's own indices of records that are left out.
         reasons: for the data report: of each record or file one.
-        odd: remarks for it.
+        warnings: warnings for it.
         place: where a row of the reader is, in words; a table of text sets its lines.
 
     Example:
@@ -154,7 +154,7 @@ class LeftOut:
         self.one_by_one = one_by_one
         self.rows: set[int] = set()
         self.reasons: list[Loss] = []
-        self.odd: list[str] = []
+        self.warnings: list[str] = []
         self.place: Callable[[int], str] = _numbered
 
     def where(self, rows: Collection[int]) -> str:
@@ -203,8 +203,8 @@ class LeftOut:
         if count:
             self.reasons.append(Loss(printable(why), count))
 
-    def remark(self, why: str) -> None:
-        """Remark on what no record can show alone.
+    def warn(self, why: str) -> None:
+        """Warn of what no record can show alone.
 
         Args:
             why: a person should look at it.
@@ -214,7 +214,7 @@ class LeftOut:
         """
         if not self.one_by_one:
             raise DataError(printable(why))
-        self.odd.append(printable(why))
+        self.warnings.append(printable(why))
 
     def count_once(self, rows: Iterable[int], why: str) -> None:
         """Leave out rows that are copies of others, which is right in any run.
@@ -232,7 +232,7 @@ class LeftOut:
         return [row for row in range(count) if row not in self.rows]
 
 
-# Classes that a remark names.
+# Classes that a warning names.
 MOST_NAMED = 5
 
 
@@ -250,14 +250,14 @@ def loss_of_other_classes(others: Counter[str]) -> tuple[Loss, ...]:
     return (Loss(f"{count} records are of no class of the run: {', '.join(shown)}{more}", count),)
 
 
-def oddities(
+def warnings_of_data(
     labels: Tensor,
     classes: tuple[str, ...],
     is_train: Tensor,
     patients: Sequence[str] | None,
     names: Iterable[str],
 ) -> list[str]:
-    """Remarks on classes and patients.
+    """Warnings on classes and patients.
 
     Args:
         labels: of records, (n,), indices into the classes.
@@ -266,29 +266,29 @@ def oddities(
         patients: of each record, if known.
         names: of all classes in the files.
     """
-    odd = likely_one_remarks({*names, *classes})
+    warnings = likely_one_warnings({*names, *classes})
     counts = torch.bincount(labels, minlength=len(classes)).tolist()
     there = [name for name, count in zip(classes, counts, strict=True) if count]
     if len(there) == 1 and len(classes) > 1:
-        odd.append(f"all records are of one class, {there[0]!r}")
+        warnings.append(f"all records are of one class, {there[0]!r}")
     if absent := [name for name in classes if name not in there]:
         more = ", ..." if len(absent) > MOST_NAMED else ""
-        odd.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
+        warnings.append(f"no record of {', '.join(map(repr, absent[:MOST_NAMED]))}{more}")
     if patients is not None:
         sides = [{patients[i] for i in part.nonzero().flatten()} for part in (is_train, ~is_train)]
         if shared := len(sides[0] & sides[1]):
-            odd.append(f"{shared} patients have records in both training and test")
+            warnings.append(f"{shared} patients have records in both training and test")
         if short := sum(map(rounded, set(patients))):
-            odd.append(
+            warnings.append(
                 f"{short} patient IDs are numbers in the short form of spreadsheets, such as 1.2E+11: "
                 "several patients may have become one; export them as text"
             )
         if alike := likely_one(patients):
-            odd.append(
+            warnings.append(
                 f"{len(alike)} pairs or more of patient IDs differ only by case, blanks or zeros in "
                 "front"
             )
-    return odd
+    return warnings
 
 
 class SourceError(DataError):

@@ -104,10 +104,10 @@ def share(run: Run, node: NodeConfig, in_simulation: bool = False) -> SiteShare:
             _test_parts(dataset, parts, run.settings.partition == "column")[node.partition_id],
         )
     # As at a hospital, so that the digits give the results of a real deployment. A survey counts
-    # all records, but in a secure sum without noise those that train: its difference from the sum
+    # all records, but in secure aggregation without noise those that train: its difference from the sum
     # of a training run would show the others.
     surveyed = run.settings.counting.kind == "survey" and (
-        run.settings.epsilon or not run.settings.secure_sum
+        run.settings.epsilon or not run.settings.secure_aggregation
     )
     if node.data and dataset.drawn and (surveyed if run.plan.counts else run.settings.epsilon):
         train, test = torch.cat([train, test]).sort().values, test[:0]

@@ -73,7 +73,7 @@ class Records:
         patients: of each record, if known.
         burned_in: number of images with text burned into their pixels, as headers state.
         left_out: reasons for missing records.
-        odd: remarks for the data report.
+        warnings: warnings for the data report.
         same: finds copies, as a group (n,) of each record with equal numbers for equal content;
             None for public data that are known.
         place: where a record is, for the site's own log.
@@ -95,7 +95,7 @@ class Records:
     patients: tuple[str, ...] | None = None
     burned_in: int = 0
     left_out: tuple[Loss, ...] = ()
-    odd: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     same: Callable[[], Tensor] | None = None
     place: Callable[[int], str] | None = None
     values: Tensor | None = None
@@ -145,7 +145,7 @@ def _open_row(opener: Opener, rows: Sequence[int], index: int, shortest: int) ->
 
 def without(records: Records, left: LeftOut) -> Records:
     """The records that are not left out. Their key then changes, which identifies rows."""
-    noted = replace(records, left_out=tuple(left.reasons), odd=tuple(left.odd))
+    noted = replace(records, left_out=tuple(left.reasons), warnings=tuple(left.warnings))
     return only(noted, left.kept(len(records.labels))) if left.rows else noted
 
 

@@ -117,7 +117,7 @@ class DataSource:
         """The columns of a table that settings name, each with what helps where it is missing."""
         own = "label-column"
         if self.target is not None:
-            own = f"the columns of target = {self.target.name!r}"
+            own = f"the columns of task = {self.target.name!r}"
         named = dict.fromkeys(self.target_columns, own) | self._others
         return {name: f"correct {setting}" for name, setting in named.items() if name}
 

@@ -63,7 +63,7 @@ class SourceTable:
             left.note(
                 lists,
                 f"{len(lists)} rows of '{file}' hold a list of labels in {own!r}, such as "
-                f"{left.where(lists)}; write one class in a cell, or learn lists with target = 'labels'",
+                f"{left.where(lists)}; write one class in a cell, or learn lists with task = 'multilabel'",
             )
             labels += names_in(columns[own], what, left, source.classes)
         else:
@@ -227,7 +227,7 @@ def pooled(records: Records, left: LeftOut, by_patient: bool) -> Records:
         same=None if same is None else lambda: same_bags(same(), members),
         place=lambda at: f"bag {titles[at]!r}",
         left_out=(*records.left_out, *left.reasons),
-        odd=(*records.odd, *([] if records.bags else [ALONE])),
+        warnings=(*records.warnings, *([] if records.bags else [ALONE])),
         images=images,
     )
 

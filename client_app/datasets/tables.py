@@ -246,7 +246,7 @@ def _check_cells(file: Path, schema: Any, wanted: Collection[str]) -> None:
             todo = "write dates as texts, or as the number of days since the record began"
         elif pa.types.is_nested(kind):
             todo = (
-                "write one value in a cell; a list of several labels is read with target = 'labels', if "
+                "write one value in a cell; a list of several labels is read with task = 'multilabel', if "
                 "it is the column label-column and label-columns are no columns of the table"
             )
         else:
@@ -480,7 +480,7 @@ def csv_header(file: Path) -> tuple[list[str], str]:
 
 
 def values_of(column: Any, left: LeftOut) -> list[Any]:
-    """The values of a column of a table, so that one odd value does not remove the others.
+    """The values of a column of a table, so that one outlier value does not remove the others.
 
     Args:
         column: of pyarrow.
@@ -574,7 +574,7 @@ def check_table(root: Path, target: Target | None) -> None:
         )
     if target is not None:
         raise SourceError(
-            f"'{root}' has no table, and target = {target.name!r} needs one, with the columns "
+            f"'{root}' has no table, and task = {target.name!r} needs one, with the columns "
             f"{_named(target)}"
         )
 

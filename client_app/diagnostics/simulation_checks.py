@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_network
-from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.networks import options_of
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.costs import check_payload
 from fedsurrogate.common.data_report import DataReport, merged
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.privacy.accounting import budget_remarks
+from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.targets.target import Target
@@ -42,7 +42,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         dimension: of the features of images; 0 if only their backbone knows it.
 
     Returns:
-        The data report in at most three lines, and remarks about sites of a single class and about
+        The data report in at most three lines, and warnings about sites of a single class and about
         columns that the run has no frame for.
 
     Raises:
@@ -64,15 +64,15 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             f"the training records have one class only ({names}), and a classifier needs two; "
             f"check data-dir = {data.data_dir!r}, {column} and classes"
         )
-    remarks: list[str] = []
+    warnings: list[str] = []
     if run.settings.data != "digits":
         unopened = any(dataset.features is None for dataset, _ in shares)
-        remarks += merged([_report(dataset) for dataset, _ in shares]).lines(unopened)
+        warnings += merged([_report(dataset) for dataset, _ in shares]).lines(unopened)
     parts = [(dataset, part) for dataset, each in shares for part in each]
     fewest = min((len(part) for _, part in parts), default=0)
-    remarks += budget_remarks(run.settings.epsilon, run.settings.delta, fewest)
+    warnings += budget_warnings(run.settings.epsilon, run.settings.delta, fewest)
     if run.settings.noise_seed:
-        remarks.append(
+        warnings.append(
             f"noise-seed = {run.settings.noise_seed}: the privacy noise can be repeated, so this run is "
             "not private"
         )
@@ -89,7 +89,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
             check_payload(run, own, rows, len(part))
             run.public_frame(own)
         if len(classes) == 1 and run.target is None and run.settings.partition != "classes":
-            remarks.append(
+            warnings.append(
                 f"site {site} has training records of one class only ({classes[0]}); a larger "
                 "alpha is more even"
             )
@@ -97,7 +97,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         framed = run.frames or run.settings.features.ranges
         if dataset.features is not None and dataset.members is None and not framed:
             chosen = raised(torch.as_tensor(dataset.features[part]).float(), run.power)
-            remarks += [f"site {site}: {odd}"] if (odd := warning_of(chosen)) else []
+            warnings += [f"site {site}: {warning}"] if (warning := warning_of(chosen)) else []
     if (
         any(dataset.features is None for dataset, _ in shares)
         and not run.settings.weights_path
@@ -106,7 +106,7 @@ def check_records(run: Run, sites: int, dimension: int = 0) -> Sequence[str]:
         stated = run.settings
         options = options_of(stated.features)
         load_network(stated.backbone, image_size=stated.image_size, options=options)
-    return remarks
+    return warnings
 
 
 def _report(dataset: Dataset) -> DataReport:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.library_output import Comparison, compare_with_library
+from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.extras import check_packages
@@ -194,7 +194,7 @@ def check_site(
     for key, folder, holds in (
         ("cache-dir", node.cache, "features"),
         ("state-dir", node.state, "the privacy ledger"),
-        ("witness-dir", node.witness, "the ledger's witness"),
+        ("check-log-dir", node.check_log, "the ledger's check log"),
     )[: 3 if own else 2]:
         yield _found(key, "", partial(_folder, key, folder, holds))
     yield _found("other accounts", "see state-dir", lambda: _other_accounts(node))
@@ -313,7 +313,7 @@ def _demanded(gate: Callable[[], Gate]) -> str:
         policy = gate().policy
     except FedSurrogateError:
         return ""  # Another check reports the policy.
-    sums = "require-secure-sum" if policy.require_secure_sum else ""
+    sums = "require-secure-aggregation" if policy.require_secure_aggregation else ""
     return "require-seal" if policy.require_seal else sums
 
 
@@ -355,12 +355,12 @@ def _data(run: Run, node: NodeConfig, part: list[SiteShare]) -> Outcome:
         facts = "; ".join([facts, *dataset.report.lines()[1:]])
         return "FAIL", facts, "without training records only noise leaves, or nothing"
     lacks = f"no training record of class {empty!r}; check its name if you expect records"
-    if dataset.left_out or dataset.odd:
+    if dataset.left_out or dataset.warnings:
         private = " in this private run" if protected else ""
         if dataset.left_out:
             facts += f"; LEFT OUT{private}: {'; '.join(each.why for each in dataset.left_out)}"
-        if dataset.odd:
-            facts += f"; ODD: {'; '.join(dataset.odd)}"
+        if dataset.warnings:
+            facts += f"; WARNING: {'; '.join(dataset.warnings)}"
         correct = "correct these records; they are not reported to the coordinator"
         return "WARN", facts, correct if empty is None else lacks
     if count := dataset.burned_in:

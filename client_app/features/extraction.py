@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine import available_memory, usable_cores
 from fedsurrogate.common.models.training_parts import gpus_of

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import OWN_BACKBONE, place_in
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
-from fedsurrogate.common.backbones.feature_power import with_power
 from fedsurrogate.common.backbones.networks import options_of
 from fedsurrogate.common.backbones.own_backbones import own_backbone
+from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import histograms_of
 from fedsurrogate.common.models.training_parts import pick_device
-from fedsurrogate.common.privacy.accounting import budget_remarks
+from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.mixtures import LARGEST, SMALLEST, Frame, in_frame
@@ -70,12 +70,12 @@ def log_once(report: DataReport, node: NodeConfig) -> None:
         replace_file(file, text.encode(), durable=False)
     except (OSError, ValueError):
         log.debug("'%s' cannot be written", file)
-    lost = logging.WARNING if report.left_out or report.odd else logging.INFO
+    lost = logging.WARNING if report.left_out or report.warnings else logging.INFO
     log.log(lost, "%s", report.lines()[0])
     for each in report.left_out:
         log.log(lost, "left out: %s", each.why)
-    for remark in report.odd:
-        log.log(lost, "odd: %s", remark)
+    for warning in report.warnings:
+        log.log(lost, "odd: %s", warning)
 
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.
@@ -102,7 +102,7 @@ SHARE, ROUNDING = 0.05, 2.0**-20
 
 
 def frame_of(features: Tensor) -> Frame | None:
-    """The mean and the deviation of every column, if any column is odd, or all are tiny or huge; the
+    """The mean and the deviation of every column, if any column is an outlier, or all are tiny or huge; the
     mean and one scale for all columns, if only their means together are far from zero.
 
     Args:
@@ -120,7 +120,7 @@ def frame_of(features: Tensor) -> Frame | None:
         >>> frame_of(drawn + 9.0).scale.unique().numel()
         1
     """
-    unequal = bool(odd_columns(features)) or _tiny_or_huge(features)
+    unequal = bool(outlier_columns(features)) or _tiny_or_huge(features)
     if not (unequal or _far_together(features)):
         return None
     count = len(features)
@@ -180,7 +180,7 @@ def framed(features: Tensor, frame: bytes, folder: Path | None) -> Tensor:
     return written(parts, features.shape[1], folder)
 
 
-def odd_columns(features: Tensor) -> list[int]:
+def outlier_columns(features: Tensor) -> list[int]:
     """Columns that take part of the 16 bits from others, or lose their own.
 
     Args:
@@ -191,7 +191,7 @@ def odd_columns(features: Tensor) -> list[int]:
 
     Example:
         >>> drawn = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
-        >>> odd_columns(drawn * torch.tensor([1.0, 1e-4, 1.0]))
+        >>> outlier_columns(drawn * torch.tensor([1.0, 1e-4, 1.0]))
         [1]
     """
     few = features[:SAMPLE].cpu().float()
@@ -204,15 +204,17 @@ def odd_columns(features: Tensor) -> list[int]:
         return []
     own, largest = ranges[varies], float(sizes.max())
     usual, lower = float(own.median()), float(own.quantile(0.1))
-    odd = varies & (sizes > FAR * ranges)
-    odd |= sizes > UNEQUAL * usual
+    outlier = varies & (sizes > FAR * ranges)
+    outlier |= sizes > UNEQUAL * usual
     if usual > UNEQUAL * lower:
-        odd |= varies & (ranges * UNEQUAL < usual)
+        outlier |= varies & (ranges * UNEQUAL < usual)
     if len(few) >= ENOUGH:
-        odd |= varies & (ranges * SMALLEST_SHARE < largest)
+        outlier |= varies & (ranges * SMALLEST_SHARE < largest)
     # How far a column is from the median one, in either direction.
-    apart = torch.maximum(sizes / usual, usual / ranges.clamp_min(1e-300)).masked_fill(~odd, 0.0)
-    return [int(index) for index in apart.argsort(descending=True)[: int(odd.sum())]]
+    apart = torch.maximum(sizes / usual, usual / ranges.clamp_min(1e-300)).masked_fill(
+        ~outlier, 0.0
+    )
+    return [int(index) for index in apart.argsort(descending=True)[: int(outlier.sum())]]
 
 
 def _varying(records: Tensor, least: Tensor) -> Tensor:
@@ -241,7 +243,7 @@ def _varying(records: Tensor, least: Tensor) -> Tensor:
 
 
 def warning_of(features: Tensor) -> str:
-    """What a person must know where a run puts odd columns into no frame; empty without any.
+    """What a person must know where a run puts outlier columns into no frame; empty without any.
 
     Args:
         features: of the training records, (n, d).
@@ -253,12 +255,12 @@ def warning_of(features: Tensor) -> str:
         >>> warning_of(drawn)
         ''
     """
-    if not (odd := odd_columns(features)):
+    if not (outlier := outlier_columns(features)):
         return ""
-    worst = features[:SAMPLE, odd[0]].double()
-    more = f", and {len(odd) - 1} more are as odd" if len(odd) > 1 else ""
+    worst = features[:SAMPLE, outlier[0]].double()
+    more = f", and {len(outlier) - 1} more are such outliers" if len(outlier) > 1 else ""
     return (
-        f"column {odd[0]} of the features (counted from 0) has numbers from {float(worst.min()):.4g} "
+        f"column {outlier[0]} of the features (counted from 0) has numbers from {float(worst.min()):.4g} "
         f"to {float(worst.max()):.4g}, unlike the others{more}; this run holds all columns on one "
         "scale, so rounding, clip or noise leaves little of the smaller ones. Give columns of a like "
         "size: let the run shift and divide them by public ranges, with features.ranges = 'low,high; "
@@ -395,7 +397,7 @@ def load_site(
         ConfigError: for settings that do not fit each other.
     """
     part, protected = share(run, node, in_simulation()), is_protected(run.private, node)
-    # In a secure sum without noise such a site adds zeros, and its files are still compared.
+    # In secure aggregation without noise such a site adds zeros, and its files are still compared.
     hidden = is_protected(run.hides_sites, node)
     if not len(part.dataset) and (protected or not hidden):
         raise NoRecordsError(
@@ -432,13 +434,13 @@ def load_site(
             f"no usable training record among {len(part.train)} in {part.dataset.name!r}"
         )
     ranged = bool(run.settings.features.ranges)
-    if not (run.frames or ranged or surveyed) and (odd := warning_of(train.features)):
+    if not (run.frames or ranged or surveyed) and (warning := warning_of(train.features)):
         # It stays here: on the site's own log, or the terminal of a simulation.
-        _warn_once(odd)
-    # A simulation has remarked on it before it began.
+        _warn_once(warning)
+    # A simulation has warned of it before it began.
     budget = run.settings.epsilon, run.settings.delta
-    for odd in [] if part.simulated else budget_remarks(*budget, len(train.labels)):
-        _warn_once(odd)
+    for warning in [] if part.simulated else budget_warnings(*budget, len(train.labels)):
+        _warn_once(warning)
     unread = set(part.train.tolist()) - set(train.rows.tolist() if train.rows is not None else ())
     what = "images" if part.dataset.members is None else "bags"
     report = with_broken(part.dataset, sorted(unread), f"of {len(part.train)} training {what}")
@@ -519,8 +521,8 @@ def with_lost_images(report: DataReport, features: Features) -> DataReport:
     if features.bags is None or features.bags.ok.all():
         return report
     lost = int((~features.bags.ok).sum())
-    odd = f"{lost} images cannot be read, and are left out of their bags"
-    return replace(report, odd=(*report.odd, odd))
+    warning = f"{lost} images cannot be read, and are left out of their bags"
+    return replace(report, warnings=(*report.warnings, warning))
 
 
 @cache

@@ -251,15 +251,15 @@ def _check_plan(entries: Sequence[Entry], this: Entry) -> None:
     fixed.
     """
     before = _of_run(entries, this["flower_run"])
-    steps = [entry for entry in before if not _is_opening_round(entry)]
-    # Other rounds may cost more than an opening one, so they never take its place.
-    planned = 1 if _is_opening_round(this) else this["rounds"] - _has_opening(this)
+    steps = [entry for entry in before if not _is_first_round(entry)]
+    # Other rounds may cost more than a first one, so they never take its place.
+    planned = 1 if _is_first_round(this) else this["rounds"] - _has_first_round(this)
     if not all(_may_be_one(this["run"], entry["run"]) for entry in before):
         raise BudgetError(
             f"run {this['flower_run']} began with the settings {before[0]['run'][:SHORT]}, this "
             f"release has {this['run'][:SHORT]}: the noise of a run is fixed when it begins; start another run"
         )
-    if before and _is_opening_round(this):
+    if before and _is_first_round(this):
         raise BudgetError(
             f"run {this['flower_run']} has begun, and its first round can be released only once"
         )
@@ -285,7 +285,7 @@ def _exact(entries: Sequence[Entry]) -> bool:
     first, *later = private
     if _is_gaussian(first):
         return all(event["sample_rate"] == 1 for entry in private for event in entry["events"])
-    return _one_plan(private) and not any(map(_is_opening_round, later))
+    return _one_plan(private) and not any(map(_is_first_round, later))
 
 
 def _of_run(entries: Sequence[Entry], flower_run: str) -> list[Entry]:
@@ -337,17 +337,17 @@ def _is_gaussian(first: Entry) -> bool:
     """
     if first["kind"] == "decision":
         return True
-    return float(first.get("sample_rate", 0.0 if _is_opening_round(first) else 1.0)) == 1 and all(
+    return float(first.get("sample_rate", 0.0 if _is_first_round(first) else 1.0)) == 1 and all(
         event["sample_rate"] == 1 for event in first["events"]
     )
 
 
-def _is_opening_round(entry: Entry) -> bool:
+def _is_first_round(entry: Entry) -> bool:
     """Whether a release is the first round of a run whose first round has another cost."""
-    return _has_opening(entry) and entry["round"] == 1
+    return _has_first_round(entry) and entry["round"] == 1
 
 
-def _has_opening(entry: Entry) -> bool:
+def _has_first_round(entry: Entry) -> bool:
     """Whether the first round of its run has another cost than the others."""
     method = entry["method"]
     of_method = method in METHODS and METHODS[method].usual.messages.first is not None

@@ -307,13 +307,13 @@ class Gate:
     def _check_policy(self, run: Run) -> None:
         policy = self.policy
         check_sealed_run(policy, run.settings.fedpft.seal, self._peers)
-        if policy.require_secure_sum and not run.settings.secure_sum:
+        if policy.require_secure_aggregation and not run.settings.secure_aggregation:
             raise PolicyError(
-                "require-secure-sum = true: the run would show this site's part alone (secure-sum "
+                "require-secure-aggregation = true: the run would show this site's part alone (secure-aggregation "
                 "= false)"
             )
         if (
-            run.settings.secure_sum
+            run.settings.secure_aggregation
             and run.settings.colluding < policy.smallest_colluding - SHARE_TOLERANCE
         ):
             raise PolicyError(
@@ -339,7 +339,7 @@ class Gate:
                     "without-dp = false: the run has no differential privacy (epsilon = 0)"
                 )
             self._check_model_sums(run)
-            if run.settings.secure_sum and run.target is not None:
+            if run.settings.secure_aggregation and run.target is not None:
                 self._check_annotators(run.target.fewest())
             return
         if run.settings.epsilon > policy.epsilon_per_run:
@@ -358,15 +358,15 @@ class Gate:
         if fewest is not None and fewest[1] < least:
             name, sites = fewest
             raise PolicyError(
-                f"smallest-sum = {least}: {sites} sites annotate {name!r}, and the secure sum has "
+                f"smallest-sum = {least}: {sites} sites annotate {name!r}, and the secure aggregation has "
                 "no noise"
             )
 
     def _check_model_sums(self, run: Run) -> None:
         """What is computed at a model that the coordinator chooses is no anonymous sum: it can make
         the model so that one record decides the answer, or two answers that differ by one record.
-        So it is with all that a run without noise sends after it has received something, in a
-        secure sum or not. A sealed relay comes from another hospital, whose key is known.
+        So it is with all that a run without noise sends after it has received something, in secure
+        aggregation or not. A sealed chain message comes from another hospital, whose key is known.
         """
         allowed = self.policy.exact_sums_at_models or self.exact_counts(run)
         relayed = run.settings.fedpft.seal and self._peers
@@ -420,7 +420,7 @@ class Gate:
 
     def exact_numbers_may_leave(self, hidden: bool) -> bool:
         """Whether numbers of this site alone, such as accuracies, may leave. hidden: in a private
-        run or a secure sum.
+        run or secure aggregation.
         """
         return self.policy.without_dp and not hidden and not self.policy.require_seal
 
@@ -507,13 +507,13 @@ class Gate:
         receipts = parse_receipts(shown)
         if receipts:
             self.ledger.check(receipts)
-        return seen.length if (seen := self.ledger.witnessed()) else 0
+        return seen.length if (seen := self.ledger.logged()) else 0
 
     def new_receipt(self, before: int) -> Info:
         """The receipt for a reply; empty unless the ledger has more entries than `before`, their
         number at the request.
         """
-        seen = self.ledger.witnessed()
+        seen = self.ledger.logged()
         if seen is None or seen.length <= before:
             return {}
         return {"receipt": str(seen.receipt(seen.length, seen.last))}

@@ -6,7 +6,7 @@ Two files. `ID.jsonl` has one canonical JSON line for each entry, with the hash 
 detected. A line is flushed before the head, and the head before the release leaves. After a kill
 between the two, the ledger is one line ahead of the head, and the head is updated. After a kill
 within a line, the torn line is cut off: its release never left. Everything else is refused.
-Witnesses outside this folder detect that both files were lost or replaced by older copies
+Check logs outside this folder detect that both files were lost or replaced by older copies
 (below).
 """
 
@@ -45,13 +45,15 @@ DECIDE = (
     "nothing leaves until a person has looked at it; `site ledger reopen` takes the "
     "decision, --keep where it is whole"
 )
-PLACE = "set witness-dir in the node-config to a folder outside state-dir that this user may write"
+PLACE = (
+    "set check-log-dir in the node-config to a folder outside state-dir that this user may write"
+)
 FORM = re.compile(r"witness 1 (\S+) ([0-9]{1,11}) ([0-9]{1,9}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
 
 @dataclass(frozen=True)
-class Witnessed:
-    """Content of the witness file.
+class CheckLogEntry:
+    """Content of the check log file.
 
     Attributes:
         opened: start of the ledger, seconds since 1970.
@@ -78,11 +80,11 @@ class Witnessed:
         return hmac.new(bytes.fromhex(self.secret), text.encode(), hashlib.sha256).hexdigest()
 
 
-class Witness:
-    """The second witness of one data set's ledger. The ledger's lock guards it.
+class CheckLog:
+    """The second check log of one data set's ledger. The ledger's lock guards it.
 
     Args:
-        folder: of the witness files; outside `state`.
+        folder: of the check log files; outside `state`.
         dataset: name of the data set.
         state: the state folder, with the ledger.
 
@@ -95,7 +97,7 @@ class Witness:
         self.dataset = dataset
         self._state = state
 
-    def read(self) -> Witnessed | None:
+    def read(self) -> CheckLogEntry | None:
         """The content of the file; None if there is no file."""
         try:
             text = self.file.read_text("ascii")
@@ -103,30 +105,30 @@ class Witness:
             return None
         except (OSError, ValueError) as error:
             raise LedgerError(
-                f"the ledger's witness {str(self.file)!r} cannot be read ({error}); {DECIDE}"
+                f"the ledger's check log {str(self.file)!r} cannot be read ({error}); {DECIDE}"
             ) from None
         match = FORM.fullmatch(text)
         if match is None or match[1] != self.dataset:
             raise LedgerError(
-                f"the ledger's witness {str(self.file)!r} is damaged, or of other data; {DECIDE}"
+                f"the ledger's check log {str(self.file)!r} is damaged, or of other data; {DECIDE}"
             )
-        return Witnessed(int(match[2]), int(match[3]), match[4], match[5])
+        return CheckLogEntry(int(match[2]), int(match[3]), match[4], match[5])
 
     def begin(self, length: int, last: str) -> None:
-        """Write the witness of a ledger that a person has just begun, with a new secret."""
+        """Write the check log of a ledger that a person has just begun, with a new secret."""
         self.check_place()
         try:
             before = self.read()
         except LedgerError:
             before = None
         opened = max(int(time.time()), before.opened + 1 if before else 0)
-        self._write(Witnessed(opened, length, last, secrets.token_hex(32)))
+        self._write(CheckLogEntry(opened, length, last, secrets.token_hex(32)))
 
     def record(self, length: int, last: str) -> None:
         """Write the ledger's new length and last hash. Only then may the release leave."""
         before = self.read()
         if before is None:
-            raise LedgerError(f"the ledger's witness {str(self.file)!r} is gone; {DECIDE}")
+            raise LedgerError(f"the ledger's check log {str(self.file)!r} is gone; {DECIDE}")
         if (before.length, before.last) != (length, last):
             self._write(replace(before, length=length, last=last))
 
@@ -160,14 +162,14 @@ class Witness:
         return self.file.with_suffix(".answered")
 
     def compare(self, hashes: Sequence[str]) -> bool:
-        """Whether the witness is one entry behind a ledger with these hashes, as after a kill."""
+        """Whether the check log is one entry behind a ledger with these hashes, as after a kill."""
         self.check_place()
         seen = self.read()
         if seen is None:
             if not hashes:
                 raise LedgerError(f"no ledger is open for data set {self.dataset}; {OPEN}")
             raise LedgerError(
-                f"the ledger's witness {str(self.file)!r} is missing, the ledger is not; {DECIDE}"
+                f"the ledger's check log {str(self.file)!r} is missing, the ledger is not; {DECIDE}"
             )
         if len(hashes) < seen.length:
             raise LedgerError(
@@ -178,7 +180,7 @@ class Witness:
             raise LedgerError(f"the ledger is not the one that {self.file} has seen; {DECIDE}")
         if not os.access(self.file.parent, os.W_OK):
             raise LedgerError(
-                f"the witness folder {str(self.file.parent)!r} cannot be written; {PLACE}"
+                f"the check log folder {str(self.file.parent)!r} cannot be written; {PLACE}"
             )
         return len(hashes) > seen.length
 
@@ -208,22 +210,22 @@ class Witness:
             elif receipt.ledger not in others and not _settled(receipt, own, entries):
                 raise LedgerError(
                     f"{seen} a ledger of this site, begun {receipt.opened} seconds after 1970, "
-                    f"that no witness in {str(self.file.parent)!r} knows: it was lost, or it is of "
-                    f"other data, whose witness-dir must then be the same; {DECIDE}"
+                    f"that no check log in {str(self.file.parent)!r} knows: it was lost, or it is of "
+                    f"other data, whose check-log-dir must then be the same; {DECIDE}"
                 )
 
-    def _others(self) -> list[Witnessed]:
-        """Witnesses of other data sets of this site."""
-        witnesses = []
+    def _others(self) -> list[CheckLogEntry]:
+        """Check logs of other data sets of this site."""
+        check_logs = []
         for file in self.file.parent.glob("*.witness"):
             if file != self.file:
                 try:
-                    witnesses.append(Witness(file.parent, file.stem, self._state).read())
+                    check_logs.append(CheckLog(file.parent, file.stem, self._state).read())
                 except LedgerError:
                     continue
-        return [each for each in witnesses if each is not None]
+        return [each for each in check_logs if each is not None]
 
-    def _write(self, content: Witnessed) -> None:
+    def _write(self, content: CheckLogEntry) -> None:
         line = (
             f"witness 1 {self.dataset} {content.opened} {content.length} {content.last} "
             f"{content.secret}\n"
@@ -233,14 +235,14 @@ class Witness:
             replace_file(self.file, line.encode())
         except OSError as error:
             raise LedgerError(
-                f"the ledger's witness {str(self.file)!r} cannot be written ({error}); {PLACE}"
+                f"the ledger's check log {str(self.file)!r} cannot be written ({error}); {PLACE}"
             ) from None
 
     def check_place(self) -> None:
-        """Raise LedgerError for a witness inside `state-dir`: a restored backup would replace both."""
+        """Raise LedgerError for a check log inside `state-dir`: a restored backup would replace both."""
         if self.file.parent.resolve().is_relative_to(self._state.resolve()):
             raise LedgerError(
-                f"the witness folder {str(self.file.parent)!r} is inside state-dir; {PLACE}"
+                f"the check log folder {str(self.file.parent)!r} is inside state-dir; {PLACE}"
             )
 
 
@@ -252,7 +254,7 @@ def before_decisions(entries: Sequence[Mapping[str, Any]]) -> int:
     return count
 
 
-def _settled(receipt: Receipt, own: Witnessed, entries: Sequence[Mapping[str, Any]]) -> bool:
+def _settled(receipt: Receipt, own: CheckLogEntry, entries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a person's later decision covers the receipt of a ledger whose secret is lost.
 
     A kept ledger must be at least as long as it ever was, or as the decision says: a longer receipt
@@ -298,13 +300,13 @@ def dataset_id(kind: str, folder: str) -> str:
 class Ledger:
     """Ledger of one data set.
 
-    A hospital's own data have a witness, and a person opens their ledger; without a witness the
+    A hospital's own data have a check log, and a person opens their ledger; without a check log the
     first charge opens it.
 
     Args:
         folder: of the ledger's files.
         dataset: name of the data set, see `dataset_id`.
-        witness: outside the folder; None for public data.
+        check_log: outside the folder; None for public data.
 
     Attributes:
         path: file of the entries.
@@ -314,23 +316,23 @@ class Ledger:
         LedgerError: by all methods, when the files cannot be trusted, read or written.
     """
 
-    def __init__(self, folder: Path, dataset: str, witness: Witness | None = None) -> None:
+    def __init__(self, folder: Path, dataset: str, check_log: CheckLog | None = None) -> None:
         self.path = folder / f"{dataset}.jsonl"
         self.head = folder / f"{dataset}.head"
-        self.dataset, self.witness = dataset, witness
+        self.dataset, self.check_log = dataset, check_log
 
     def entries(self) -> list[Entry]:
         """All entries except the header, after all checks."""
-        if self.witness is None and not self.path.exists() and not self.head.exists():
+        if self.check_log is None and not self.path.exists() and not self.head.exists():
             return []
         with self._locked():
             return self._read()[1:]
 
     def check(self, receipts: Sequence[Receipt] = ()) -> None:
-        """Raise LedgerError if the ledger is older than its witness or one of these receipts."""
-        if self.witness is not None:
+        """Raise LedgerError if the ledger is older than its check log or one of these receipts."""
+        if self.check_log is not None:
             with self._locked():
-                self.witness.hold_against(self._read(), receipts)
+                self.check_log.hold_against(self._read(), receipts)
 
     def copied(self) -> dict[str, bytes]:
         """The ledger's files by name, as they are between two releases, after all checks."""
@@ -338,18 +340,18 @@ class Ledger:
             self._read()
             return {each.name: each.read_bytes() for each in (self.path, self.head)}
 
-    def witnessed(self) -> Witnessed | None:
-        """What the witness knows; None for public data, and before the first entry."""
-        return None if self.witness is None else self.witness.read()
+    def logged(self) -> CheckLogEntry | None:
+        """What the check log knows; None for public data, and before the first entry."""
+        return None if self.check_log is None else self.check_log.read()
 
     @property
     def is_new(self) -> bool:
         """Whether a person has yet to open it: these data never had one. Raises LedgerError for a
-        witness that is inside the state folder.
+        check log that is inside the state folder.
         """
-        if self.witness is None:
+        if self.check_log is None:
             return False
-        self.witness.check_place()
+        self.check_log.check_place()
         return not any(file.exists() for file in self._files())
 
     def open(self) -> None:
@@ -398,8 +400,8 @@ class Ledger:
             if not entries:
                 entries = [self._append(None, self._header())]
             self._append(entries[-1], {"kind": "release", **asdict(release)})
-            if self.witness is not None and BY_FILE.fullmatch(release.flower_run):
-                self.witness.record_answer(release.flower_run)
+            if self.check_log is not None and BY_FILE.fullmatch(release.flower_run):
+                self.check_log.record_answer(release.flower_run)
             return total
 
     def answered(self) -> set[str]:
@@ -410,7 +412,7 @@ class Ledger:
         names = {entry["flower_run"] for entry in entries} | {
             name for e in entries for name in e.get("answered", ())
         }
-        return names | (self.witness.answered() if self.witness is not None else set())
+        return names | (self.check_log.answered() if self.check_log is not None else set())
 
     def reopen(
         self, reason: str, epsilon: float, delta: float, keep: bool = False, seen: int = 0
@@ -425,9 +427,9 @@ class Ledger:
             reason: of the decision, for its entry.
             epsilon: that counts as spent.
             delta: at which it is spent.
-            keep: continue with the entries of an intact ledger, even if its witness disagrees;
+            keep: continue with the entries of an intact ledger, even if its check log disagrees;
                 `epsilon` is added to theirs.
-            seen: entries that the coordinator has seen of a ledger that is kept; those that its witness
+            seen: entries that the coordinator has seen of a ledger that is kept; those that its check log
                 has seen count in any case. `epsilon` is what the missing ones cost.
 
         Raises:
@@ -439,7 +441,7 @@ class Ledger:
         )
         with self._locked():
             stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-            aside, answered = {}, self.witness.answered() if self.witness is not None else set()
+            aside, answered = {}, self.check_log.answered() if self.check_log is not None else set()
             proposals = set[str]()
             for file in (self.path, self.head):
                 if file.exists():
@@ -484,9 +486,9 @@ class Ledger:
             self._begin(*entries, last)
 
     def _seen_by_witness(self) -> int:
-        """Entries that the witness has seen; 0 without one, or for a damaged one."""
+        """Entries that the check log has seen; 0 without one, or for a damaged one."""
         try:
-            known = self.witnessed()
+            known = self.logged()
         except LedgerError:
             return 0
         return known.length if known is not None else 0
@@ -518,8 +520,8 @@ class Ledger:
     def _read(self) -> list[Entry]:
         """All entries, header first, each checked; repairs an interrupted write."""
         if not self.path.exists() and not self.head.exists():
-            if self.witness is not None:
-                self.witness.compare([])
+            if self.check_log is not None:
+                self.check_log.compare([])
             return []
         content = self.path.read_bytes() if self.path.exists() else b""
         whole, _, torn = content.rpartition(b"\n")
@@ -533,7 +535,7 @@ class Ledger:
                 f"ledger {str(self.path)!r} has {len(entries)} entries, but {self.head.name} "
                 f"counts {anchored}: lines were removed, or one of the files was replaced; {REMEDY}"
             )
-        late = self.witness is not None and self.witness.compare(
+        late = self.check_log is not None and self.check_log.compare(
             [entry["hash"] for entry in entries]
         )
         if torn:
@@ -613,33 +615,35 @@ class Ledger:
         return entry
 
     def _begin(self, *entries: Entry) -> None:
-        """Write a whole ledger, witness first: if this stops half-way, the ledger is refused."""
-        if self.witness is not None:
-            self.witness.begin(len(entries), entries[-1]["hash"])
+        """Write a whole ledger, check log first: if this stops half-way, the ledger is refused."""
+        if self.check_log is not None:
+            self.check_log.begin(len(entries), entries[-1]["hash"])
         replace_file(self.path, b"".join(canonical(entry) + b"\n" for entry in entries))
         self._write_head(entries[-1])
 
     def _write_head(self, entry: Entry) -> None:
-        """Write and flush the ledger's length and last hash: to the head file, then to the witness."""
+        """Write and flush the ledger's length and last hash: to the head file, then to the check log."""
         replace_file(self.head, f"{entry['sequence'] + 1} {entry['hash']}\n".encode())
-        if self.witness is not None:
-            self.witness.record(entry["sequence"] + 1, entry["hash"])
+        if self.check_log is not None:
+            self.check_log.record(entry["sequence"] + 1, entry["hash"])
 
     def _files(self) -> list[Path]:
-        return [self.path, self.head] + ([self.witness.file] if self.witness is not None else [])
+        return [self.path, self.head] + (
+            [self.check_log.file] if self.check_log is not None else []
+        )
 
     def _header(self) -> Entry:
         return {"kind": "header", "format": FORMAT, "dataset": self.dataset}
 
 
 def own_ledger(node: NodeConfig) -> Ledger | None:
-    """The ledger of a site's own data, which has a witness and is opened once; None for public
+    """The ledger of a site's own data, which has a check log and is opened once; None for public
     data.
     """
     if node.data in PUBLIC_KINDS:
         return None
     dataset = dataset_id(node.data, node.data_dir)
-    return Ledger(node.state / "ledgers", dataset, Witness(node.witness, dataset, node.state))
+    return Ledger(node.state / "ledgers", dataset, CheckLog(node.check_log, dataset, node.state))
 
 
 def budget_of(policy: Policy, bags: bool = False) -> Budget:

@@ -106,24 +106,24 @@ class Policy(WorkLimits):
         False, description="whether only sealed chains are answered, so all releases are encrypted"
     )
 
-    require_secure_sum: bool = Field(
+    require_secure_aggregation: bool = Field(
         False,
-        description="whether only secure sums are answered, so that the coordinator never sees "
+        description="whether only secure aggregation is answered, so that the coordinator never sees "
         "this site's part alone",
     )
     smallest_sum: int = Field(
-        3, ge=2, description="fewest sites in a secure sum, those that may collude among them"
+        3, ge=2, description="fewest sites in secure aggregation, those that may collude among them"
     )
     smallest_colluding: float = Field(
         1 / 3,
         ge=0,
         lt=1,
-        description="smallest share of colluding sites against which a secure sum must be safe",
+        description="smallest share of colluding sites against which secure aggregation must be safe",
     )
     exact_sums_at_models: bool = Field(
         False,
         description="whether what is computed at a model that the coordinator sends, such as "
-        "updates, residuals or decisions, may leave without noise, in a secure sum or "
+        "updates, residuals or decisions, may leave without noise, in secure aggregation or "
         "not; with a model made for it, single records show",
     )
     exact_runs_may_differ: bool = Field(
@@ -135,7 +135,7 @@ class Policy(WorkLimits):
         0.0,
         ge=0,
         le=NO_LIMIT,
-        description="largest epsilon of a run in secure sums, all rounds, that this site's own "
+        description="largest epsilon of a run in secure aggregation, all rounds, that this site's own "
         "noise must keep alone; 0 for no limit",
     )
 
@@ -271,7 +271,7 @@ LARGER = (
 SMALLER = (
     *("smallest_class", "smallest_cell", "smallest_sum", "smallest_colluding"),
     *("smallest_nearest_ratio", "require_approval", "require_officer", "require_seal"),
-    "require_secure_sum",
+    "require_secure_aggregation",
 )
 MORE = ("mechanisms", "exact_counts")
 

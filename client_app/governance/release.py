@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.feature_power import with_power
+from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.errors import ConfigError, LedgerError
 from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.files import put_in_place, replace_file, stage_file
@@ -36,7 +36,7 @@ from ..features.site_features import (
     load_site,
     site_backbone,
 )
-from ..methods.task import MethodOutput, SiteRequest, Task
+from ..methods.job import Job, MethodOutput, SiteRequest
 from ..node_config import NodeConfig, is_protected, packages_of
 from .entries import Release
 from .gate import Gate
@@ -218,7 +218,7 @@ def with_records(
         ):
             log.error(
                 "this site has no usable record of the run's classes; its release is pure noise, "
-                "or zeros in a secure sum"
+                "or zeros in secure aggregation"
             )
         return work(site_features, node), site_features, Failure()
     except BaseException as error:
@@ -229,7 +229,7 @@ def with_records(
         cause = cause_of(error)
         made = work(empty, on_cpu)
         log.exception(
-            "THE RECORDS CANNOT BE USED (%s); in this private run or secure sum the site replies as "
+            "THE RECORDS CANNOT BE USED (%s); in this private run or secure aggregation the site replies as "
             "if it had none: pure noise, or zeros",
             cause or "NO LISTED CAUSE",
         )
@@ -283,8 +283,8 @@ def prepare(request: SiteRequest, gate: Gate, affordable: bool = True) -> Prepar
     def make(site_features: SiteFeatures, node: NodeConfig) -> tuple[MethodOutput, int, float]:
         named = max(len(site_features.classes), len(run.settings.classes))
         gate.check_size(run.plan.work, site_features.train.features.shape[1], named)
-        started, task = time.perf_counter(), replace(request, node=node).task(site_features, limits)
-        return site_function(run.plan.combination)(task), task.round, time.perf_counter() - started
+        started, job = time.perf_counter(), replace(request, node=node).job(site_features, limits)
+        return site_function(run.plan.combination)(job), job.round, time.perf_counter() - started
 
     if is_protected(run.hides_sites, node):
         (made, number, seconds), site_features, failure = with_records(
@@ -356,9 +356,9 @@ def planned(request: SiteRequest) -> Release:
     return entry(run, request.flower_run, MethodOutput(b"", claim), number)
 
 
-def site_function(combination: Combination) -> Callable[[Task], MethodOutput]:
+def site_function(combination: Combination) -> Callable[[Job], MethodOutput]:
     """The function that computes a site's part of the run's method."""
-    function: Callable[[Task], MethodOutput] = load(combination.site)
+    function: Callable[[Job], MethodOutput] = load(combination.site)
     return function
 
 

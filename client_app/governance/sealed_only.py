@@ -18,13 +18,13 @@ from .policy import Policy
 # By kind of request: values that a sealed run needs to begin. Requests of other kinds are refused.
 IN_CLEAR: dict[str, tuple[str, ...]] = {
     "name": (),
-    "introduction": ("fingerprint", "dimension", "simulated", "key"),
+    "identification": ("fingerprint", "dimension", "simulated", "key"),
     "surrogate": ("simulated",),
 }
-# Requests of a run that counts, and the further ones if it is a secure sum.
+# Requests of a run that counts, and the further ones if it is secure aggregation.
 COUNTING_REQUESTS, SUMMED_COUNTING_REQUESTS = (
     ("name", "surrogate"),
-    ("introduction", "sum-shares", "sum-list", "sum-open"),
+    ("identification", "sum-shares", "sum-list", "sum-open"),
 )
 
 

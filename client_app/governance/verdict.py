@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsurrogate.common.errors import FedSurrogateError
-from fedsurrogate.common.privacy.accounting import budget_remarks
+from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.run import Run
 
-from ..methods.task import SiteRequest
+from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 from .gate import Gate
 from .release import planned
@@ -60,7 +60,7 @@ def verdict(run: Run, gate: Gate, node: NodeConfig, records: int = 0) -> Verdict
         gate.check_planned(planned(SiteRequest(run, node, node.site, flower_run="check", info={})))
     except FedSurrogateError as error:
         refusal = str(error)
-    warnings = budget_remarks(own.epsilon, own.delta, records)
+    warnings = budget_warnings(own.epsilon, own.delta, records)
     if run.mechanism is not None:
         left = gate.runs_left(run.mechanism.events)
         if not left and not refusal:

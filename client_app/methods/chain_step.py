@@ -1,5 +1,5 @@
-"""One step of a chain: open the received relay, extend it, keep the site's own head, and pass the
-relay on.
+"""One step of a chain: open the received chain message, extend it, keep the site's own head, and pass the
+chain message on.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from fedsurrogate.common.wire.records import Info
 
 from ..node_config import NodeConfig
 from ..offline.keys import private_key, received_keys
-from .pooled_baselines import compare
-from .task import MethodOutput, Task
+from .baselines import compare
+from .job import Job, MethodOutput
 
-Step = Callable[[Task], tuple[MethodOutput, Head]]
+Step = Callable[[Job], tuple[MethodOutput, Head]]
 OPEN_HEAD = "head.pb"
 
 
-def pass_on(task: Task, step: Step) -> MethodOutput:
-    """The relay that this site passes on: `step` makes it from the received one.
+def pass_on(job: Job, step: Step) -> MethodOutput:
+    """The chain message that this site passes on: `step` makes it from the received one.
 
     Args:
-        task: the request, with the received relay; the first site of a chain has none.
+        job: the request, with the received chain message; the first site of a chain has none.
         step: makes the output and the site's own head.
 
     Raises:
-        SealError: for a relay that was changed, or was not sealed for this site; and as `step`.
+        SealError: for a chain message that was changed, or was not sealed for this site; and as `step`.
     """
-    sealed = task.run.settings.fedpft.seal
-    payload = _opened(task) if sealed and task.payload is not None else task.payload
-    made, head = step(replace(task, payload=payload))
+    sealed = job.run.settings.fedpft.seal
+    payload = _opened(job) if sealed and job.payload is not None else job.payload
+    made, head = step(replace(job, payload=payload))
     if sealed:
-        named = str(task.info.get("readers", "")).split(",")
-        readers = {name: key for name, key in _keys(task.node, task.info).items() if name in named}
-        context = _context(task.run.digest, task.lineage, task.site, task.info.get("hop"))
+        named = str(job.info.get("readers", "")).split(",")
+        readers = {name: key for name, key in _keys(job.node, job.info).items() if name in named}
+        context = _context(job.run.digest, job.lineage, job.site, job.info.get("hop"))
         made = replace(
             made,
-            payload=seal(made.payload, private_key(task.node, task.site), readers, context),
+            payload=seal(made.payload, private_key(job.node, job.site), readers, context),
             sealed=True,
         )
-    # Only the head of an open chain can be requested later. A head from sealed or private relays
+    # Only the head of an open chain can be requested later. A head from sealed or private chain messages
     # has another file name, so no later request finds it, whatever settings that request has.
-    confidential = sealed or task.run.private
-    file = task.state / ("confidential-head.pb" if confidential else OPEN_HEAD)
-    return replace(made, answer=_worth(task, head), keep={file: pack_classifier(head)})
+    confidential = sealed or job.run.private
+    file = job.state / ("confidential-head.pb" if confidential else OPEN_HEAD)
+    return replace(made, answer=_worth(job, head), keep={file: pack_classifier(head)})
 
 
 def kept_head(state: Path) -> Classifier:
@@ -67,14 +67,14 @@ def kept_head(state: Path) -> Classifier:
     return unpack_classifier(file.read_bytes())
 
 
-def _opened(task: Task) -> bytes:
-    sender, keys = str(task.info.get("sender", "")), _keys(task.node, task.info)
+def _opened(job: Job) -> bytes:
+    sender, keys = str(job.info.get("sender", "")), _keys(job.node, job.info)
     if sender not in keys:
-        raise SealError(f"a sealed relay from {sender[:64]!r}, whose key was not received")
-    assert task.payload is not None
-    context = _context(task.run.digest, task.lineage, sender, task.info.get("sent-hop"))
+        raise SealError(f"a sealed chain message from {sender[:64]!r}, whose key was not received")
+    assert job.payload is not None
+    context = _context(job.run.digest, job.lineage, sender, job.info.get("sent-hop"))
     return open_sealed(
-        task.payload, task.site, private_key(task.node, task.site), keys[sender], context
+        job.payload, job.site, private_key(job.node, job.site), keys[sender], context
     )
 
 
@@ -86,10 +86,10 @@ def _context(run: str, lineage: str, sender: str, number: object) -> bytes:
     return "\0".join((run, lineage, sender, str(number))).encode()
 
 
-def _worth(task: Task, head: Head) -> Info:
+def _worth(job: Job, head: Head) -> Info:
     """The head's accuracy on all test data of a simulation. A hospital reports one only when an
     evaluation is requested.
     """
-    if not task.found.simulated:
+    if not job.found.simulated:
         return {}
-    return {"accuracy.model": compare(head, task.run, task.node, baselines=False)["accuracy.model"]}
+    return {"accuracy.model": compare(head, job.run, job.node, baselines=False)["accuracy.model"]}

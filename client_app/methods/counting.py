@@ -24,58 +24,58 @@ from fedsurrogate.common.privacy.exact_sums import ROWS, ExactSum, IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, unit_weights, with_noise
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets.counted import CountedTarget, counted
-from fedsurrogate.common.targets.measures import UNFIT, facts_of
+from fedsurrogate.common.targets.metrics import UNFIT, facts_of
 from fedsurrogate.common.targets.target import Target
 
 from ..features.site_features import LabelledFeatures
 from .evaluation import checked_classifier, of_target
+from .job import Job, MethodOutput, SiteStatistic
 from .sums import values_of
-from .task import MethodOutput, SiteStatistic, Task
 
 # Histograms cover log-odds from -EDGE to EDGE in bins of equal width; the outer bins hold
 # everything beyond.
 EDGE = 8.0
 
 
-def counts(task: Task) -> MethodOutput:
+def counts(job: Job) -> MethodOutput:
     """The tables of a run that counts, exact or with noise."""
-    return _released(task, _tables(task))
+    return _released(job, _tables(job))
 
 
-def summed_counts(task: Task) -> SiteStatistic:
-    """The tables for a secure sum.
+def summed_counts(job: Job) -> SiteStatistic:
+    """The tables for secure aggregation.
 
     A site whose classes are all too small adds zeros: a refusal would show that.
 
     Args:
-        task: the request.
+        job: the request.
 
     Returns:
         The tables without noise (float64), and the claim.
     """
-    exact, claim = {name: table.value for name, table in _tables(task).items()}, task.mechanism()
+    exact, claim = {name: table.value for name, table in _tables(job).items()}, job.mechanism()
     if claim is None:
-        own = task.run.settings.counting
-        whole = _large_enough(exact, task.smallest_cell, task.run.target, own)
+        own = job.run.settings.counting
+        whole = _large_enough(exact, job.smallest_cell, job.run.target, own)
         exact = {name: table.double() for name, table in whole.items()}
     return SiteStatistic(exact, claim)
 
 
-def _tables(task: Task) -> dict[str, IntegerSum]:
-    if task.run.target is not None:
-        return _of_target(task, task.run.target)
+def _tables(job: Job) -> dict[str, IntegerSum]:
+    if job.run.target is not None:
+        return _of_target(job, job.run.target)
     made = {"survey": _surveyed, "evaluation": _evaluated}
-    return made[task.run.settings.counting.kind](task)
+    return made[job.run.settings.counting.kind](job)
 
 
-def _surveyed(task: Task) -> dict[str, IntegerSum]:
+def _surveyed(job: Job) -> dict[str, IntegerSum]:
     """The number of training records of each class of the run, and of their images in each cell."""
-    train, classes = task.found.train, task.run.settings.classes
-    labels = class_indices(classes, task.found.classes)[train.labels]
-    weights = _weights(train, task.protects_patients) * (labels >= 0)
+    train, classes = job.found.train, job.run.settings.classes
+    labels = class_indices(classes, job.found.classes)[train.labels]
+    weights = _weights(train, job.protects_patients) * (labels >= 0)
     counted = ExactSum((len(classes),), 1.0)
     counted.add_at(labels.clamp_min(0), weights, weights)
-    own, cells = task.run.settings.counting, task.found.train.features
+    own, cells = job.run.settings.counting, job.found.train.features
     return {"records": counted.total} | _images(own, cells, weights)
 
 
@@ -108,18 +108,18 @@ def count_images(sizes: Sequence[int], cells: Tensor, weights: Tensor) -> Intege
     return total.total
 
 
-def _evaluated(task: Task) -> dict[str, IntegerSum]:
+def _evaluated(job: Job) -> dict[str, IntegerSum]:
     """Decisions and scores of the received model on this site's held-out records."""
-    model = _received(task)
-    test, settings = task.found.test, task.run.settings
-    labels = class_indices(settings.classes, task.found.classes)[test.labels]
+    model = _received(job)
+    test, settings = job.found.test, job.run.settings
+    labels = class_indices(settings.classes, job.found.classes)[test.labels]
     scores = scores_alone(model, test.features)
     known, finite = labels >= 0, scores.isfinite().all(1)
-    # In a secure sum, no model decides which sites leave out a class: the difference of two sums
+    # In secure aggregation, no model decides which sites leave out a class: the difference of two sums
     # would show one of them.
-    good = known if settings.secure_sum else known & finite
-    good = _in_large_classes(labels, good, len(settings.classes), task.smallest_cell) & finite
-    weights = _weights(test, task.protects_patients) * good
+    good = known if settings.secure_aggregation else known & finite
+    good = _in_large_classes(labels, good, len(settings.classes), job.smallest_cell) & finite
+    weights = _weights(test, job.protects_patients) * good
     kept = weights > 0
     return count_decisions(
         scores[kept],
@@ -130,28 +130,28 @@ def _evaluated(task: Task) -> dict[str, IntegerSum]:
     )
 
 
-def _of_target(task: Task, target: Target) -> dict[str, IntegerSum]:
+def _of_target(job: Job, target: Target) -> dict[str, IntegerSum]:
     """The table of a run whose records have another target than classes."""
-    own, train = task.run.settings.counting, task.found.train
+    own, train = job.run.settings.counting, job.found.train
     how = counted(target, own)
     if own.kind == "survey":
-        values = target.of_site(values_of(train), task.site)
-        weights = _weights(train, task.protects_patients)
+        values = target.of_site(values_of(train), job.site)
+        weights = _weights(train, job.protects_patients)
         return {"records": count_cells(how, values, weights)} | _images(
             own, train.features, weights
         )
-    model, test = of_target(_received(task), target), task.found.test
+    model, test = of_target(_received(job), target), job.found.test
     if wrong := [name for name in model.header.classes if name not in target.outputs]:
         raise SurrogateError(f"a model that answers {wrong[0][:100]!r}, which is not in the target")
-    values = target.of_site(values_of(test), task.site)
+    values = target.of_site(values_of(test), job.site)
     scores = scores_alone(model, test.features)
     finite = scores.isfinite().all(1)
     topics = torch.ones(how.table.shape[0], dtype=torch.bool)
-    if not task.run.settings.epsilon:
-        # As for classes: in a secure sum, no model decides which sites leave out a topic.
-        judged = torch.ones_like(finite) if task.run.settings.secure_sum else finite
-        topics = large_topics(how, values, judged, task.limits.smallest_cell)
-    weights = _weights(test, task.protects_patients)[finite]
+    if not job.run.settings.epsilon:
+        # As for classes: in secure aggregation, no model decides which sites leave out a topic.
+        judged = torch.ones_like(finite) if job.run.settings.secure_aggregation else finite
+        topics = large_topics(how, values, judged, job.limits.smallest_cell)
+    weights = _weights(test, job.protects_patients)[finite]
     table = count_answers(how, model, scores[finite], values[finite], weights, topics)
     return {how.table.name: table}
 
@@ -223,18 +223,18 @@ def _log_odds(scores: Tensor, index: int) -> Tensor:
     )
 
 
-def _received(task: Task) -> Classifier:
+def _received(job: Job) -> Classifier:
     """The model of the request. Raises SurrogateError unless it is the one that the settings name;
     depends on no record.
     """
-    if hashlib.sha256(task.payload or b"").hexdigest() != task.run.settings.counting.digest:
+    if hashlib.sha256(job.payload or b"").hexdigest() != job.run.settings.counting.digest:
         raise SurrogateError("the model is not the one that counting.digest names")
-    model = checked_classifier(task)
+    model = checked_classifier(job)
     # What a model of another target answers is checked with its target.
-    of_classes = task.run.target is None
-    if of_classes and model.header.classes != task.run.settings.classes:
+    of_classes = job.run.target is None
+    if of_classes and model.header.classes != job.run.settings.classes:
         raise SurrogateError("the model has other classes than the run, or in another order")
-    if task.run.settings.epsilon and not all(
+    if job.run.settings.epsilon and not all(
         each.abs().max() < LARGEST_PRIVATE for each in model.arrays().values() if each.numel()
     ):
         raise SurrogateError(
@@ -252,21 +252,21 @@ def _weights(records: LabelledFeatures, of_patients: bool) -> Tensor:
     return unit_weights(records.units if of_patients else None, len(records.labels))
 
 
-def _released(task: Task, sums: Mapping[str, IntegerSum]) -> MethodOutput:
-    run, header = task.run, task.header(task.run.settings.classes)
+def _released(job: Job, sums: Mapping[str, IntegerSum]) -> MethodOutput:
+    run, header = job.run, job.header(job.run.settings.classes)
     exact = {name: sum_.value for name, sum_ in sums.items()}
     answer = {
         "exact": json.dumps({name: table.round().long().tolist() for name, table in exact.items()})
     }
-    reported = (answer if task.found.simulated else {}) | (
-        {"show": True} if task.limits.show_evaluation else {}
+    reported = (answer if job.found.simulated else {}) | (
+        {"show": True} if job.limits.show_evaluation else {}
     )
-    claim = task.mechanism()
+    claim = job.mechanism()
     if claim is None:
-        whole = _large_enough(exact, task.smallest_cell, run.target, run.settings.counting)
+        whole = _large_enough(exact, job.smallest_cell, run.target, run.settings.counting)
         if not any(bool(table.any()) for table in whole.values()):
             raise DataError(
-                f"smallest-cell = {task.limits.smallest_cell}: no class has so many records, so no "
+                f"smallest-cell = {job.limits.smallest_cell}: no class has so many records, so no "
                 "count leaves"
             )
         return MethodOutput(pack_counts(Counts(header, whole)), answer=dict(reported))

@@ -7,47 +7,47 @@ import json
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
-from fedsurrogate.common.targets.measures import MEASURES, facts_of, measured, packed
+from fedsurrogate.common.targets.metrics import METRIC_VALUES, facts_of, measured, packed
 from fedsurrogate.common.targets.target import Target
 from fedsurrogate.common.wire.model_proto import unpack_classifier
 from fedsurrogate.common.wire.records import Info
 
 from ..governance.gate import Gate
-from .task import Task
+from .job import Job
 
 
-def received_model(task: Task, gate: Gate) -> Info:
+def received_model(job: Job, gate: Gate) -> Info:
     """Evaluate the model that was received.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
         gate: of the site.
 
     Raises:
         SurrogateError: for a model that is not this run's, or not for this site's backbone.
     """
     return counted(
-        checked_classifier(task).accuracy(
-            task.found.test.features, task.found.classes, task.found.test.labels
+        checked_classifier(job).accuracy(
+            job.found.test.features, job.found.classes, job.found.test.labels
         )
     )
 
 
-def own_model(task: Task, gate: Gate) -> Info:
+def own_model(job: Job, gate: Gate) -> Info:
     """Evaluate the classifier of its own that this site makes for the method (`personal` in the
     registry).
 
     Args:
-        task: the request.
+        job: the request.
         gate: of the site.
     """
-    test = task.found.test
-    return counted(own_classifier(task).accuracy(test.features, task.found.classes, test.labels))
+    test = job.found.test
+    return counted(own_classifier(job).accuracy(test.features, job.found.classes, test.labels))
 
 
-def own_classifier(task: Task) -> Classifier:
+def own_classifier(job: Job) -> Classifier:
     """The classifier of its own that this site makes for the method."""
-    classifier: Classifier = load(task.run.plan.combination.personal)(task)
+    classifier: Classifier = load(job.run.plan.combination.personal)(job)
     return classifier
 
 
@@ -71,16 +71,16 @@ def received_classifier(payload: bytes | None, run: str) -> Classifier:
     return model
 
 
-def checked_classifier(task: Task) -> Classifier:
+def checked_classifier(job: Job) -> Classifier:
     """The received model. Raises SurrogateError unless it is for this run and this site's backbone."""
     # The digest in the settings of an evaluation names the model, which is that of another run.
-    model = received_classifier(task.payload, "" if task.run.plan.counts else task.run.digest)
-    if task.found.fingerprint != model.header.fingerprint:
+    model = received_classifier(job.payload, "" if job.run.plan.counts else job.run.digest)
+    if job.found.fingerprint != model.header.fingerprint:
         raise SurrogateError(
             f"a model for backbone {model.header.fingerprint!r}, this site has "
-            f"{task.found.fingerprint!r}"
+            f"{job.found.fingerprint!r}"
         )
-    if model.dimension != (own := task.found.test.features.shape[1]):
+    if model.dimension != (own := job.found.test.features.shape[1]):
         raise SurrogateError(
             f"a model for features of dimension {model.dimension}, this site has {own}"
         )
@@ -96,23 +96,23 @@ def counted(pair: tuple[int, int]) -> Info:
 NOT_ITS_MEANING = {"sets", "code", "moments", "head", "steps", "names"}
 
 
-def received_target_model(task: Task, gate: Gate) -> Info:
+def received_target_model(job: Job, gate: Gate) -> Info:
     """Evaluate the model that was received.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
         gate: of the site.
 
     Raises:
         SurrogateError: for a model that is not this run's, of another target, or not for this
             site's backbone.
     """
-    model, test = checked_classifier(task), task.found.test
-    head = of_target(model, task.run.target)
+    model, test = checked_classifier(job), job.found.test
+    head = of_target(model, job.run.target)
     if test.values is None or not len(test.features):
         return {"correct": 0, "tested": 0}
     sums = measured(head.target, head.header.classes, head.scores(test.features), test.values)
-    return {"correct": 0, "tested": len(test.features), MEASURES: packed(sums)}
+    return {"correct": 0, "tested": len(test.features), METRIC_VALUES: packed(sums)}
 
 
 def of_target(model: Classifier, target: Target | None) -> Head:

@@ -21,7 +21,7 @@ from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 
 from .chain_step import pass_on
-from .task import MethodOutput, Task
+from .job import Job, MethodOutput
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedAvgSettings, Model
@@ -185,87 +185,87 @@ def _batches(count: int, settings: FedAvgSettings, generator: torch.Generator) -
         yield from torch.split(torch.randperm(count, generator=generator), settings.batch_size)
 
 
-def own_head(task: Task) -> MethodOutput:
+def own_head(job: Job) -> MethodOutput:
     """The head that a site releases. FedBE, which labels features at the coordinator, also gets
     their moments.
     """
-    features, labels, frame = task.own_data(task.classes)
-    return _released(task, features, labels, frame)
+    features, labels, frame = job.own_data(job.classes)
+    return _released(job, features, labels, frame)
 
 
-def student_head(task: Task) -> MethodOutput:
+def student_head(job: Job) -> MethodOutput:
     """A head that the site's teachers teach.
 
     `baseline.teachers` heads, trained on disjoint parts of the records, vote on their labels; the
     released head is the teachers' student.
 
     Args:
-        task: the request.
+        job: the request.
 
     Source: FedKT (Li et al. 2021).
     """
-    features, labels, frame = task.own_data(task.classes)
-    return _released(task, features, _votes(task, features, labels, len(task.classes)), frame)
+    features, labels, frame = job.own_data(job.classes)
+    return _released(job, features, _votes(job, features, labels, len(job.classes)), frame)
 
 
-def _released(task: Task, features: Tensor, labels: Tensor, frame: bytes) -> MethodOutput:
+def _released(job: Job, features: Tensor, labels: Tensor, frame: bytes) -> MethodOutput:
     """A head trained on these labels, and what else the method sends: moments of the features of
     all classes together.
     """
-    settings = task.run
+    settings = job.run
     weight, bias = train_on_features(
-        features, labels, len(task.classes), settings.settings.head, settings.settings.seed
+        features, labels, len(job.classes), settings.settings.head, settings.settings.seed
     )
     tensors = {"weight": weight, "bias": bias}
     if any(field.name == "deviation" for field in settings.plan.messages.sends):
         tensors |= {"mean": features.mean(0), "deviation": features.std(0, correction=0)}
-    header = task.header(task.classes, frame)
+    header = job.header(job.classes, frame)
     return MethodOutput(pack_parameters(Parameters(header, 1, tensors, len(labels))))
 
 
-def local_head(task: Task) -> Head:
+def local_head(job: Job) -> Head:
     """The head that this site has without a federation."""
-    classes = task.found.classes
-    features, labels, frame = task.own_data(classes)
+    classes = job.found.classes
+    features, labels, frame = job.own_data(classes)
     return Head(
-        task.header(classes, frame),
+        job.header(classes, frame),
         *train_on_features(
-            features, labels, len(classes), task.run.settings.head, task.run.settings.seed
+            features, labels, len(classes), job.run.settings.head, job.run.settings.seed
         ),
     )
 
 
-def _votes(task: Task, features: Tensor, labels: Tensor, classes: int) -> Tensor:
+def _votes(job: Job, features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """The label (n,) that most of the site's teachers predict for each record."""
     order = torch.randperm(
-        len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed)
+        len(labels), generator=torch.Generator().manual_seed(job.run.settings.seed)
     )
-    parts = [part for part in order.tensor_split(task.run.settings.baseline.teachers) if len(part)]
+    parts = [part for part in order.tensor_split(job.run.settings.baseline.teachers) if len(part)]
     votes = torch.zeros(len(labels), classes)
     for part in parts:
         weight, bias = train_on_features(
-            features[part], labels[part], classes, task.run.settings.head, task.run.settings.seed
+            features[part], labels[part], classes, job.run.settings.head, job.run.settings.seed
         )
         votes[torch.arange(len(labels)), (features @ weight.T + bias).argmax(1)] += 1
     return votes.argmax(1)
 
 
-def distil_chain(task: Task) -> MethodOutput:
-    """The relay that this site passes on. Raises as `distil` and `pass_on`."""
-    return pass_on(task, distil)
+def distil_chain(job: Job) -> MethodOutput:
+    """The chain message that this site passes on. Raises as `distil` and `pass_on`."""
+    return pass_on(job, distil)
 
 
-def distil(task: Task) -> tuple[MethodOutput, Head]:
+def distil(job: Job) -> tuple[MethodOutput, Head]:
     """Train this site's head on its records and on the received head's outputs.
 
     The loss is (1 - w) cross-entropy + w T^2 KL(teacher || own) at temperature T, both on the
     site's own features. The first site has no teacher.
 
     Args:
-        task: the request, with the received head.
+        job: the request, with the received head.
 
     Returns:
-        The relay for the next site, and the head.
+        The chain message for the next site, and the head.
 
     Raises:
         SurrogateError: for a head of another run, of other classes, or for another backbone; or a
@@ -273,20 +273,20 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
 
     Source: Hinton et al. 2015.
     """
-    classes = _classes(task.info)
-    features, labels = task.training_data(classes)
-    run = task.run
-    if task.payload is None:
+    classes = _classes(job.info)
+    features, labels = job.training_data(classes)
+    run = job.run
+    if job.payload is None:
         weight, bias = train_on_features(
             features, labels, len(classes), run.settings.head, run.settings.seed
         )
     else:
-        teacher = unpack_parameters(task.payload)
+        teacher = unpack_parameters(job.payload)
         header = teacher.header
         if (header.classes, header.run, header.fingerprint) != (
             classes,
             run.digest,
-            task.found.fingerprint,
+            job.found.fingerprint,
         ):
             raise SurrogateError("a head of another run, of other classes, or for another backbone")
         check_update(
@@ -304,7 +304,7 @@ def distil(task: Task) -> tuple[MethodOutput, Head]:
             run.settings.seed,
             _loss(run.settings.baseline.temperature, run.settings.baseline.received),
         )
-    head = Head(task.header(classes), weight, bias)
+    head = Head(job.header(classes), weight, bias)
     made = MethodOutput(
         pack_parameters(Parameters(head.header, 1, {"weight": weight, "bias": bias}, len(labels)))
     )

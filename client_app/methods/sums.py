@@ -2,7 +2,8 @@
 the code of another target than classes; exact ones, or bounded for noise.
 
 A message has coded sums around the mean of the site's features, since 16 bits cannot hold a covariance
-next to the product of large means. The parts of a secure sum (client_app/secure_sum) are only added, and no
+next to the product of large means. The parts of secure aggregation (client_app/secure_aggregation)
+are only added, and no
 site knows the mean of all sites, so these, and the second moment of class sums, are around zero.
 
 A site's part in a survival run of two rounds: its numbers of records by cell of time and event;
@@ -30,7 +31,7 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     unit_weights,
-    weigh_own_mean,
+    weigh_mean_over_columns,
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -52,43 +53,46 @@ from fedsurrogate.common.wire.surrogate_proto import centre_digest, unpack_map
 
 from ..features.cache import clipped_features, forget
 from ..features.site_features import LabelledFeatures, frame_of, framed
-from .task import MethodOutput, SiteStatistic, Task
+from .job import Job, MethodOutput, SiteStatistic
 
 # Number of records that are in memory in double precision at a time.
 ROWS = 8192
 
 
-def class_moments(task: Task) -> SiteStatistic:
-    """Counts (C,), sums of features (C, d) and, in a secure sum of them, squares (d (d + 1) / 2,)
+def class_moments(job: Job) -> SiteStatistic:
+    """Counts (C,), sums of features (C, d) and, in secure aggregation of them, squares (d (d + 1) / 2,)
     around zero, folded.
 
     Exact ones of a message are for the site's own classes; noisy ones, of features of norm at most
-    one, for all that its data can have; those of a secure sum for all of the run. A secure sum has a
+    one, for all that its data can have; those of secure aggregation for all of the run. Secure aggregation has a
     public map, which is applied to the features first and may change their dimension.
 
     Args:
-        task: the request.
+        job: the request.
     """
-    summed, public, frame = task.run.settings.secure_sum, PublicMap(), task.public_frame
-    classes = task.run.settings.classes if summed else task.found.classes
+    summed, public, frame = job.run.settings.secure_aggregation, PublicMap(), job.public_frame
+    classes = job.run.settings.classes if summed else job.found.classes
     if summed:
-        public = task.agreed(unpack_map(task.payload or b""))
-    columns = task.found.train.features.shape[1]
-    claim = task.mechanism(task.run.plan.subtracted(columns, centre_digest(public.centre)))
+        public = job.agreed(unpack_map(job.payload or b""))
+    columns = job.found.train.features.shape[1]
+    claim = job.mechanism(job.run.plan.subtracted(columns, centre_digest(public.centre)))
     if claim is not None:
-        rows, weights, done = clipped(task.found.train, frame, claim, public)
-        own = class_indices(classes, task.found.classes)[task.found.train.labels]
-        family, weights = "joint" if "squares" in task.names else "spherical", weights * (own >= 0)
+        rows, weights, done = clipped(job.found.train, frame, claim, public)
+        own = class_indices(classes, job.found.classes)[job.found.train.labels]
+        family, weights = (
+            "distributed" if "squares" in job.names else "spherical",
+            weights * (own >= 0),
+        )
         made = statistics(rows, own.clamp_min(0), weights, len(classes), family, *done)
         return SiteStatistic({each.name: each for each in made}, claim, classes, frame)
     if not summed:
-        classes = task.classes
-        frame = task.own_frame(classes)
-    features, labels = task.training_data(classes, frame)
+        classes = job.classes
+        frame = job.own_frame(classes)
+    features, labels = job.training_data(classes, frame)
     features = public.apply(features)
     counts, sums = class_sums(features, labels, len(classes))
     moments = {"counts": counts, "sums": sums}
-    if "squares" in task.names:
+    if "squares" in job.names:
         moments["squares"] = fold(second_moment(features))
     return SiteStatistic(moments, None, classes, frame, len(features))
 
@@ -159,28 +163,28 @@ def clipped(
         train.features,
         claim.clip,
         train.folder,
-        lambda rows: public.apply(weigh_own_mean(in_frame(rows, frame).to(rows), weight)),
+        lambda rows: public.apply(weigh_mean_over_columns(in_frame(rows, frame).to(rows), weight)),
     )
     done = [forget] if train.folder is not None else []
     return features, unit_weights(train.units, len(features)), [*done]
 
 
-def message(task: Task) -> MethodOutput:
+def message(job: Job) -> MethodOutput:
     """What the method's function at the site has computed, at 16 bits; with noise under privacy.
 
     Args:
-        task: the request.
+        job: the request.
     """
-    made: SiteStatistic = load(task.run.plan.combination.site_sums)(task)
-    header, claim = task.header(made.classes, made.frame), made.claim
+    made: SiteStatistic = load(job.run.plan.combination.site_sums)(job)
+    header, claim = job.header(made.classes, made.frame), made.claim
     if claim is None:
-        sent = Parameters(header, task.round, made.values, made.records)
+        sent = Parameters(header, job.round, made.values, made.records)
         return MethodOutput(pack_parameters(sent))
     # Of a claim for several rounds, what this one has.
     noise = {each.name: claim.noise[each.name] for each in made.bounded}
     noisy = with_noise(made.bounded, replace(claim, noise=noise))
     facts = {f"signal-to-noise-{each.name}": each.signal_to_noise() for each in noisy}
-    sent = Parameters(header, task.round, {each.name: each.value for each in noisy}, 0, claim)
+    sent = Parameters(header, job.round, {each.name: each.value for each in noisy}, 0, claim)
     return MethodOutput(pack_parameters(sent), claim, facts)
 
 
@@ -200,33 +204,33 @@ class CodedRecords:
     code: Tensor
 
 
-def coded_moments(task: Task) -> SiteStatistic:
-    """This site's coded sums: exact ones around its own mean, or around zero in a secure sum, which has
+def coded_moments(job: Job) -> SiteStatistic:
+    """This site's coded sums: exact ones around its own mean, or around zero in secure aggregation, which has
     a public map that is applied to the features first; or for noise.
 
     Args:
-        task: the request.
+        job: the request.
 
     Raises:
         DataError: without noise, for a site with fewer records than its policy demands.
     """
     target, least, summed = (
-        task.run.target,
-        task.limits.smallest_class,
-        task.run.settings.secure_sum,
+        job.run.target,
+        job.limits.smallest_class,
+        job.run.settings.secure_aggregation,
     )
     assert target is not None
-    public = task.agreed(unpack_map(task.payload or b"")) if summed else PublicMap()
-    if task.run.mechanism is not None:
-        return bounded_sums(task, target, public)
-    own, frame, centre = _released(task, target), task.public_frame, None
+    public = job.agreed(unpack_map(job.payload or b"")) if summed else PublicMap()
+    if job.run.mechanism is not None:
+        return bounded_sums(job, target, public)
+    own, frame, centre = _released(job, target), job.public_frame, None
     if summed:
         # A refusal would show that this site has few records, so it adds zeros.
         kept = len(own.features) * (len(own.features) >= least)
         features = public.apply(in_frame(own.features, frame))
         own = CodedRecords(features[:kept], own.code[:kept])
     else:
-        own, frame = _in_frame(own, task.found.train.folder)
+        own, frame = _in_frame(own, job.found.train.folder)
         if len(own.features) < max(1, least):
             raise DataError(
                 f"{len(own.features)} training records with a target; the policy's smallest-class "
@@ -235,8 +239,8 @@ def coded_moments(task: Task) -> SiteStatistic:
         centre = _total(own.features) / len(own.features)
     sums = exact_sums(own, centre)
     if summed and target.blocks:
-        sums = in_block(sums, target.block(task.site), target.blocks)
-    return task.exact(sums, frame, len(own.features))
+        sums = in_block(sums, target.block(job.site), target.blocks)
+    return job.exact(sums, frame, len(own.features))
 
 
 def exact_sums(own: CodedRecords, centre: Tensor | None) -> dict[str, Tensor]:
@@ -295,17 +299,17 @@ def _total(features: Tensor) -> Tensor:
     return total
 
 
-def _released(task: Task, target: Target) -> CodedRecords:
+def _released(job: Job, target: Target) -> CodedRecords:
     """The records whose exact sums may leave, and of their code what may.
 
     Raises:
         DataError: for a target of which no exact sum of this site may leave.
     """
-    train, values = task.found.train, target.of_site(values_of(task.found.train), task.site)
+    train, values = job.found.train, target.of_site(values_of(job.found.train), job.site)
     code, why = target.large_enough(
-        target.code(values), task.limits.smallest_class, task.run.settings.secure_sum
+        target.code(values), job.limits.smallest_class, job.run.settings.secure_aggregation
     )
-    if why and not task.run.settings.secure_sum:
+    if why and not job.run.settings.secure_aggregation:
         log.warning("%s", why)
     return CodedRecords(train.features.float(), code)
 
@@ -326,43 +330,43 @@ def values_of(records: LabelledFeatures) -> Tensor:
     return records.values
 
 
-def bounded_sums(task: Task, target: Target, public: PublicMap) -> SiteStatistic:
+def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
     """Sums of features that are clipped, without the noise: those that a round of the run has.
 
     Args:
-        task: the request.
+        job: the request.
         target: whose code is summed.
         public: applied to the features first.
     """
-    assert task.run.target is not None
-    claim = task.mechanism(centre_digest(public.centre))
+    assert job.run.target is not None
+    claim = job.mechanism(centre_digest(public.centre))
     assert claim is not None
-    features, weights, done = clipped(task.found.train, task.public_frame, claim, public)
-    code = target.code(values_of(task.found.train))
-    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in task.names}
+    features, weights, done = clipped(job.found.train, job.public_frame, claim, public)
+    code = target.code(values_of(job.found.train))
+    bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in job.names}
     made = coded_statistics(features, code, weights, bounds, *done)
     sums = {each.name: each for each in made}
-    return SiteStatistic(sums, claim, task.run.target.rows, task.public_frame)
+    return SiteStatistic(sums, claim, job.run.target.rows, job.public_frame)
 
 
-def residual_sums(task: Task) -> SiteStatistic:
-    """The sums of a round: exact ones around the site's own mean, or around zero in a secure sum; or
+def residual_sums(job: Job) -> SiteStatistic:
+    """The sums of a round: exact ones around the site's own mean, or around zero in secure aggregation; or
     for noise.
 
     Args:
-        task: the request, with the value of each cell.
+        job: the request, with the value of each cell.
 
     Raises:
         DataError: without noise, where too few records have, or lack, an event.
         SurrogateError: for values that are not this run's.
     """
-    if task.run.mechanism is not None:
-        return bounded_sums(task, _target(task), PublicMap())
-    own = _exact(task)
+    if job.run.mechanism is not None:
+        return bounded_sums(job, _target(job), PublicMap())
+    own = _exact(job)
     count = len(own.features)
-    centred = count and not task.run.settings.secure_sum
+    centred = count and not job.run.settings.secure_aggregation
     sums = exact_sums(own, own.features.double().mean(0) if centred else None)
-    return task.exact(sums, task.public_frame, count)
+    return job.exact(sums, job.public_frame, count)
 
 
 def time_of(target: Target | None) -> Time:
@@ -371,23 +375,23 @@ def time_of(target: Target | None) -> Time:
     return target
 
 
-def large_cells(task: Task, target: Time) -> tuple[Tensor, Tensor]:
+def large_cells(job: Job, target: Time) -> tuple[Tensor, Tensor]:
     """The records whose exact sums may leave, and the cell in which the records of each cell count.
 
     Returns:
         Which records (n,), bool; and (2 B + 1,), int64, the same in all rounds.
 
     Raises:
-        DataError: where fewer have an event, or all together, than the policy asks for. In a secure
-            sum nothing may show that, so none are left there.
+        DataError: where fewer have an event, or all together, than the policy asks for. In secure
+            aggregation nothing may show that, so none are left there.
     """
-    cells = target.cells(values_of(task.found.train))
+    cells = target.cells(values_of(job.found.train))
     counts = torch.bincount(cells, minlength=2 * target.bins + 1)
     places = torch.arange(len(counts))
-    least = max(task.limits.smallest_class, task.limits.smallest_cell)
-    if task.run.settings.secure_sum:
+    least = max(job.limits.smallest_class, job.limits.smallest_cell)
+    if job.run.settings.secure_aggregation:
         # A sum over all sites hides what each adds.
-        enough = len(cells) >= task.limits.smallest_class
+        enough = len(cells) >= job.limits.smallest_class
         return torch.full((len(cells),), enough), places
     places = merged_cells(counts, least)
     kept = places[cells] >= 0
@@ -425,26 +429,26 @@ def merged_code(target: Time, values: Tensor, places: Tensor) -> Tensor:
     return torch.zeros_like(code).index_add_(1, places, code)
 
 
-def _exact(task: Task) -> CodedRecords:
+def _exact(job: Job) -> CodedRecords:
     """The records whose exact sums may leave, with their code in this round."""
-    target = time_of(task.run.target)
-    kept, places = large_cells(task, target)
-    values = values_of(task.found.train)[kept]
-    features = in_frame(task.found.train.features[kept].float(), task.public_frame)
-    if _counts(task.round, task.run.planned_rounds):
+    target = time_of(job.run.target)
+    kept, places = large_cells(job, target)
+    values = values_of(job.found.train)[kept]
+    features = in_frame(job.found.train.features[kept].float(), job.public_frame)
+    if _counts(job.round, job.run.planned_rounds):
         return CodedRecords(features, merged_code(target, values, places))
     return CodedRecords(
-        features, scored(target, _received(task.received_model(), target)[places]).code(values)
+        features, scored(target, _received(job.received_model(), target)[places]).code(values)
     )
 
 
-def _target(task: Task) -> Target:
+def _target(job: Job) -> Target:
     """The target whose code is summed in this round, with noise."""
-    target = time_of(task.run.target)
+    target = time_of(job.run.target)
     return (
         target
-        if _counts(task.round, task.run.planned_rounds)
-        else scored(target, _received(task.received_model(), target))
+        if _counts(job.round, job.run.planned_rounds)
+        else scored(target, _received(job.received_model(), target))
     )
 
 

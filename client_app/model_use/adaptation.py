@@ -18,12 +18,12 @@ from torch.nn.functional import cross_entropy
 
 from fedsurrogate.common.errors import ConfigError, DataError, SealError, SurrogateError
 from fedsurrogate.common.files import replace_file
-from fedsurrogate.common.models.class_measures import bootstrap_weights, means_of
+from fedsurrogate.common.models.class_metrics import bootstrap_weights, means_of
 from fedsurrogate.common.models.classifiers import Classifier, target_of_model
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import LABELS, Labels
-from fedsurrogate.common.targets.measures import checked_target, facts_of
+from fedsurrogate.common.targets.metrics import checked_target, facts_of
 from fedsurrogate.common.targets.number import NUMBER
 from fedsurrogate.common.targets.target import Facts
 from fedsurrogate.common.targets.time import TIME, Time
@@ -226,8 +226,8 @@ def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
     zero, so that no ranking is turned around. Corrected: weights that a ridge keeps small are added
     too. Own head: such weights alone, without the shared model. The loss of a record is minus its log
     likelihood: of its class, of its annotated labels, or of its time by the hazards of the model's
-    bins; of numbers the squared error. A version replaces the shared model only if its loss is lower
-    beyond chance, and its accuracy is not lower.
+    bins; of numbers the squared error. A version replaces the shared model only if its loss is significantly
+    lower, and its accuracy is not lower.
 
     Args:
         shared: the shared model.
@@ -281,7 +281,7 @@ def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
     judged = tuple(_judgement(name, losses, right, weights) for name in losses)
     chosen = _choice(judged, losses, weights)
     if chosen.name == SHARED:
-        reason = "no candidate is better than the shared model beyond chance"
+        reason = "no candidate is significantly better than the shared model"
         return Adaptation(judged, SHARED, None, reason)
     change = fits[chosen.name](seen(whole))
     slope, bias, weight = change.slope, unit * change.bias, unit[:, None] * change.weight
@@ -295,7 +295,9 @@ def adapt(shared: Classifier, held: HeldOut, seed: int = 0) -> Adaptation:
     what, each = "likelihood is higher", "a record"
     if facts.get("name") == NUMBER.name:
         what, each = "squared error is lower", "of the variance"
-    reason = f"its {what} than the shared model's beyond chance, by {chosen.gain:.3f} {each}"
+    reason = (
+        f"its {what} than the shared model's, which is significant, by {chosen.gain:.3f} {each}"
+    )
     return Adaptation(judged, chosen.name, own, reason)
 
 
@@ -469,7 +471,7 @@ def _choice(
     losses: Mapping[str, NDArray[np.float64]],
     weights: NDArray[np.float64],
 ) -> Judgement:
-    """The candidate with the smallest loss that is better beyond chance, or the shared model."""
+    """The candidate with the smallest loss that is significantly better, or the shared model."""
     shared = judged[0]
     for each in sorted(judged, key=lambda each: each.loss):
         if each.name == SHARED:

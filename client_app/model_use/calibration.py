@@ -23,7 +23,7 @@ from fedsurrogate.common.models.classifiers import Classifier, alone, target_of_
 from fedsurrogate.common.signed_models.gaussians import Gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel, digest_of
 from fedsurrogate.common.targets.labels import LABELS
-from fedsurrogate.common.targets.measures import answers_of, facts_of
+from fedsurrogate.common.targets.metrics import answers_of, facts_of
 from fedsurrogate.common.targets.target import Facts
 
 from ..node_config import NodeConfig

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import FEWEST, Judged, Report, curves_of, report
+from fedsurrogate.common.models.class_metrics import FEWEST, Judged, Report, curves_of, report
 from fedsurrogate.common.models.classifiers import Classifier, Head, scores_alone, target_of_model
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians
 from fedsurrogate.common.signed_models.signed_model import SignedModel
@@ -238,7 +238,7 @@ def evaluate(
     Raises:
         ConfigError: for a wish or a calibration that does not fit.
         DataError: for too few records, or records without values of the target.
-        PackageError: without a library that computes a measure, or matplotlib.
+        PackageError: without a library that computes a metric, or matplotlib.
     """
     classifier = own or model.classifier
     content: Facts = {
@@ -304,14 +304,14 @@ def _of_classes(
         held.labels.numpy(), chance, calibration.decisions(chance, classes), held.patients
     )
     judged = every.take(judged_rows)
-    measures = report(judged, classes, wish.draws, wish.seed)
+    metric_values = report(judged, classes, wish.draws, wish.seed)
     # Of the shared model and its own decisions: a threshold is this site's choice.
     promise = check_promise(
         model.classifier, model.gaussians, held.features[judged_rows], held.labels[judged_rows]
     )
     facts: Facts = {
         "calibrated_on": int((~judged_rows).sum()),
-        "report": _as_json(measures),
+        "report": _as_json(metric_values),
         "groups": _by_group(every, judged_rows, held.groups, classes, wish),
         "curves": {
             name: curves_of(judged.labels == index, judged.probabilities[:, index])
@@ -320,7 +320,7 @@ def _of_classes(
         "out_of_distribution": _ood(model, distances, calibration, judged_rows),
         "promise": promise and asdict(promise),
     }
-    return facts, measures, calibration, None if model.gaussians is not None else gaussians
+    return facts, metric_values, calibration, None if model.gaussians is not None else gaussians
 
 
 def _as_json(each: Report) -> Facts:

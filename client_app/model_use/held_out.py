@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsurrogate.common.backbones.feature_power import power_in
+from fedsurrogate.common.backbones.power_transform import power_in
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.run import Run

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import DataError
 
 from ..datasets.dataset import Dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsurrogate.common.models.class_measures import drawn_classes, leads_with_auroc
+from fedsurrogate.common.models.class_metrics import drawn_classes, leads_with_auroc
 from fedsurrogate.common.pages.svg import (
     INTERVAL,
     captions,
@@ -42,7 +42,7 @@ PAGE = (
 <p>{{ e.records | capitalize }}{% if e.left_out %}; {{ e.left_out }} more cannot be used{% endif %}.
 {% if e.adapted %}The model is this site's own version of the shared one. {% endif %}
 {% if e.calibrated_on %}{{ e.calibrated_on }} other records chose temperature and threshold and are not judged. {% endif %}
-Always giving the largest class is right for {{ "%.1f" | format(100 * majority) }} %.
+The majority baseline is right for {{ "%.1f" | format(100 * majority) }} %.
 Intervals are percentiles of {{ "whole patients" if r.units else "records" }} drawn with replacement.</p>
 </header>
 {% if r.left_out %}
@@ -71,7 +71,7 @@ Intervals are percentiles of {{ "whole patients" if r.units else "records" }} dr
 {% for kind, g in kinds.items() %}<tr><td>{{ kind }}</td>
 {% if g is number %}<td class="number">{{ g }}</td><td colspan="5"><span class="bad">fewer than ten records</span></td>
 {% else %}<td class="number">{{ g.records }}</td><td>{{ interval(g.averages.accuracy) }}</td><td>{{ interval(g.averages.balanced_accuracy) }}</td><td>{{ interval(g.averages.macro_auroc) }}</td>
-{% if e.calibration.positive %}{% for c in g.per_class if c.name == e.calibration.positive %}<td>{{ interval(c.measures.sensitivity) }}</td><td>{{ interval(c.measures.specificity) }}</td>{% endfor %}{% endif %}
+{% if e.calibration.positive %}{% for c in g.per_class if c.name == e.calibration.positive %}<td>{{ interval(c.metric_values.sensitivity) }}</td><td>{{ interval(c.metric_values.specificity) }}</td>{% endfor %}{% endif %}
 {% endif %}</tr>{% endfor %}
 </tbody></table></div></section>
 {% endfor %}
@@ -89,7 +89,7 @@ Its decisions differ from those on the surrogate by {{ "%.1f" | format(100 * p.d
 <section class="card"><h2>Out-of-distribution scores of these records</h2><div class="scroll"><table>
 <thead><tr><th>score</th><th class="number">median</th><th class="number">90 %</th><th class="number">95 %</th><th class="number">99 %</th></tr></thead><tbody>
 {% for score in ("mahalanobis", "relative") %}<tr><td style="overflow-wrap: break-word">{{ score }}</td>{% for level, value in e.out_of_distribution[score].items() %}<td class="number">{{ "%.4g" | format(value) }}</td>{% endfor %}</tr>{% endfor %}
-</tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all measures on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
+</tbody></table></div><p class="after quiet">Against {{ e.out_of_distribution.against }}. {% if e.out_of_distribution.abstained is not none %}The model abstains where the {{ e.calibration.score }} score is above {{ "%.4g" | format(e.calibration.abstain_above) }}: from {{ "%.1f" | format(100 * e.out_of_distribution.abstained) }} % of the judged records, which all metrics on this page count like the others.{% else %}--abstain 0.05 --store chooses a number from which the model abstains, so that one such record in twenty has no decision.{% endif %}</p></section>
 {% endif %}
 <footer class="card"><dl>
 <dt>model</dt><dd>{{ e.model.name }}, method {{ e.model.method }}, run {{ e.model.run }}, {{ e.model.sites }} sites</dd>

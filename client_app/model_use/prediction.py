@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsurrogate.common.backbones.backbone_names import shown
 from fedsurrogate.common.backbones.backbones import Backbone
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
+from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text
 from fedsurrogate.common.files import replace_file

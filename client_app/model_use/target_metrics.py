@@ -1,4 +1,4 @@
-"""Measures of models of labels, numbers and times, from true values and answers alone. Point values are
+"""Metrics of models of labels, numbers and times, from true values and answers alone. Point values are
 those of scikit-learn, statsmodels and scikit-survival where these have them.
 """
 
@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsurrogate.common.extras import needed_for
-from fedsurrogate.common.models.class_measures import (
+from fedsurrogate.common.models.class_metrics import (
     DRAWS,
     Array,
     Bools,
     Drawn,
-    Measure,
+    Metric,
     Rows,
     averages_of,
-    binary_measures,
+    binary_metrics,
     bootstrap_weights,
     measured,
 )
@@ -46,15 +46,15 @@ WIDTH = 1.96
 PURPOSE = "the evaluation of survival times"
 
 
-def label_measures(
+def label_metrics(
     truth: Array,
     answers: Mapping[str, Array],
     plain: Mapping[str, Array],
     present: Mapping[str, Array],
     patients: Sequence[str] | None = None,
     draws: int = DRAWS,
-) -> dict[str, dict[str, Measure]]:
-    """Measures of every label on the records that are annotated for it, and their means.
+) -> dict[str, dict[str, Metric]]:
+    """Metrics of every label on the records that are annotated for it, and their means.
 
     Args:
         truth: (n, L), 1 and 0, and NaN where a record is not annotated.
@@ -74,7 +74,7 @@ def label_measures(
         PackageError: without statsmodels, which fits the calibration.
     """
     weights = bootstrap_weights(len(truth), patients, draws, seed=0)
-    found: dict[str, dict[str, Measure]] = {}
+    found: dict[str, dict[str, Metric]] = {}
     kept: list[dict[str, Drawn]] = []
     left_out = []
     for index, (name, chance) in enumerate(answers.items()):
@@ -82,18 +82,18 @@ def label_measures(
         own, drawn = truth[known, index] == 1, weights[:, known]
         owners = None if patients is None else [patients[i] for i in np.flatnonzero(known).tolist()]
         decided = present[name][known] == 1 if name in present else None
-        each = binary_measures(own, chance[known], decided, owners, drawn, SPECIFICITY)
+        each = binary_metrics(own, chance[known], decided, owners, drawn, SPECIFICITY)
         stated = {shown: each[key] for key, shown in OF_LABELS.items()}
-        measures = {key: value.measure for key, value in stated.items()}
-        measures |= _calibration(own, chance[known], owners)
-        measures["calibration_error"] = each["calibration_error"].measure
+        metric_values = {key: value.metric for key, value in stated.items()}
+        metric_values |= _calibration(own, chance[known], owners)
+        metric_values["calibration_error"] = each["calibration_error"].metric
         if not np.array_equal(plain[name][known], chance[known]):
-            before = binary_measures(own, plain[name][known], None, owners, drawn)
+            before = binary_metrics(own, plain[name][known], None, owners, drawn)
             for key in ("calibration_error", "brier"):
-                measures[f"{key}_at_the_prevalence_of_the_model"] = before[key].measure
+                metric_values[f"{key}_at_the_prevalence_of_the_model"] = before[key].metric
         for key in ("sensitivity", "specificity") if decided is not None else ():
-            measures[f"{key}_at_the_threshold"] = each[key].measure
-        found[name] = measures
+            metric_values[f"{key}_at_the_threshold"] = each[key].metric
+        found[name] = metric_values
         if own.any() and not own.all():
             kept.append(stated)
         else:
@@ -106,7 +106,7 @@ def label_measures(
     return found | {f"all labels{less}": averages_of(kept)}
 
 
-def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) -> dict[str, Measure]:
+def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) -> dict[str, Metric]:
     """Slope and intercept of the logistic regression on the log odds, with its own intervals, which
     allow for patients with several records.
     """
@@ -115,7 +115,7 @@ def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) ->
         from statsmodels.tools.sm_exceptions import PerfectSeparationError
 
     names = ("calibration_intercept", "calibration_slope")
-    undefined = {name: Measure(None, None, None, len(truth)) for name in names}
+    undefined = {name: Metric(None, None, None, len(truth)) for name in names}
     odds = np.clip(chance, LEAST_CHANCE, 1 - LEAST_CHANCE)
     odds = np.log(odds / (1 - odds))
     if not truth.any() or truth.all() or np.ptp(np.quantile(odds, [0.025, 0.975])) < LEAST_SPREAD:
@@ -135,7 +135,7 @@ def _calibration(truth: Bools, chance: Array, patients: Sequence[str] | None) ->
     if not fit.mle_retvals["converged"] or not np.isfinite(fit.params).all():
         return undefined
     return {
-        name: Measure(float(value), float(low), float(high), len(truth))
+        name: Metric(float(value), float(low), float(high), len(truth))
         for name, value, (low, high) in zip(names, fit.params, fit.conf_int(), strict=True)
     }
 
@@ -159,8 +159,8 @@ class Predictions:
     patients: Sequence[str] | None = None
 
 
-def number_measures(records: Predictions, draws: int = DRAWS, seed: int = 0) -> dict[str, Measure]:
-    """Measures of predicted numbers, with intervals.
+def number_metrics(records: Predictions, draws: int = DRAWS, seed: int = 0) -> dict[str, Metric]:
+    """Metrics of predicted numbers, with intervals.
 
     Args:
         records: the records.
@@ -283,10 +283,10 @@ class Observed:
         return pairs
 
 
-def time_measures(
+def time_metrics(
     records: Observed, horizon: float, draws: int = DRAWS, seed: int = 0
-) -> dict[str, Measure]:
-    """Measures of risks, with intervals from samples of patients or records.
+) -> dict[str, Metric]:
+    """Metrics of risks, with intervals from samples of patients or records.
 
     The distribution of censoring, by which some of them weight records, is that of these records.
 
@@ -311,9 +311,7 @@ def time_measures(
     found = measured(points, len(records.times), records.patients, draws, seed)
     events = int((records.events & (records.times <= horizon)).sum())
     return {
-        name: Measure(
-            each.value, each.low, each.high, events if "concord" in name else each.support
-        )
+        name: Metric(each.value, each.low, each.high, events if "concord" in name else each.support)
         for name, each in found.items()
     }
 
@@ -350,11 +348,11 @@ def _time_points(records: Observed, rows: Rows, horizon: float) -> dict[str, flo
             wanted["integrated_brier"] = lambda: metrics.integrated_brier_score(
                 own, own, chances, edges
             )
-    for name, measure in wanted.items():
+    for name, metric in wanted.items():
         # These records may not define it.
         with np.errstate(all="ignore"):
             try:
-                value = float(measure())
+                value = float(metric())
             except (ValueError, ZeroDivisionError):
                 continue
         values[name] = value if np.isfinite(value) else None

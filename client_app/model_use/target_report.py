@@ -1,4 +1,4 @@
-"""What an evaluation says of a model of another target than classes: measures with intervals, and
+"""What an evaluation says of a model of another target than classes: metrics with intervals, and
 pictures.
 """
 
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import Array, Measure, curves_of
+from fedsurrogate.common.models.class_metrics import Array, Metric, curves_of
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
 from fedsurrogate.common.pages.svg import MOST_DRAWN, curve_pictures, page_head, render_page
-from fedsurrogate.common.targets.measures import answers_of, facts_of, measured, metrics_of
+from fedsurrogate.common.targets.metrics import answers_of, facts_of, measured, metrics_of
 
 from . import target_metrics
 from .calibration import PRESENT, Calibration, decided_answers
 from .held_out import HeldOut
-from .target_metrics import Observed, Predictions, label_measures, number_measures, time_measures
+from .target_metrics import Observed, Predictions, label_metrics, number_metrics, time_metrics
 
 # Titles and pictures, as HTML.
 Pictures = list[tuple[str, str]]
-Measures = dict[str, dict[str, Measure]]
+MetricValues = dict[str, dict[str, Metric]]
 IMAGE = '<img alt="{{ title }}" style="max-width: 100%" src="data:image/png;base64,{{ content }}">'
 PAGE = (
     page_head("Evaluation · {{ e.model.name }}")
@@ -42,9 +42,9 @@ PAGE = (
 {% if e.calibration.note %}Decisions: {{ e.calibration.note }}. {% endif %}
 Intervals are percentiles of {{ "whole patients" if e.patients else "records" }} drawn with replacement.</p>
 </header>
-{% for name, own in e.measures.items() %}
+{% for name, own in e.metric_values.items() %}
 <section class="card"><h2>{{ name }}</h2><div class="scroll"><table>
-<thead><tr><th>measure</th><th class="number">value</th><th class="number">95 % interval</th>
+<thead><tr><th>metric</th><th class="number">value</th><th class="number">95 % interval</th>
 <th class="number">records</th></tr></thead><tbody>
 {% for key, m in own.items() %}<tr><td>{{ key | replace("_", " ") }}</td>
 <td class="number">{{ "undefined" if m.value is none else "%.4g" | format(m.value) }}</td>
@@ -107,7 +107,7 @@ def target_facts(
 
     Raises:
         DataError: for records without values.
-        PackageError: without a library that computes a measure, or matplotlib.
+        PackageError: without a library that computes a metric, or matplotlib.
     """
     if held.values is None:
         raise DataError("the held-out records have no values of the model's target")
@@ -122,35 +122,38 @@ def target_facts(
     )
     answers = Answers(facts, outputs, scores, columns, plain, held.values.numpy(), held.patients)
     judge = JUDGED.get(str(facts["name"]))
-    measures, pictures = (_plain(target, answers), []) if judge is None else judge(answers, draws)
+    metric_values, pictures = (
+        (_plain(target, answers), []) if judge is None else judge(answers, draws)
+    )
     content = {
         "count": len(held.values),
         "patients": held.patients is not None,
-        "measures": {
-            name: {key: asdict(each) for key, each in own.items()} for name, own in measures.items()
+        "metric_values": {
+            name: {key: asdict(each) for key, each in own.items()}
+            for name, own in metric_values.items()
         },
     }
     return content, pictures
 
 
-def _numbers(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
-    measures: Measures = {}
+def _numbers(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
+    metric_values: MetricValues = {}
     pictures: Pictures = []
     for name in answers.outputs:
         low, high = (answers.columns.get(f"{name} {end}") for end in ("low", "high"))
         records = Predictions(
             answers.true(name), answers.columns[name], low, high, answers.patients
         )
-        measures[name] = number_measures(records, draws)
+        metric_values[name] = number_metrics(records, draws)
         for title, draw in (
             ("predicted against true", target_metrics.predicted_against_true),
             ("differences (Bland and Altman)", target_metrics.bland_altman),
         ):
             pictures.append(_picture(f"{name}: {title}", draw(records)))
-    return measures, pictures
+    return metric_values, pictures
 
 
-def _labels(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
+def _labels(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
     names = answers.outputs
     truth = np.stack([answers.true(name) for name in names], 1)
     chances, plain = (
@@ -159,19 +162,19 @@ def _labels(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
     present = {
         name: answers.columns[name + PRESENT] for name in names if name + PRESENT in answers.columns
     }
-    measures = label_measures(truth, chances, plain, present, answers.patients, draws)
+    metric_values = label_metrics(truth, chances, plain, present, answers.patients, draws)
     curves = {}
     for at, name in enumerate(names):
         known = ~np.isnan(truth[:, at])
         curves[name] = curves_of(truth[known, at] == 1, chances[name][known])
-    return measures, [
+    return metric_values, [
         (f"{title}: {', '.join(some)}", svg)
         for some in (names[at : at + MOST_DRAWN] for at in range(0, len(names), MOST_DRAWN))
         for _, title, svg in curve_pictures(curves, some)
     ]
 
 
-def _times(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
+def _times(answers: Answers, draws: int) -> tuple[MetricValues, Pictures]:
     edges = np.asarray(answers.facts["edges"], dtype=float)
     # At the horizon itself no record is left to compare.
     curves = [answers.columns[f"survival {edge:g}"] for edge in edges[1:-1]]
@@ -186,17 +189,17 @@ def _times(answers: Answers, draws: int) -> tuple[Measures, Pictures]:
     horizon, unit = float(edges[-1]), str(answers.facts.get("unit", ""))
     figure = target_metrics.kaplan_meier_thirds(records, horizon, unit)
     return (
-        {"risk": time_measures(records, horizon, draws)},
+        {"risk": time_metrics(records, horizon, draws)},
         [_picture("Survival by third of the risk", figure)],
     )
 
 
-def _plain(target: str, answers: Answers) -> Measures:
-    """The measures of a run, without intervals and pictures, for any other kind of target."""
+def _plain(target: str, answers: Answers) -> MetricValues:
+    """The metrics of a run, without intervals and pictures, for any other kind of target."""
     sums = measured(target, answers.outputs, answers.scores, torch.from_numpy(answers.values))
     return {
         output: {
-            name: Measure(value, None, None, int(own["records"]))
+            name: Metric(value, None, None, int(own["records"]))
             for name, value in own.items()
             if name != "records"
         }
@@ -204,10 +207,10 @@ def _plain(target: str, answers: Answers) -> Measures:
     }
 
 
-JUDGED: dict[str, Callable[[Answers, int], tuple[Measures, Pictures]]] = {
-    "number": _numbers,
-    "labels": _labels,
-    "time": _times,
+JUDGED: dict[str, Callable[[Answers, int], tuple[MetricValues, Pictures]]] = {
+    "regression": _numbers,
+    "multilabel": _labels,
+    "survival": _times,
 }
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import DRAWS, FEWEST
+from fedsurrogate.common.models.class_metrics import DRAWS, FEWEST
 from fedsurrogate.common.models.classifiers import Classifier, scores_alone, target_of_model
-from fedsurrogate.common.targets.measures import facts_of
+from fedsurrogate.common.targets.metrics import facts_of
 
 from ..datasets.dataset import stratified_split
 from .calibration import (
@@ -92,7 +92,7 @@ class Wish:
 
     def chooses(self, held: HeldOut) -> NDArray[np.bool_] | None:
         """The half (n,) of the records, whole patients where these are known, that choose and are not
-        judged: measures on the records that chose a threshold would be too good. None where nothing
+        judged: metrics on the records that chose a threshold would be too good. None where nothing
         is chosen.
         """
         chosen = self.temperature or self.sensitivity or self.specificity or self.abstain

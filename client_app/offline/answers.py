@@ -34,7 +34,7 @@ from ..governance.entries import Release
 from ..governance.gate import open_gate
 from ..governance.ledger import Ledger, own_ledger
 from ..governance.release import charge_and_release, prepare
-from ..methods.task import SiteRequest
+from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 from ..requests import LARGEST_MODEL, WORK, answer
 from .keys import coordinator_key, key_name, private_key
@@ -124,7 +124,7 @@ def _facts(release: Release) -> dict[str, Any]:
 
 # Every file of another kind begins otherwise: the first field of a message file is its manifest.
 MAGIC = b"\x0a"
-KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "introduction"}
+KINDS = {"train": "surrogate", "evaluate": "evaluation", "query.hello": "identification"}
 
 
 def is_message(file: Path) -> bool:

@@ -53,8 +53,8 @@ def key_name(node: NodeConfig) -> str:
 def received_keys(node: NodeConfig, text: object) -> dict[str, bytes]:
     """Public keys by site, as received from the coordinator.
 
-    Keys that `peers` does not confirm are left out. A site whose key is left out cannot read relays
-    sealed here, and its own relays are refused. Without `peers` in the node-config, this site must
+    Keys that `peers` does not confirm are left out. A site whose key is left out cannot read chain messages
+    sealed here, and its own chain messages are refused. Without `peers` in the node-config, this site must
     trust the coordinator to send the right keys.
 
     Args:

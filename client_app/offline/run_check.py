@@ -16,7 +16,7 @@ from ..features.site_features import site_name
 from ..governance.gate import Gate, open_gate
 from ..governance.release import prepare, without_records
 from ..governance.verdict import Verdict, verdict
-from ..methods.task import SiteRequest
+from ..methods.job import SiteRequest
 from ..node_config import NodeConfig
 
 CHECK = "check"
@@ -74,7 +74,7 @@ def _made(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], str]:
         "sensitivities": release.sensitivities,
         "facts": release.facts,
         "left_out": [each.why for each in prepared.found.report.left_out],
-        "odd": [*prepared.found.report.odd, *found.warnings],
+        "warnings": [*prepared.found.report.warnings, *found.warnings],
         "failure": prepared.failure.text or None,
     } | _budget(found)
     refusal = ""
@@ -107,7 +107,7 @@ def _planned(run: Run, node: NodeConfig, gate: Gate) -> tuple[dict[str, Any], st
         "sends": [f"{each.name} ({each.shape})" for each in run.plan.messages.sends],
         "bytes": cost.up if cost else None,
         "bytes_received": cost.down if cost else None,
-        "odd": list(found.warnings),
+        "warnings": list(found.warnings),
     } | _budget(found)
     return facts, found.refusal
 

@@ -77,7 +77,7 @@ MODULES = (
     "sklearn.mixture",
     "sklearn.linear_model",
     "flwr.supernode.cli.flwr_clientapp",
-    "fedsurrogate.client_app.secure_sum",
+    "fedsurrogate.client_app.secure_aggregation",
     "fedsurrogate.client_app.clientapp",
     "fedsurrogate.client_app.requests",
 )

@@ -36,7 +36,7 @@ SOCKET = ".status"
 SECONDS, LONGEST, LOOK_SECONDS = 5.0, 65536, 15.0
 RESTART = "start the app again: docker compose up -d --force-recreate app"
 LEDGER = {
-    "ledger_usable": "1 if the ledger agrees with its witness; 0: nothing leaves this site.",
+    "ledger_usable": "1 if the ledger agrees with its check log; 0: nothing leaves this site.",
     "budget_epsilon_total": "Epsilon that the policy allows for all releases of these data.",
     "budget_epsilon_spent": "Epsilon spent by all releases of these data so far.",
     "budget_left_ratio": "Share of the budget that is left, from 0 to 1.",
@@ -100,7 +100,7 @@ class Reporter:
         from ..governance.policy import digest_of_policy
 
         node = self._node
-        folders = {"state": node.state, "cache": node.cache, "witness": node.witness}
+        folders = {"state": node.state, "cache": node.cache, "check-log": node.check_log}
         disks = {name: found for name, each in folders.items() if (found := disk(each))}
         return AppReport(
             version=own_version(),
@@ -250,7 +250,7 @@ def _files_of(node: NodeConfig) -> object:
     from ..governance.policy import LIMITS_FILE
 
     files = [Path(node.policy), Path(node.policy).with_name(LIMITS_FILE)] if node.policy else []
-    for folder, pattern in ((node.state / "ledgers", "*"), (node.witness, "*.witness")):
+    for folder, pattern in ((node.state / "ledgers", "*"), (node.check_log, "*.witness")):
         files += sorted(folder.glob(pattern))
     found = []
     for file in files:

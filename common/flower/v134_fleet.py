@@ -54,7 +54,8 @@ TIME = "fedsurrogate-time"
 """The Unix time of a SuperLink in its refusals. By it a site learns how far its clock is off."""
 LARGEST_MESSAGE = LARGEST_PART
 """Bytes of a message to the Fleet API. Flower cuts arrays into pieces of 5 MiB, and what stands
-beside a payload has at most 4 MiB."""
+beside a payload has at most 4 MiB.
+"""
 LIMITS = (
     ("grpc.max_receive_message_length", LARGEST_MESSAGE),
     # Of headers, which come before any check; a signature and a key have less than 1 KiB.

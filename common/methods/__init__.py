@@ -17,7 +17,7 @@ from ..targets.target import Target
 from . import heads
 from .counting import KINDS_OF_COUNTS
 from .fedpft import FEDPFT, KD
-from .method import Method, Plan, with_secure_sum
+from .method import Method, Plan, with_secure_aggregation
 from .synthetic_records import SYNTHETIC_RECORDS
 from .training import GENERATORS, TRAINED
 
@@ -42,12 +42,14 @@ def method_of(settings: Settings) -> Method:
     method = method_named(settings.method)
     if settings.counting.kind in KINDS_OF_COUNTS:
         return KINDS_OF_COUNTS[settings.counting.kind]
-    chain = method is FEDPFT and settings.fedpft.topology == "chain" and not settings.secure_sum
+    chain = (
+        method is FEDPFT and settings.fedpft.topology == "chain" and not settings.secure_aggregation
+    )
     return FEDPFT_CHAIN if chain else method
 
 
 def plan_of(method: Method, settings: Settings, target: Target | None = None) -> Plan:
-    """What a method does under the settings of a run, in a secure sum if the run is one.
+    """What a method does under the settings of a run, in secure aggregation if the run is one.
 
     Args:
         method: of the run.
@@ -66,14 +68,14 @@ def plan_of(method: Method, settings: Settings, target: Target | None = None) ->
     else:
         *names, last = (repr(each.name) for each in METHODS.values() if each.coded or each.trains)
         raise ConfigError(
-            f"target = {target.name!r}, but method = {method.name!r} learns classes only; use "
+            f"task = {target.name!r}, but method = {method.name!r} learns classes only; use "
             f"{', '.join(names)} or {last}"
         )
-    if settings.secure_sum and plan.combination.from_sums:
-        return with_secure_sum(method.name, plan, settings)
+    if settings.secure_aggregation and plan.combination.from_sums:
+        return with_secure_aggregation(method.name, plan, settings)
     if settings.epsilon and plan.kind == "one-shot" and not plan.counts:
         # Sites that do not fit together learn so before any of them is charged.
-        return replace(plan, messages=replace(plan.messages, introduces=True))
+        return replace(plan, messages=replace(plan.messages, identifies=True))
     return plan
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..errors import LARGEST_COUNT, norm_of_ones
 from ..image_histograms import histograms_of, read_bins
-from ..privacy.mechanism import JOINT_SUMS, NOISY_COUNTS, NoisySums
+from ..privacy.mechanism import DISTRIBUTED_SUMS, NOISY_COUNTS, NoisySums
 from ..settings import CountingSettings, Settings
 from ..targets.target import Target
 from ..terms import Term
@@ -49,7 +49,8 @@ def tables_of(own: CountingSettings, classes: int) -> tuple[Counted, ...]:
     """The tables of a run that counts records of this many classes.
 
     survey: records (C,), and images (I,) of all cells of its histograms, of each of which a record is in
-    one: it adds vectors of norm 1 and sqrt(Q). evaluation: decisions (C, C) by true and decided class, and for each scored
+    one: it adds vectors of norm 1 and sqrt(Q). evaluation: decisions (C, C) by true and decided
+        class, and for each scored
     class a histogram of its probability, for records of other classes and of this class: scores (S,
     2, B). A record is in one cell of the decisions and in S cells of the scores, so it adds vectors
     of norm 1 and sqrt(S). The shares minimise the sum of the two variances of the noise.
@@ -123,10 +124,10 @@ def _refusal(settings: Settings) -> str:
         return f"counting.kind = {own.kind!r} needs classes, so that all sites count the same ones"
     if own.kind == "evaluation" and not own.digest:
         return "counting.kind = 'evaluation' needs counting.digest; `coordinator evaluate` sets it"
-    if own.images and (own.kind != "survey" or settings.secure_sum):
+    if own.images and (own.kind != "survey" or settings.secure_aggregation):
         return (
             "counting.images compares sites in a survey: it needs counting.kind = 'survey', and "
-            "secure-sum = false"
+            "secure-aggregation = false"
         )
     if unused := [name for name in read_bins(own.image_bins) if name not in own.images]:
         return f"counting.image-bins has {unused[0]!r}, which is not in counting.images"
@@ -155,7 +156,7 @@ def _plan(
             sends=(),
             receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
             symbols=partial(_symbols, own),
-            introduces=False,
+            identifies=False,
         ),
         work,
     )
@@ -178,7 +179,7 @@ def _coded_plan(
             sends=(),
             receives=(Field("weight", "C d"), Field("bias", "C")) if judges else (),
             symbols=lambda classes, dimension, records: sides,
-            introduces=False,
+            identifies=False,
         ),
         work,
     )
@@ -203,7 +204,7 @@ def _counting(
     privacy = None
     if settings.epsilon:
         privacy = NoisySums(
-            JOINT_SUMS if settings.secure_sum else NOISY_COUNTS,
+            DISTRIBUTED_SUMS if settings.secure_aggregation else NOISY_COUNTS,
             settings.epsilon,
             settings.delta,
             {each.name: each.share for each in counted},

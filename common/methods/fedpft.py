@@ -14,8 +14,8 @@ from functools import partial
 from ..backbones.dimensions import named_dimension
 from ..errors import LARGEST_COUNT, LARGEST_NUMBER
 from ..privacy.mechanism import (
+    DISTRIBUTED_SUMS,
     EM,
-    JOINT_SUMS,
     SUMS,
     THEOREM,
     MechanismRecipe,
@@ -96,8 +96,8 @@ def automatic(settings: Settings, dimension: int) -> Form:
     """The covariance that "auto" stands for.
 
     Without privacy it is whole ("gram") up to `largest_gram` dimensions, and of rank 64 above. With
-    noise at each site it follows from how far a second moment stands out from its noise. A secure
-    sum, another target, a chain, several components and theorem 4.1 each work with one form only.
+    noise at each site it follows from how far a second moment stands out from its noise. Secure
+    aggregation, another target, a chain, several components and theorem 4.1 each work with one form only.
 
     Args:
         settings: of the run.
@@ -113,7 +113,7 @@ def automatic(settings: Settings, dimension: int) -> Form:
     if own.rank or own.bits:
         why = "fedpft.rank or fedpft.bits is set, which only this form has"
         return Form("lowrank", own.rank or SET_RANK, own.bits or SET_BITS, why)
-    if settings.secure_sum or settings.target != TargetSettings.model_fields["target"].default:
+    if settings.secure_aggregation or settings.task != TargetSettings.model_fields["task"].default:
         return _whole("it adds up over sites")
     if settings.epsilon:
         return _private(settings)
@@ -235,7 +235,7 @@ def _thin(reason: str) -> Form:
 
 
 # Mechanisms whose noisy sums have a solver of their own.
-NOISY = (SUMS, JOINT_SUMS)
+NOISY = (SUMS, DISTRIBUTED_SUMS)
 
 # The solver that the statistics of the sites decide, and what it may be besides "lda".
 BY_STATISTICS, BALANCED_RIDGE = "by statistics", "balanced-ridge"
@@ -274,15 +274,15 @@ def choices(settings: Settings) -> Choices:
 
     The mechanism is "theorem-4.1" if requested; otherwise "sums" for one component and "dp-em" for
     several. "auto" for the solver is BY_STATISTICS where all classes of a site share one covariance
-    and have one component each; for a secure sum, which shows no site, discriminant analysis.
+    and have one component each; for secure aggregation, which shows no site, discriminant analysis.
     Mixtures of several components, and a covariance for each class, hold more than it uses; noisy
     mixtures are used as published.
     """
     own = settings.fedpft
     if not settings.epsilon:
         mechanism = "none"
-    elif settings.secure_sum:
-        mechanism = JOINT_SUMS
+    elif settings.secure_aggregation:
+        mechanism = DISTRIBUTED_SUMS
     elif own.privacy == THEOREM:
         mechanism = THEOREM
     else:
@@ -297,17 +297,17 @@ def choices(settings: Settings) -> Choices:
         solver = settings.head.solver
     else:
         shared = own.covariance in ("auto", "lowrank", "gram") and own.components == 1
-        closed = "lda" if settings.secure_sum else BY_STATISTICS
+        closed = "lda" if settings.secure_aggregation else BY_STATISTICS
         solver = closed if shared and not settings.epsilon else "sampled"
     return Choices(mechanism, family, solver)
 
 
 def plan(settings: Settings) -> Plan:
-    """The plan of FedPFT: as a star, as a chain, or in rounds. A secure sum has no chain."""
+    """The plan of FedPFT: as a star, as a chain, or in rounds. Secure aggregation has no chain."""
     if settings.head.solver == LOGISTIC:
         return logistic_plan(settings)
     chosen, own = choices(settings), settings.fedpft
-    chain = own.topology == "chain" and not settings.secure_sum
+    chain = own.topology == "chain" and not settings.secure_aggregation
     sends = surrogate_fields(chosen, own.bits or AUTO_BITS)
     centre = (Field("centre", "d"),) if own.public else ()
     head = _head_fields(settings.head.solver, own.covariance, centre)
@@ -320,7 +320,7 @@ def plan(settings: Settings) -> Plan:
             result=() if chain and own.seal else head,
             symbols=partial(symbols, settings, chosen.mechanism),
             all_classes=chosen.mechanism in (SUMS, EM),
-            introduces=chain,
+            identifies=chain,
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.fedpft."
@@ -341,7 +341,7 @@ def plan(settings: Settings) -> Plan:
         allows=frozenset({"order", "seal"}) if chain else frozenset(),
         variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
         head=SOLVERS_IN_WORDS[chosen.solver],
-        own_mean=chosen.mechanism in (SUMS, JOINT_SUMS)
+        mean_over_columns=chosen.mechanism in (SUMS, DISTRIBUTED_SUMS)
         and settings.features.projection == AUTO
         and not (own.public or settings.features.ranges),
         ranges=not chain,
@@ -355,18 +355,18 @@ def coded_plan(settings: Settings, target: Target) -> Plan:
     own, why = settings.fedpft, ""
     if own.covariance not in ("gram", "lowrank") or own.components > 1:
         why = (
-            f"target = {target.name!r} needs one moment of all features; set fedpft.covariance = "
+            f"task = {target.name!r} needs one moment of all features; set fedpft.covariance = "
             "'gram' and fedpft.components = 1"
         )
     elif own.topology == "chain":
-        why = f"target = {target.name!r} works only with fedpft.topology = 'star'"
+        why = f"task = {target.name!r} works only with fedpft.topology = 'star'"
     elif own.privacy == THEOREM or settings.head.solver != "auto":
         why = (
-            f"target = {target.name!r} has a solver and a mechanism of its own; set head.solver = "
+            f"task = {target.name!r} has a solver and a mechanism of its own; set head.solver = "
             "'auto' and fedpft.privacy = 'auto'"
         )
-    elif own.public and not settings.secure_sum:
-        why = f"target = {target.name!r}: fedpft.public works only with secure-sum = true"
+    elif own.public and not settings.secure_aggregation:
+        why = f"task = {target.name!r}: fedpft.public works only with secure-aggregation = true"
     # Records in their ranges have norm one at most, and how far they are from the middle says much.
     clip = own.clip or (1.0 if settings.features.ranges else 0.0)
     if (course := target.course(bool(settings.epsilon))) is not None:
@@ -422,7 +422,7 @@ def _privacy(settings: Settings, chosen: Choices) -> MechanismRecipe | None:
         return None
     if chosen.mechanism == THEOREM:
         return TheoremNoise(epsilon, delta, clip)
-    family = "joint" if chosen.mechanism == JOINT_SUMS else chosen.family
+    family = "distributed" if chosen.mechanism == DISTRIBUTED_SUMS else chosen.family
     steps = EM_STEPS if chosen.mechanism == EM else 1
     return NoisySums(
         chosen.mechanism, epsilon, delta, partial(budget_shares, family), clip, steps=steps
@@ -569,7 +569,7 @@ def _defences(mechanism: str, chain: bool) -> Defences:
     if chain:
         reason = " in a chain, where each site builds on the previous one"
         if mechanism in NOISY:
-            # A relay holds the sums of each site, and no site can change the others'.
+            # A chain message holds the sums of each site, and no site can change the others'.
             return replace(BY_HARM, reason=reason)
         return Defences(reason=reason, gap=heads.CHAIN_GAP)
     if mechanism in (EM, THEOREM):
@@ -589,11 +589,11 @@ def _refusal(settings: Settings, chosen: Choices) -> str:
         )
     if solver == "sampled" and chosen.mechanism in NOISY:
         return "head.solver = 'sampled': noisy sums have a solver of their own; remove head.solver"
-    # No covariance makes it a sum over sites, so a secure sum has a refusal of its own.
+    # No covariance makes it a sum over sites, so secure aggregation has a refusal of its own.
     if (
         solver == "qda"
         and own.covariance in ("auto", "lowrank", "gram")
-        and not settings.secure_sum
+        and not settings.secure_aggregation
     ):
         return (
             "head.solver = 'qda' needs a covariance of each class: set fedpft.covariance = "

@@ -41,7 +41,7 @@ def work(head: HeadSettings, private: bool, classes: int, dimension: int) -> Wor
     return Work(head.min_steps, head.epochs, numbers=dimension * classes * gradients)
 
 
-# A relay replaces the one before it, and no other has what the earlier sites have.
+# A chain message replaces the one before it, and no other has what the earlier sites have.
 CHAIN_GAP = (
     "in a chain one hostile site can replace all that the sites before it have passed on, and nothing "
     "finds it; use it among sites that trust each other"
@@ -58,7 +58,7 @@ def plan(settings: Settings) -> Plan:
     return Plan(
         kind="one-shot",
         messages=Messages(
-            HEAD, (), HEAD, symbols=partial(symbols, settings.site_count), introduces=False
+            HEAD, (), HEAD, symbols=partial(symbols, settings.site_count), identifies=False
         ),
         combination=Combination(
             site="fedsurrogate.client_app.methods.local_training:own_head",
@@ -122,7 +122,7 @@ def local_plan(settings: Settings) -> Plan:
         tested="the site's own head, trained alone",
         stored=False,
     )
-    messages = replace(own.messages, sends=(), result=(), introduces=True)
+    messages = replace(own.messages, sends=(), result=(), identifies=True)
     nothing = Defences(reason=", which combines nothing")
     return replace(own, kind="alone", messages=messages, combination=alone, defences=nothing)
 

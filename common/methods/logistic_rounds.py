@@ -1,4 +1,4 @@
-"""FedPFT's head by a logistic loss: rounds of noisy sums, with joint noise in secure sums or with that
+"""FedPFT's head by a logistic loss: rounds of noisy sums, with distributed noise in secure aggregation or with that
 of each site. One plan.
 """
 
@@ -75,14 +75,14 @@ def logistic_plan(settings: Settings) -> Plan:
         settings: of the run.
     """
     own, rounds = settings.fedpft, 1 + steps_of(settings.epsilon)
-    opening = FIRST if own.public else FIRST_ALONE
+    first_round = FIRST if own.public else FIRST_ALONE
     public_map = (Field(PROJECTION, "p d"), Field(CENTRE, "d"))
     head = (Field(WEIGHT, "C k"), Field(BIAS, "C"), *public_map)
     return Plan(
         kind="rounds",
         messages=Messages(
             sends=fields_of(GRADIENT),
-            first=fields_of(opening),
+            first=fields_of(first_round),
             receives=(*head, Field(BOUND, "1")),
             result=head,
             symbols=partial(_symbols, settings.features),
@@ -92,7 +92,7 @@ def logistic_plan(settings: Settings) -> Plan:
             site=MESSAGE,
             strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRoundsOfSites",
             sums=GRADIENT,
-            first_sums=opening,
+            first_sums=first_round,
             site_sums="fedsurrogate.client_app.methods.fedpft.logistic_rounds:bounded_round",
             from_sums="fedsurrogate.strategies.fedpft.logistic_rounds:absorb_total",
             sum_strategy="fedsurrogate.strategies.fedpft.logistic_rounds:LogisticRounds",
@@ -114,16 +114,16 @@ def logistic_plan(settings: Settings) -> Plan:
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
-        own_mean=settings.features.projection == AUTO
+        mean_over_columns=settings.features.projection == AUTO
         and not (own.public or settings.features.ranges),
     )
 
 
 def _noise_of(settings: Settings) -> NoisyRounds:
     """The noise of the rounds."""
-    opening = FIRST if settings.fedpft.public else FIRST_ALONE
+    first_round = FIRST if settings.fedpft.public else FIRST_ALONE
     rounds = 1 + steps_of(settings.epsilon)
-    return noise_in_rounds(GRADIENT, settings, settings.fedpft.clip, rounds, opening, CENTRING)
+    return noise_in_rounds(GRADIENT, settings, settings.fedpft.clip, rounds, first_round, CENTRING)
 
 
 def steps_of(epsilon: float) -> int:
@@ -140,7 +140,7 @@ def steps_of(epsilon: float) -> int:
 
 
 def with_solver(settings: Settings) -> Settings:
-    """Settings with a logistic head where "auto" means that: in a secure sum of classes with a
+    """Settings with a logistic head where "auto" means that: in secure aggregation of classes with a
     budget, of which nothing else is set that only one sum has.
 
     Of four federations it was more accurate than one sum on records like those of the sites at
@@ -150,7 +150,7 @@ def with_solver(settings: Settings) -> Settings:
         settings: of the run.
 
     Example:
-        >>> own = {"secure_sum": True, "epsilon": 1.0, "delta": 1e-5}
+        >>> own = {"secure_aggregation": True, "epsilon": 1.0, "delta": 1e-5}
         >>> with_solver(Settings.model_validate(own)).head.solver
         'logistic'
         >>> with_solver(Settings.model_validate(own | {"fedpft": {"covariance": "gram"}})).head.solver
@@ -159,8 +159,8 @@ def with_solver(settings: Settings) -> Settings:
     own, usual = settings.fedpft, FedPFTSettings()
     if any(getattr(own, key) != getattr(usual, key) for key in OF_ONE_SUM):
         return settings
-    noisy = bool(settings.secure_sum and settings.epsilon and settings.delta)
-    of_classes = settings.target == TargetSettings.model_fields["target"].default
+    noisy = bool(settings.secure_aggregation and settings.epsilon and settings.delta)
+    of_classes = settings.task == TargetSettings.model_fields["task"].default
     free = settings.head.solver == AUTO and not settings.features.ranges
     if not (noisy and of_classes and free) and settings.head.solver != LOGISTIC:
         return settings
@@ -174,7 +174,7 @@ def with_dimensions(settings: Settings) -> Settings:
     """Settings with the dimensions of a logistic head after the projection, if none are set.
 
     Without public images no direction of the projection is known to matter more than others, and
-    the noise decides how many are worth theirs. In a secure sum they are nearly those of one sum.
+    the noise decides how many are worth theirs. In secure aggregation they are nearly those of one sum.
 
     Args:
         settings: of the run.
@@ -183,7 +183,7 @@ def with_dimensions(settings: Settings) -> Settings:
         >>> own = {"head": {"solver": "logistic"}, "epsilon": 1.0, "delta": 1e-5}
         >>> with_dimensions(Settings.model_validate(own)).features.dimensions
         175
-        >>> with_dimensions(Settings.model_validate(own | {"secure_sum": True})).features.dimensions
+        >>> with_dimensions(Settings.model_validate(own | {"secure_aggregation": True})).features.dimensions
         281
     """
     own = settings.features
@@ -195,7 +195,7 @@ def with_dimensions(settings: Settings) -> Settings:
         whole = each * math.sqrt((1 - CENTRING) / steps_of(settings.epsilon))
         # Of all sites together, if none is lost.
         shared = 1 / max(1 - settings.colluding, 0.1)
-        sums = shared if settings.secure_sum else settings.site_count or USUAL_SITES
+        sums = shared if settings.secure_aggregation else settings.site_count or USUAL_SITES
         worth = round(DIMENSIONS_ALONE * math.sqrt(own.records / (whole * math.sqrt(sums))))
         dimensions = min(max(1, worth), MOST_DIMENSIONS)
     given = own.model_copy(update={"dimensions": dimensions})
@@ -224,7 +224,7 @@ def _refusal(settings: Settings) -> str:
             "head.solver = 'logistic' sends gradients, and no covariance; remove "
             f"{', '.join(f'fedpft.{name}' for name in OF_ONE_SUM if name != 'seal')}"
         )
-    # A secure sum says so itself, also where nothing names the solver.
-    if not settings.classes and not settings.secure_sum:
+    # Secure aggregation says so itself, also where nothing names the solver.
+    if not settings.classes and not settings.secure_aggregation:
         return "head.solver = 'logistic' needs classes: the rows of the head are known before any round"
     return ""

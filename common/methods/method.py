@@ -14,7 +14,7 @@ from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SurrogateError
-from ..privacy.mechanism import JOINT_SUMS, MechanismRecipe
+from ..privacy.mechanism import DISTRIBUTED_SUMS, MechanismRecipe
 from ..privacy.shares import ALL, KEPT, OwnParts, stated
 from ..settings import FedAvgSettings, Settings
 from ..settings.heads import FEWEST_MAPPED
@@ -24,7 +24,7 @@ from ..terms import NOT_SIGNED, Term
 if TYPE_CHECKING:
     from torch import Tensor
 
-# one-shot: every site sends once. chain: every site extends the previous site's relay. rounds: all
+# one-shot: every site sends once. chain: every site extends the previous site's chain message. rounds: all
 # sites send many times. alone: only metrics leave a site.
 Kind = Literal["one-shot", "chain", "rounds", "alone"]
 # Sizes by symbol: C classes, d dimension of the features, n records of a site, and the method's own
@@ -131,9 +131,9 @@ class Messages:
             not here may have any size.
         all_classes: whether a site's message has every class that the run names, with or without
             records.
-        introduces: whether sites first report backbone and classes.
+        identifies: whether sites first report backbone and classes.
         signs: whether the coordinator signs the final model for the sites.
-        member_bytes: what a site sends and receives for each site of a secure sum, apart from its
+        member_bytes: what a site sends and receives for each site of secure aggregation, apart from its
             vector; 0 for other runs.
     """
 
@@ -144,7 +144,7 @@ class Messages:
     first: tuple[Field, ...] | None = None
     symbols: Callable[[int, int, int], Sizes] = no_more_symbols
     all_classes: bool = False
-    introduces: bool = True
+    identifies: bool = True
     signs: bool = True
     member_bytes: tuple[int, int] = (0, 0)
 
@@ -193,7 +193,7 @@ class Combination:
         from_sums: "module:function" at the coordinator, which learns from the sum; for training in
             rounds, which finishes a round with it; for counts, which makes the result. Empty for a
             method that never is a sum.
-        sum_strategy: "module:class" at the coordinator in secure sums, if none of the general ones
+        sum_strategy: "module:class" at the coordinator in secure aggregation, if none of the general ones
             serves.
     """
 
@@ -214,7 +214,7 @@ class Combination:
     sum_strategy: str = ""
 
     def sums_in(self, round: int) -> tuple[Term, ...]:
-        """The tensors that a secure sum adds up in a round, counted from one."""
+        """The tensors that secure aggregation adds up in a round, counted from one."""
         return self.sums if round > 1 or self.first_sums is None else self.first_sums
 
 
@@ -255,7 +255,7 @@ class Defences:
         few = {
             2: "2 sites: nothing tells which one is wrong, and no weight is capped; each of them can "
             "decide the model",
-            3: "3 sites: one hostile site cannot be distinguished from an odd one; what it changes is "
+            3: "3 sites: one hostile site cannot be distinguished from an outlier; what it changes is "
             "bounded, and it can still spoil the model; four or more sites are safer",
         }
         warn = sites < self.fewest and sites in few
@@ -346,28 +346,28 @@ class Plan:
     head: str = ""
     counts: bool = False
     sent_by_solver: bool = False
-    own_mean: bool = False
+    mean_over_columns: bool = False
     ranges: bool = False
     packages: tuple[str, ...] = ()
     judging_packages: tuple[str, ...] = ()
 
-    def own_mean_weight(self, dimension: int) -> OwnParts:
+    def mean_over_columns_weight(self, dimension: int) -> OwnParts:
         """What features keep of the mean over their own columns and of their length before sites clip
         them. Of few columns, that mean may be what tells classes apart.
 
         Args:
             dimension: of the features.
         """
-        return KEPT if self.own_mean and dimension >= FEWEST_MAPPED else ALL
+        return KEPT if self.mean_over_columns and dimension >= FEWEST_MAPPED else ALL
 
     def subtracted(self, dimension: int, centre: str = "") -> str:
         """What a claim states was subtracted from features before their clip.
 
         Args:
             dimension: of the features.
-            centre: digest of the public centre, or empty.
+            centre: digest of the public mean, or empty.
         """
-        return stated(self.own_mean_weight(dimension), centre)
+        return stated(self.mean_over_columns_weight(dimension), centre)
 
     @property
     def mechanism_name(self) -> str:
@@ -443,7 +443,7 @@ class Method:
 
     @property
     def summable(self) -> bool:
-        """Whether its combination can be a secure sum, under some settings."""
+        """Whether its combination can be securely aggregated, under some settings."""
         return bool(self.usual.combination.from_sums)
 
 
@@ -567,12 +567,12 @@ def check_schema(
 
 # Strategies: one sum from which a model is learned, and one in each round of training.
 ONCE, ROUNDS = (
-    "fedsurrogate.strategies.secure_sum.strategy:SecureSum",
-    "fedsurrogate.strategies.secure_sum.strategy:SecureRounds",
+    "fedsurrogate.strategies.secure_aggregation.strategy:SecureAggregation",
+    "fedsurrogate.strategies.secure_aggregation.strategy:SecureRounds",
 )
 # Numbers are whole, modulo two to this power.
 BITS = 32
-# Keys, shares, signatures and revealed shares: measured in benchmarks/secure_sums.py.
+# Keys, shares, signatures and revealed shares: measured in benchmarks/secure_aggregation.py.
 MEMBER_BYTES = (175, 430)
 # Largest share of the records that test.
 MOST_TESTED = 0.5
@@ -583,8 +583,8 @@ UPDATES = (Term("records", "1", 0), Term("update", "P", 1))
 WITHHELD = Term("withheld", "1", 0)
 
 
-def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
-    """The plan of a method in a run with `secure-sum`. Everything generic follows from it.
+def with_secure_aggregation(name: str, plan: Plan, settings: Settings) -> Plan:
+    """The plan of a method in a run with `secure-aggregation`. Everything generic follows from it.
 
     Args:
         name: of the method, for errors.
@@ -592,7 +592,7 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
         settings: of the run.
     """
     rounds, combination, messages = plan.kind == "rounds", plan.combination, plan.messages
-    continues = rounds and plan.mechanism_name == JOINT_SUMS
+    continues = rounds and plan.mechanism_name == DISTRIBUTED_SUMS
     refusal = plan.refusal or _refusal(name, combination.sums, settings, continues)
     if not settings.epsilon:
         combination = _can_be_withheld(combination)
@@ -609,23 +609,23 @@ def with_secure_sum(name: str, plan: Plan, settings: Settings) -> Plan:
             first=None if messages.first is None else fields_of(combination.sums_in(1), bits=BITS),
             receives=messages.receives if rounds or plan.counts else (),
             symbols=symbols,
-            introduces=True,
+            identifies=True,
             member_bytes=MEMBER_BYTES,
         ),
         combination=replace(
             combination,
-            site="fedsurrogate.client_app.secure_sum:masked_sum",
+            site="fedsurrogate.client_app.secure_aggregation:masked_sum",
             strategy=combination.sum_strategy or (ROUNDS if rounds else ONCE),
             stored=False,
         ),
         defences=Defences(
-            reason=" in a secure sum, which shows no site's part; each number of a site is only "
+            reason=" in secure aggregation, which shows no site's part; each number of a site is only "
             "kept within its range",
-            gap="a secure sum shows no site's part: one hostile site can spoil the model, and "
+            gap="secure aggregation shows no site's part: one hostile site can spoil the model, and "
             "nothing names it; sites keep only each of their own numbers within a range",
         ),
         refusal=refusal,
-        variant="secure sum",
+        variant="secure aggregation",
     )
 
 
@@ -639,10 +639,10 @@ def _can_be_withheld(combination: Combination) -> Combination:
 
 
 def _refusal(name: str, sums: tuple[Term, ...], settings: Settings, continues: bool) -> str:
-    """Why a run cannot be a secure sum; empty if it can. continues: whether it keeps its rounds."""
+    """Why a run cannot be securely aggregated; empty if it can. continues: whether it keeps its rounds."""
     if not sums:
         return (
-            f"secure-sum = true, but with these settings what method = {name!r} combines is not a "
+            f"secure-aggregation = true, but with these settings what method = {name!r} combines is not a "
             "sum over sites; use method = 'fedpft' with fedpft.covariance = 'gram', "
             "fedpft.components = 1, fedpft.topology = 'star', fedpft.privacy = 'auto' and a head "
             "in closed form (head.solver = 'auto', 'lda' or 'ridge'), or 'fedavg'"
@@ -652,20 +652,22 @@ def _refusal(name: str, sums: tuple[Term, ...], settings: Settings, continues: b
         return f"features.projection = {file!r} is for sums of class statistics; remove it"
     if settings.resume and not continues:
         return (
-            f"resume = {settings.resume!r}: a secure sum without joint noise in rounds keeps nothing "
+            f"resume = {settings.resume!r}: secure aggregation without distributed noise in rounds keeps nothing "
             "to continue from; remove resume, and start again"
         )
     if not settings.classes:
-        return "secure-sum = true needs classes: which classes a site has must not be visible"
+        return (
+            "secure-aggregation = true needs classes: which classes a site has must not be visible"
+        )
     if settings.test_fraction > MOST_TESTED:
         return (
-            f"test-fraction = {settings.test_fraction:g}: in a secure sum at most {MOST_TESTED:g}; "
+            f"test-fraction = {settings.test_fraction:g}: in secure aggregation at most {MOST_TESTED:g}; "
             "with few training records, only one site may have enough of a class, and the sum of "
             "that class would be its own"
         )
     if settings.max_share and settings.max_share != Settings.model_fields["max_share"].default:
         return (
-            f"max-share = {settings.max_share:g}: a secure sum shows no site's weight; remove "
+            f"max-share = {settings.max_share:g}: secure aggregation shows no site's weight; remove "
             "max-share, or set 0"
         )
     return ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import LARGEST_COUNT
-from ..privacy.mechanism import JOINT_SUMS, SUMS, NoisySums
+from ..privacy.mechanism import DISTRIBUTED_SUMS, SUMS, NoisySums
 from ..settings import Settings
 from ..targets.target import Course, Target
 from ..terms import Term, noise_in_rounds
@@ -27,7 +27,7 @@ from .method import (
     fields_of,
 )
 
-# What a secure sum adds up: class counts, class sums of features, and the second moment of all
+# What secure aggregation adds up: class counts, class sums of features, and the second moment of all
 # features, folded; with T = d (d + 1) / 2.
 MOMENTS = (Term("counts", "C"), Term("sums", "C d", 1, count="counts"), Term("squares", "T", 2))
 
@@ -37,7 +37,7 @@ def class_sums_plan(
 ) -> Plan:
     """The plan of a method whose sites send their class counts and sums of features once.
 
-    The site's part, secure sums, the schema, planned bytes, relearning and the ledger follow from
+    The site's part, secure aggregation, the schema, planned bytes, refitting and the ledger follow from
     it.
 
     Args:
@@ -68,7 +68,7 @@ def class_sums_plan(
     if settings.epsilon and shares is not None:
         if set(shares) != (names := {field.name for field in sends}):
             raise ValueError(f"shares = {dict(shares)}: must be of {', '.join(sorted(names))}")
-        name = JOINT_SUMS if settings.secure_sum else SUMS
+        name = DISTRIBUTED_SUMS if settings.secure_aggregation else SUMS
         privacy = NoisySums(name, settings.epsilon, settings.delta, shares)
 
     def work(classes: int, dimension: int) -> Work:
@@ -77,7 +77,11 @@ def class_sums_plan(
     return Plan(
         kind="one-shot",
         messages=Messages(
-            sends, (), HEAD, introduces=False, all_classes=private and not settings.secure_sum
+            sends,
+            (),
+            HEAD,
+            identifies=False,
+            all_classes=private and not settings.secure_aggregation,
         ),
         combination=Combination(
             site=MESSAGE,
@@ -95,7 +99,7 @@ def class_sums_plan(
     )
 
 
-# Largest feature in a secure sum, in halves of its public range: a little beyond is no failure.
+# Largest feature in secure aggregation, in halves of its public range: a little beyond is no failure.
 RANGED = 2.0
 
 
@@ -108,13 +112,13 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
         clip: of features under privacy; None for a method without privacy.
 
     Returns:
-        The plan. The site's part, secure sums, noise, planned bytes, relearning and the ledger
+        The plan. The site's part, secure aggregation, noise, planned bytes, refitting and the ledger
         follow from it.
     """
     private = bool(settings.epsilon) and clip is not None
     sums = target.statistics(private)
     privacy = NoisySums(
-        JOINT_SUMS if settings.secure_sum else SUMS,
+        DISTRIBUTED_SUMS if settings.secure_aggregation else SUMS,
         settings.epsilon,
         settings.delta,
         {each.name: each.share for each in sums},
@@ -129,7 +133,7 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             (),
             outputs,
             symbols=partial(coded_sizes, len(target.outputs), target.blocks),
-            introduces=False,
+            identifies=False,
             all_classes=True,
         ),
         combination=Combination(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 from ..errors import LARGEST_COUNT
-from ..privacy.mechanism import JOINT_SUMS, SGD, NoisyRounds
-from ..privacy.shares import JOINT_STEP, budget_shares
+from ..privacy.mechanism import DISTRIBUTED_SUMS, SGD, NoisyRounds
+from ..privacy.shares import DISTRIBUTED_STEP, budget_shares
 from ..settings import (
     DPCVAESettings,
     FedAvgSettings,
@@ -41,9 +41,9 @@ BODY = (Field("parameters", "B", prefix=""),)
 MODEL_AND_CONTROL = (*MODEL, Field("control", "P", prefix="control."))
 # Records of a site, and the sum of their gradients of all parameters, each shortened to norm one.
 GRADIENT_SUMS = (Term("records", "1"), Term("gradients", "P"))
-# Rounds for fedavg.rounds = 0. With joint noise a round is a single step, and small noise allows
-# more of them. Measured in benchmarks/secure_sums.py, on the test images of its table.
-USUAL_ROUNDS, NOISY_ROUNDS, JOINT_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0
+# Rounds for fedavg.rounds = 0. With distributed noise a round is a single step, and small noise allows
+# more of them. Measured in benchmarks/secure_aggregation.py, on the test images of its table.
+USUAL_ROUNDS, NOISY_ROUNDS, DISTRIBUTED_ROUNDS, SMALL_NOISE = 10, 20, 30, 2.0
 # DSFL sends the largest entries, and one bit for every entry.
 SPARSE_UPDATE = (Field("parameters", "k"), Field("mask", "m"))
 
@@ -88,7 +88,7 @@ def _symbols(own: FedAvgSettings, named: int, classes: int, dimension: int, reco
 
 
 def _work(own: FedAvgSettings, private: bool, one_step: bool, classes: int, dimension: int) -> Work:
-    """The work of a site: local epochs, or the steps of DP-SGD, or one step with joint noise."""
+    """The work of a site: local epochs, or the steps of DP-SGD, or one step with distributed noise."""
     return Work(
         steps=1 if one_step else own.private_steps if private else 0,
         passes=1 if one_step else own.local_epochs,
@@ -108,12 +108,12 @@ def plan_of_target(usual: Plan, own: FedAvgSettings, target: Target) -> Plan:
     """
     objective = target.objective()
     if objective is None:
-        why = f"target = {target.name!r} is learned from sums only; use method = 'fedpft'"
+        why = f"task = {target.name!r} is learned from sums only; use method = 'fedpft'"
         return replace(usual, refusal=usual.refusal or why)
     linear = (
         ""
         if own.kind == "linear"
-        else f"target = {target.name!r} has linear heads only; remove fedavg.model = {own.kind!r}"
+        else f"task = {target.name!r} has linear heads only; remove fedavg.model = {own.kind!r}"
     )
     messages = replace(
         usual.messages,
@@ -139,27 +139,33 @@ def _coded_symbols(
     return {"P": numbers, "k": round(keep * numbers), "m": numbers // 16, "o": len(target.outputs)}
 
 
-def _has_joint_noise(settings: Settings) -> bool:
-    """Whether DP-FedAvg has one joint noise: in a secure sum, unless the settings want DP-SGD at
+def _has_distributed_noise(settings: Settings) -> bool:
+    """Whether DP-FedAvg has one distributed noise: in secure aggregation, unless the settings want DP-SGD at
     every site.
     """
-    return bool(settings.epsilon) and settings.secure_sum and settings.fedavg.noise == "joint"
+    return (
+        bool(settings.epsilon)
+        and settings.secure_aggregation
+        and settings.fedavg.noise == "distributed"
+    )
 
 
-def fill_for(network: Model, joint: Callable[[Settings], bool], settings: Settings) -> Settings:
+def fill_for(
+    network: Model, distributed: Callable[[Settings], bool], settings: Settings
+) -> Settings:
     """Settings with the network for fedavg.model = "auto", and the rounds for fedavg.rounds = 0.
 
     Args:
         network: of the method.
-        joint: whether a run has one joint noise.
+        distributed: whether a run has one distributed noise.
         settings: as given.
     """
     own = settings.fedavg
     if own.model == "auto":
         own = own.model_copy(update={"model": network})
     if not own.rounds:
-        noisy = JOINT_ROUNDS if settings.epsilon >= SMALL_NOISE else NOISY_ROUNDS
-        own = own.model_copy(update={"rounds": noisy if joint(settings) else USUAL_ROUNDS})
+        noisy = DISTRIBUTED_ROUNDS if settings.epsilon >= SMALL_NOISE else NOISY_ROUNDS
+        own = own.model_copy(update={"rounds": noisy if distributed(settings) else USUAL_ROUNDS})
     return settings if own is settings.fedavg else settings.model_copy(update={"fedavg": own})
 
 
@@ -237,20 +243,20 @@ def dp_fedprox_plan(settings: Settings) -> Plan:
 
 
 def dp_fedavg_plan(settings: Settings) -> Plan:
-    """The plan of DP-FedAvg: DP-SGD at every site, or one step a round with joint noise in a secure
-    sum.
+    """The plan of DP-FedAvg: DP-SGD at every site, or one step a round with distributed noise in secure
+    aggregation.
     """
     own, usual = settings.fedavg, replace(dp_fedprox_plan(settings), training=ModelTraining())
-    if not _has_joint_noise(settings):
+    if not _has_distributed_noise(settings):
         return usual
     privacy = NoisyRounds(
-        JOINT_SUMS,
+        DISTRIBUTED_SUMS,
         settings.epsilon,
         settings.delta,
         own.clip,
         own.rounds,
         noise_multiplier=own.noise_multiplier,
-        step_shares=JOINT_STEP,
+        step_shares=DISTRIBUTED_STEP,
     )
     return replace(
         usual,
@@ -369,7 +375,7 @@ DP_FEDAVG = replace(
     paper="Abadi et al. 2016, in rounds of FedAvg",
     plan=dp_fedavg_plan,
     needs_budget=True,
-    fill=partial(fill_for, "linear", _has_joint_noise),
+    fill=partial(fill_for, "linear", _has_distributed_noise),
 )
 DP_FEDPROX = replace(
     DP_FEDAVG, name="dp-fedprox", title="DP-FedProx", plan=dp_fedprox_plan, fill=_FILL
@@ -443,13 +449,13 @@ def _decoder_symbols(
 
 def first_round_shares(own: DPCVAESettings) -> dict[str, float]:
     """Shares of the first round's budget by statistic."""
-    return budget_shares("spherical", 1.0) if own.opening == "sums" else {"counts": 1.0}
+    return budget_shares("spherical", 1.0) if own.first_round == "sums" else {"counts": 1.0}
 
 
 def dpcvae_plan(settings: Settings) -> Plan:
     """The plan of DP-CVAE: a first round of class sizes and sums, then the training of decoders."""
     own, head, private = settings.dpcvae, settings.head, bool(settings.epsilon)
-    sums = own.opening == "sums"
+    sums = own.first_round == "sums"
     # Noise may make a count negative.
     sizes = Field("counts", "A", -LARGEST_COUNT if private else 0, LARGEST_COUNT)
     width = max(own.hidden, own.latent, 512)

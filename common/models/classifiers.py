@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, SurrogateError
-from ..privacy.gaussian_mechanism import clip_rows, weigh_own_mean
+from ..privacy.gaussian_mechanism import clip_rows, weigh_mean_over_columns
 from ..privacy.shares import ALL, OwnParts
 from ..surrogates.mixtures import in_frame
 from .networks import build, check_parameters, run_network
@@ -102,7 +102,7 @@ class Head(Classifier):
         centre: (d,), subtracted from features; None if there is none.
         projection: (k, d), features become projection @ x; None if there is none.
         target: what the scores mean where they are not of classes, as JSON; empty for classes.
-        own_mean: what features keep of their own mean and length, see `weigh_own_mean`.
+        own_mean: what features keep of their mean over columns and of their length, see `weigh_mean_over_columns`.
 
     Example:
         >>> from fedsurrogate.common.surrogates.surrogates import Header
@@ -122,7 +122,7 @@ class Head(Classifier):
     centre: Tensor | None = None
     projection: Tensor | None = None
     target: str = ""
-    own_mean: OwnParts = ALL
+    mean_over_columns: OwnParts = ALL
 
     @property
     def dimension(self) -> int:
@@ -159,7 +159,9 @@ class Head(Classifier):
         Returns:
             Features (n, d); (n, k) with a projection.
         """
-        features = weigh_own_mean(self.framed(features.to(self.weight)), self.own_mean)
+        features = weigh_mean_over_columns(
+            self.framed(features.to(self.weight)), self.mean_over_columns
+        )
         if self.centre is not None:
             features = features - self.centre.to(features)
         if self.projection is not None:

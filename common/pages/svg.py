@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..escapes import for_terminal, human_bytes, shorten
 from ..extras import EXTRAS, install_command, is_installed, needed_for
-from ..models.class_measures import BINS, ClassReport, bins_of
+from ..models.class_metrics import BINS, ClassReport, bins_of
 
 
 def render_page(
@@ -413,7 +413,7 @@ CAPTIONS = {
     "bins.",
 }
 PLACES = {"reliability": "upper left", "precision_recall": "lower left", "roc": "lower right"}
-# A measure with its interval, for templates.
+# A metric with its interval, for templates.
 INTERVAL = """\
 {% macro interval(m, digits=3) %}
 {%- if m is none or m.value is none -%}<span class="quiet">undefined</span>
@@ -433,7 +433,7 @@ ROWS = (
 <section class="card"><h2>Each class</h2><div class="scroll"><table class="dense">
 <thead><tr><th>class</th><th class="number">records</th>{% for name in names.values() %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for c in rows %}<tr><td data-name="class"><span>{{ c.name }}{% if c.few %} <span class="bad">fewer than ten</span>{% endif %}</span></td><td class="number" data-name="records">{{ c.support }}</td>
-{% for key, name in names.items() %}<td data-name="{{ name }}"><span>{{ interval(c.measures[key]) }}</span></td>{% endfor %}</tr>{% endfor %}
+{% for key, name in names.items() %}<td data-name="{{ name }}"><span>{{ interval(c.metric_values[key]) }}</span></td>{% endfor %}</tr>{% endfor %}
 </tbody></table></div>{% if note %}<p class="after quiet">{{ note }}</p>{% endif %}</section>
 """
 )
@@ -447,7 +447,7 @@ def undefined_because(average: str, rows: Sequence[ClassReport]) -> str:
         rows: of the classes.
     """
     key = "sensitivity" if average == "balanced_accuracy" else average.removeprefix("macro_")
-    names = [row.name for row in rows if row.support and row.measures[key].value is None]
+    names = [row.name for row in rows if row.support and row.metric_values[key].value is None]
     return f"undefined for {', '.join(names)}" if names else ""
 
 
@@ -480,7 +480,7 @@ def confusion_card(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> s
 
 
 def classes_card(rows: Sequence[ClassReport | Mapping[str, Any]], note: str = "") -> str:
-    """A table of measures with a row for each class, as a card.
+    """A table of metrics with a row for each class, as a card.
 
     Args:
         rows: of the classes.

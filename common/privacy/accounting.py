@@ -357,8 +357,8 @@ def _check_delta(delta: float) -> None:
 LARGE_EPSILON = 20.0
 
 
-def budget_remarks(epsilon: float, delta: float, records: int = 0) -> list[str]:
-    """Remarks on a budget, a sentence each.
+def budget_warnings(epsilon: float, delta: float, records: int = 0) -> list[str]:
+    """Warnings on a budget, a sentence each.
 
     Args:
         epsilon: of a run; 0 without privacy.
@@ -366,9 +366,9 @@ def budget_remarks(epsilon: float, delta: float, records: int = 0) -> list[str]:
         records: at the site that has fewest; 0 if unknown.
 
     Example:
-        >>> budget_remarks(8.0, 1e-5, 1500)
+        >>> budget_warnings(8.0, 1e-5, 1500)
         []
-        >>> [each.partition(":")[0] for each in budget_remarks(1000.0, 0.01, 1500)]
+        >>> [each.partition(":")[0] for each in budget_warnings(1000.0, 0.01, 1500)]
         ['epsilon = 1000 is above 20', 'delta = 0.01 is above 1 / 1500 records of a site']
     """
     found = []

@@ -436,7 +436,7 @@ def unit_weights(units: Sequence[str] | None, count: int) -> Tensor:
     return toward_zero(1 / index.bincount().double(), FINE)[index]
 
 
-def weigh_own_mean(features: Tensor, weight: OwnParts) -> Tensor:
+def weigh_mean_over_columns(features: Tensor, weight: OwnParts) -> Tensor:
     """Each feature with a smaller mean over its own columns, and with its length beside.
 
     It is a fixed map of one record, so it costs no budget, and the bound after `clip` holds as
@@ -453,9 +453,9 @@ def weigh_own_mean(features: Tensor, weight: OwnParts) -> Tensor:
         Features (n, d).
 
     Example:
-        >>> weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
+        >>> weigh_mean_over_columns(torch.tensor([[1.0, 2.0, 6.0]]), REMOVED).tolist()
         [[-2.0, -1.0, 3.0]]
-        >>> kept = weigh_own_mean(torch.tensor([[1.0, 2.0, 6.0]]), OwnParts(0.1))
+        >>> kept = weigh_mean_over_columns(torch.tensor([[1.0, 2.0, 6.0]]), OwnParts(0.1))
         >>> [round(entry, 3) for entry in kept[0].tolist()]
         [-1.7, -0.7, 3.3]
     """
@@ -466,14 +466,14 @@ def weigh_own_mean(features: Tensor, weight: OwnParts) -> Tensor:
 
 
 def weigh_rows(features: Tensor, weight: OwnParts) -> Tensor:
-    """As `weigh_own_mean`, of all records at once, as a graph needs it: equal up to rounding."""
+    """As `weigh_mean_over_columns`, of all records at once, as a graph needs it: equal up to rounding."""
     return _weighed(features, weight, lambda of, rows: of(rows))
 
 
 def _weighed(
     features: Tensor, weight: OwnParts, each: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 ) -> Tensor:
-    """As `weigh_own_mean`; `each` gives a number of every row (n,)."""
+    """As `weigh_mean_over_columns`; `each` gives a number of every row (n,)."""
     if weight == ALL:
         return features
     means = each(lambda row: row.double().mean(-1), features)[:, None]

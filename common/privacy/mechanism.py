@@ -25,18 +25,18 @@ from .accounting import (
 )
 
 # Names of mechanisms, as they stand in messages, ledgers and policies.
-SUMS, EM, THEOREM, SGD, NOISY_COUNTS, JOINT_SUMS = (
+SUMS, EM, THEOREM, SGD, NOISY_COUNTS, DISTRIBUTED_SUMS = (
     "sums",
     "dp-em",
     "theorem-4.1",
     "dp-sgd",
     "counts",
-    "secure-sums",
+    "secure-aggregation",
 )
 # In an entry of the ledger: exact counts, which the policy allows and which no guarantee covers.
 EXACT_COUNTS = "exact-counts"
 # Those whose noise hides which classes a site has.
-HIDE_CLASSES = frozenset({SUMS, EM, SGD, NOISY_COUNTS, JOINT_SUMS})
+HIDE_CLASSES = frozenset({SUMS, EM, SGD, NOISY_COUNTS, DISTRIBUTED_SUMS})
 # Those whose message has a size that depends on the noisy result: components above the noise,
 # entries that are not zero.
 VARY_IN_SIZE = frozenset({EM, SGD})
@@ -94,8 +94,8 @@ class Mechanism:
         noise_multiplier: of the whole release as one Gaussian mechanism; in rounds, of one step.
         clip: features x were divided by max(|x|, clip), or gradients shortened to it.
         noise: standard deviation and sensitivity of each released statistic.
-        centre: what was subtracted before the clip: the digest of a public centre, or what
-            `own_mean.stated` says of the own mean; or empty.
+        centre: what was subtracted before the clip: the digest of a public mean, or what
+            `own_mean.stated` says of the mean over columns; or empty.
         releases: what they cost.
 
     Example:
@@ -115,7 +115,7 @@ class Mechanism:
     releases: Releases | None = None
 
     def of(self, unit: Unit, centre: str = "") -> Mechanism:
-        """The mechanism for this unit, and with this digest of a public centre.
+        """The mechanism for this unit, and with this digest of a public mean.
 
         Args:
             unit: what is added or removed.
@@ -381,16 +381,16 @@ class NoisyRounds:
         Raises:
             ConfigError: for a given noise with which not even one round is within epsilon.
         """
-        opening = self._opening
+        first_round = self._first_round
         multiplier = self.noise_multiplier or _calibrated(
             self.epsilon,
             self.delta,
             self.sample_rate,
-            (self.rounds - (opening is not None)) * self.steps,
-            opening,
+            (self.rounds - (first_round is not None)) * self.steps,
+            first_round,
         )
         each = GaussianEvent(multiplier, self.sample_rate, self.steps)
-        releases = Releases(opening or each, each, self.rounds)
+        releases = Releases(first_round or each, each, self.rounds)
         epsilon = self.epsilon
         if self.noise_multiplier:
             releases = replace(releases, rounds=self._affordable(releases))
@@ -399,14 +399,14 @@ class NoisyRounds:
             noise = _noise_of(self.step_shares, multiplier)
         else:
             noise = {"gradients": (multiplier * self.clip, self.clip)}
-        if opening is not None:
-            noise |= _noise_of(self.first_shares, opening.noise_multiplier)
+        if first_round is not None:
+            noise |= _noise_of(self.first_shares, first_round.noise_multiplier)
         return Mechanism(
             self.name, epsilon, self.delta, "record", multiplier, self.clip, noise, "", releases
         )
 
     @property
-    def _opening(self) -> GaussianEvent | None:
+    def _first_round(self) -> GaussianEvent | None:
         if not self.first_share:
             return None
         return GaussianEvent(
@@ -453,9 +453,11 @@ def _spent(events: tuple[GaussianEvent, ...], delta: float) -> float:
 
 @cache
 def _calibrated(
-    epsilon: float, delta: float, sample_rate: float, steps: int, opening: GaussianEvent | None
+    epsilon: float, delta: float, sample_rate: float, steps: int, first_round: GaussianEvent | None
 ) -> float:
-    return calibrate(epsilon, delta, sample_rate, steps, [opening] if opening is not None else [])
+    return calibrate(
+        epsilon, delta, sample_rate, steps, [first_round] if first_round is not None else []
+    )
 
 
 def _equal(given: object, due: object) -> bool:

@@ -36,14 +36,14 @@ def stated(weight: OwnParts, centre: str = "") -> str:
     """What a claim states was subtracted from features before their clip.
 
     Args:
-        weight: of the own mean and the length.
-        centre: digest of the public centre, or empty, where all of the mean is kept.
+        weight: of the mean over columns and the length.
+        centre: digest of the public mean, or empty, where all of the mean is kept.
     """
     return next((text for text, each in STATED.items() if each == weight), centre)
 
 
 def weight_of(claim: str) -> OwnParts:
-    """The weight of the own mean and the length by the statement of a claim.
+    """The weight of the mean over columns and the length by the statement of a claim.
 
     Args:
         claim: as `stated` gives it.
@@ -64,12 +64,12 @@ def as_stored(claim: str, due: str) -> str:
 # Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget
 # into smaller parts.
 EM_STEPS = 4
-# Of counts, sums and second moment under one joint noise, which is small enough for all three at
+# Of counts, sums and second moment under one distributed noise, which is small enough for all three at
 # any epsilon.
-JOINT = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-# Of a training step under one joint noise. The number of records is summed in every round, and
+DISTRIBUTED = {"counts": 0.03, "sums": 0.55, "squares": 0.42}
+# Of a training step under one distributed noise. The number of records is summed in every round, and
 # averaged.
-JOINT_STEP = {"records": 0.03, "gradients": 0.97}
+DISTRIBUTED_STEP = {"records": 0.03, "gradients": 0.97}
 
 
 def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
@@ -81,7 +81,8 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
     benchmarks/private_surrogates.py.
 
     Args:
-        family: of covariances; or "joint" for secure sums, measured in benchmarks/secure_sums.py.
+        family: of covariances; or "distributed" for secure aggregation, measured in
+            benchmarks/secure_aggregation.py.
         noise_multiplier: of the whole release as one Gaussian mechanism.
 
     Returns:
@@ -92,8 +93,8 @@ def budget_shares(family: str, noise_multiplier: float) -> dict[str, float]:
         >>> {name: round(share, 3) for name, share in shares.items()}
         {'counts': 0.039, 'sums': 0.521, 'squares': 0.44}
     """
-    if family == "joint":
-        return JOINT
+    if family == "distributed":
+        return DISTRIBUTED
     squares = 0.0 if family == "spherical" else 0.55 / (1 + (noise_multiplier / 2) ** 2)
     counts = 0.07 * (1 - squares)
     shares = {"counts": counts, "sums": 1 - squares - counts}

@@ -23,6 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from pydantic.dataclasses import dataclass
 
 from ..errors import SITE_NAME, ConfigError, SealError, SurrogateError
+from ..renamed import of_today
 from ..run import Run, parse_run
 from ..safe_parsing import canonical, varint
 from ..settings.base import Scalar
@@ -259,7 +260,7 @@ VERSION = 2
 PURPOSE = b"request"
 # A setting whose default has changed.
 PROJECTION = "features.projection"
-# Enough for a public centre (a few bytes per dimension) and ten thousand class names (two million
+# Enough for a public mean (a few bytes per dimension) and ten thousand class names (two million
 # characters).
 LARGEST_REQUEST, MOST_SETTINGS = 2**23, 1000
 FIRST_LINE = f"fedsurrogate-request {VERSION} "
@@ -273,7 +274,7 @@ class Request:
     Attributes:
         id: 16 hexadecimal digits, new for each request.
         settings: the run's settings, flat.
-        centre: bytes of the public centre, if the run has one.
+        centre: bytes of the public mean, if the run has one.
         expires: the last day, in UTC, on which a site replies (YYYY-MM-DD); empty for no limit.
         receipts: the latest receipts of the sites' ledgers, by site.
 
@@ -299,7 +300,7 @@ class Request:
 
         Args:
             settings: of the run, flat.
-            centre: bytes of the public centre, if the run has one.
+            centre: bytes of the public mean, if the run has one.
             days: after which the request expires; 0: never.
             receipts: the latest receipts of the sites' ledgers, by site.
 
@@ -308,7 +309,7 @@ class Request:
         """
         expires = f"{datetime.now(UTC).date() + timedelta(days):%Y-%m-%d}" if days else ""
         written = dict(settings)
-        if parse_run(written).plan.own_mean:
+        if parse_run(written).plan.mean_over_columns:
             # Requests of earlier versions, which meant another value, do not say it.
             written.setdefault(PROJECTION, AUTO)
         elif written.get(PROJECTION) == "":
@@ -320,8 +321,8 @@ class Request:
 
     def flat(self) -> dict[str, Scalar]:
         """The run's settings, with what they meant where an earlier version wrote them."""
-        flat = dict(self.settings)
-        earlier = PROJECTION not in flat and parse_run(flat).plan.own_mean
+        flat = of_today(self.settings)
+        earlier = PROJECTION not in flat and parse_run(flat).plan.mean_over_columns
         return flat | {PROJECTION: ""} if earlier else flat
 
     def run(self) -> Run:
@@ -330,8 +331,8 @@ class Request:
         if not config.plan.answers_files:
             raise ConfigError(
                 f"method = {config.settings.method!r}, fedpft.topology = "
-                f"{config.settings.fedpft.topology!r}, secure-sum = "
-                f"{str(config.settings.secure_sum).lower()}: a request needs a run in which every "
+                f"{config.settings.fedpft.topology!r}, secure-aggregation = "
+                f"{str(config.settings.secure_aggregation).lower()}: a request needs a run in which every "
                 "site replies once and alone; use `coordinator offline exchange`, which carries every "
                 "message as a file"
             )

@@ -1,4 +1,4 @@
-"""Sealed relays: messages between sites that the coordinator can neither read nor change.
+"""Sealed chain messages: messages between sites that the coordinator can neither read nor change.
 
 X25519 between the sender's and each reader's key, HKDF-SHA256, ChaCha20-Poly1305, and an Ed25519
 signature of the whole message, all from the `cryptography` library. The signature proves the sender

@@ -20,7 +20,7 @@ from .base import (
 )
 from .heads import Bag, BaselineSettings, CountingSettings, FeaturesSettings, HeadSettings
 from .settings import (
-    SECURE_SUM_KEYS,
+    SECURE_AGGREGATION_KEYS,
     BackboneSettings,
     DataSettings,
     PrivacyBudget,
@@ -32,7 +32,7 @@ from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSett
 
 __all__ = [
     "AUGMENTATIONS",
-    "SECURE_SUM_KEYS",
+    "SECURE_AGGREGATION_KEYS",
     "AnyCovariance",
     "Augmentations",
     "BackboneSettings",

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ..errors import SITE_NAME, ConfigError
 from ..identity import name_of, normal
+from ..renamed import SETTINGS, renamed_setting
 
 # A name in settings: of a column or a site.
 Name = Annotated[
@@ -218,6 +219,9 @@ def parse_settings(model: type[M], flat: Mapping[str, Scalar]) -> M:
     complaints: list[str] = []
     nested: dict[str, Any] = {}
     for key, value in flat.items():
+        if SETTINGS.get(key, key) in known and (why := renamed_setting(key, value)):
+            complaints.append(why)
+            continue
         if key in known:
             section, _, name = key.rpartition(".")
             (nested.setdefault(section, {}) if section else nested)[name] = value

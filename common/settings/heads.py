@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ..backbones.feature_power import LARGEST_POWER
+from ..backbones.power_transform import LARGEST_POWER
 from ..escapes import check_ranges
 from ..image_histograms import HISTOGRAMS, read_bins
 from .base import Epochs, Name, Names, Only, Range, Records, Section, Steps, Unit
@@ -59,15 +59,15 @@ Bag = Literal["none", "mean"]
 class FeaturesSettings(Section):
     """What is done with all features first (section `features.`)."""
 
-    power: Power = Field(
+    power_transform: Power = Field(
         "auto",
-        description="Power of every feature, with its sign; auto is 0.5 for backbones that end in "
+        description="Power transform of every feature, sign(x) |x|^p; auto is 0.5 for backbones that end in "
         "a ReLU, otherwise 1; and 1 where each site adds noise of its own to clipped features.",
     )
     bag: Bag = Field(
         "none",
         description="Whether many images of one unit, such as the slices of a study, are one "
-        "record: none, or the mean of their features after power; a site's bag-column says which "
+        "record: none, or the mean of their features after the power transform; a site's bag-column says which "
         "images these are.",
     )
     ranges: Annotated[
@@ -91,8 +91,8 @@ class FeaturesSettings(Section):
     )
     projection: Annotated[str, Only("fedpft")] = Field(
         AUTO,
-        description="Public map before noise, in a secure sum a file with a projection or a head; auto "
-        "leaves out the mean of a record's columns, and projects secure sums to the backbone's own head "
+        description="Public map before noise, in secure aggregation a file with a projection or a head; auto "
+        "leaves out the mean of a record's columns, and in secure aggregation projects to the backbone's own head "
         "or random directions; empty for none.",
     )
     dimensions: Annotated[int, Only("fedpft"), Unit("dimensions")] = Field(
@@ -100,7 +100,7 @@ class FeaturesSettings(Section):
         ge=0,
         le=MOST_DIMENSIONS,
         description="Most dimensions after the projection; 0 chooses them from features.records "
-        "and the joint noise.",
+        "and the distributed noise.",
     )
     records: Annotated[Records, Only("fedpft")] = Field(
         10_000,
@@ -113,7 +113,7 @@ class FeaturesSettings(Section):
     digest: str = Field(
         "",
         pattern=r"^([0-9a-f]{128})?$",
-        description="SHA-256 of the projection and of the centre that sites receive, by fedpft.public and "
+        description="SHA-256 of the projection and of the public mean that sites receive, by fedpft.public and "
         "features.projection; `coordinator run`, `approval propose`, `offline request` and `exchange` compute it.",
     )
 
@@ -172,7 +172,7 @@ class HeadSettings(Section):
         "auto",
         description=(
             "How the head is found: in closed form (lda, ridge, naive-bayes, qda), from samples "
-            "(sampled), or in rounds of noisy sums (logistic); auto is logistic for a secure sum with "
+            "(sampled), or in rounds of noisy sums (logistic); auto is logistic for secure aggregation with "
             "epsilon, else what suits the statistics."
         ),
     )
@@ -273,10 +273,10 @@ def _check_sets(text: str) -> str:
 class TargetSettings(Section):
     """What a run learns of a record."""
 
-    target: Annotated[str, Range("class, labels, number or time")] = Field(
-        "class",
+    task: Annotated[str, Range("classification, multilabel, regression or survival")] = Field(
+        "classification",
         description="What a run learns of a record: its class, labels of which each is present or "
-        "absent, one or several numbers, or the time to an event.",
+        "absent (multilabel), one or several numbers, or the time to an event (survival).",
     )
     target_range: Annotated[
         str, AfterValidator(check_ranges), Range("low,high; for several columns low,high; low,high")
@@ -286,11 +286,11 @@ class TargetSettings(Section):
         "as its ends.",
     )
     value_columns: Names = Field(
-        (), description="Columns of the numbers that are learned, with target number."
+        (), description="Columns of the numbers that are learned, with task regression."
     )
     label_columns: Names = Field(
         (),
-        description="Columns of the labels that are learned, with target labels: 1, 0, or empty "
+        description="Columns of the labels that are learned, with task multilabel: 1, 0, or empty "
         "where a record is not annotated.",
     )
     label_sets: Annotated[
@@ -303,7 +303,7 @@ class TargetSettings(Section):
         "", description="Column that says whether the event was observed: 1, or 0."
     )
     horizon: Annotated[float, Unit("time-unit")] = Field(
-        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with target time."
+        0.0, ge=0, le=1e300, description="Time up to which survival is learned, with task survival."
     )
     bins: Annotated[int, Unit("bins")] = Field(
         0,

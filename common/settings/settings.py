@@ -35,10 +35,10 @@ from .heads import (
 )
 from .training import DPCVAESettings, FedAvgSettings, FedLAPSettings, FedPFTSettings
 
-SECURE_SUM_KEYS = (
-    "secure-sum-threshold",
-    "secure-sum-records",
-    "secure-sum-range",
+SECURE_AGGREGATION_KEYS = (
+    "secure-aggregation-threshold",
+    "secure-aggregation-records",
+    "secure-aggregation-range",
     "colluding",
     "dropouts",
 )
@@ -257,25 +257,25 @@ class PrivacyBudget(Section):
 class SumSettings(Section):
     """Whether the coordinator sees only the sum over all sites, and under which limits."""
 
-    secure_sum: bool = Field(
+    secure_aggregation: bool = Field(
         False,
         description="Whether the coordinator sees only the sum over all sites, never what one "
         "site sends.",
     )
-    secure_sum_threshold: Annotated[int, Unit("sites")] = Field(
+    secure_aggregation_threshold: Annotated[int, Unit("sites")] = Field(
         0,
         ge=0,
         le=1000,
         description="Sites that must reply to the end for the sum; 0 for the fewest that are safe.",
     )
-    secure_sum_records: Records = Field(
+    secure_aggregation_records: Records = Field(
         20_000,
         ge=1,
         le=10**9,
         description="Most records of one site; a smaller number makes the sum finer. Where "
         "features.records is larger than the default, it takes the place of the default.",
     )
-    secure_sum_range: float = Field(
+    secure_aggregation_range: float = Field(
         16.0,
         gt=0,
         le=1e6,
@@ -293,7 +293,7 @@ class SumSettings(Section):
         0.1,
         ge=0,
         lt=1,
-        description="Share of the sites that a secure sum may lose after their keys and still be "
+        description="Share of the sites that secure aggregation may lose after their keys and still be "
         "completed.",
     )
 

@@ -44,7 +44,7 @@ class FedAvgSettings(Section):
         0,
         ge=0,
         le=100_000,
-        description="Rounds of training; 0 for 10, or 20 to 30 with joint noise (see "
+        description="Rounds of training; 0 for 10, or 20 to 30 with distributed noise (see "
         "fedavg.noise).",
     )
     local_epochs: Epochs = Field(
@@ -62,7 +62,7 @@ class FedAvgSettings(Section):
         le=1e4,
         description=(
             "Learning rate at a site, for a linear model over the mean squared norm of its "
-            "features; 0 for 30 if linear (3 under privacy), otherwise 0.1. With joint noise, of "
+            "features; 0 for 30 if linear (3 under privacy), otherwise 0.1. With distributed noise, of "
             "the coordinator's step; 0 for 3 a class if linear."
         ),
     )
@@ -84,10 +84,10 @@ class FedAvgSettings(Section):
     clip: GradientClip = 1.0
     sample_rate: SampleRate = 0.05
     noise_multiplier: NoiseMultiplier = 0.0
-    noise: Annotated[Literal["joint", "site"], Only("dp-fedavg")] = Field(
-        "joint",
+    noise: Annotated[Literal["distributed", "site"], Only("dp-fedavg")] = Field(
+        "distributed",
         description=(
-            "Noise in a secure sum: joint for all sites, in one step a round over all their "
+            "Noise in secure aggregation: distributed over all sites, in one step a round over all their "
             "records, or that of DP-SGD at every site."
         ),
     )
@@ -110,8 +110,8 @@ class FedAvgSettings(Section):
         usual = linear or (3.0 if private else 30.0) if self.kind == "linear" else 0.1
         return self.learning_rate or usual
 
-    def joint_rate(self, classes: int, linear: float = 0.0) -> float:
-        """The learning rate of the coordinator's step with joint noise.
+    def distributed_rate(self, classes: int, linear: float = 0.0) -> float:
+        """The learning rate of the coordinator's step with distributed noise.
 
         Args:
             classes: of the run.
@@ -314,16 +314,16 @@ class DPCVAESettings(Section):
         le=100_000,
         description="Rounds; the first releases class sizes, the others train.",
     )
-    opening: Literal["sums", "counts"] = Field(
+    first_round: Literal["sums", "counts"] = Field(
         "sums",
         description="What the first round releases: the size of every class (counts), or also the "
         "sum of its embeddings.",
     )
-    opening_share: float = Field(
+    first_round_fraction: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Share of the budget for the first round; 0 for 4 / (4 + epsilon) with sums, "
+        description="Fraction of the budget for the first round; 0 for 4 / (4 + epsilon) with sums, "
         "0.05 with counts.",
     )
     latent: Annotated[int, Unit("dimensions")] = Field(
@@ -384,7 +384,9 @@ class DPCVAESettings(Section):
 
     def share(self, epsilon: float) -> float:
         """The first round's share of the budget 1 / noise_multiplier^2."""
-        return self.opening_share or (4 / (4 + epsilon) if self.opening == "sums" else 0.05)
+        return self.first_round_fraction or (
+            4 / (4 + epsilon) if self.first_round == "sums" else 0.05
+        )
 
     def rate(self, round: int, rounds: int, usual: float) -> float:
         """The learning rate in a round, counted from one, of so many as the run has; `usual` if none

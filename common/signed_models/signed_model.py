@@ -23,7 +23,7 @@ from ..models.classifiers import Classifier, Ensemble, Head
 from ..models.training_parts import Batch
 from ..privacy.mechanism import relation_of
 from ..privacy.shares import ALL
-from ..run import Run, parse_run
+from ..run import Run, stored_run
 from ..security.documents import canonical_json
 from ..security.sealing import PUBLIC_BYTES, new_key, public_key, sign, verify
 from ..settings import Settings, kebab
@@ -138,7 +138,7 @@ class Manifest(BaseModel):
         Raises:
             ConfigError: for settings that do not agree.
         """
-        return parse_run({**self.settings, **(more or {})})
+        return stored_run({**self.settings, **(more or {})})
 
     def check_of_images(self, what: str) -> None:
         """Refuse a model of bags where single images are answered.
@@ -290,7 +290,7 @@ def assembled(signed: Signed, classifier: Classifier, gaussians: Gaussians | Non
 def _is_linear(head: Head) -> bool:
     """Whether weight and bias are all of a head: a file has no more of one in an ensemble."""
     changed = (head.clip, head.centre, head.projection)
-    return changed == (None,) * 3 and head.own_mean == ALL
+    return changed == (None,) * 3 and head.mean_over_columns == ALL
 
 
 def save_signed_model(model: SignedModel) -> bytes:
@@ -522,7 +522,7 @@ def feature_settings(
     return {
         "backbone": settings.backbone,
         "image-size": settings.image_size,
-        "features.power": float(power),
+        "features.power-transform": float(power),
         "seed": settings.seed,
         "test-fraction": settings.test_fraction,
         **({} if settings.features.bag == "none" else {"features.bag": settings.features.bag}),
@@ -645,7 +645,7 @@ def settings_of_run(run: Path) -> Run:
     manifest = _object(run, "manifest.json")
     if not isinstance(settings := manifest.get("config"), dict):
         raise RunError(f"{run} is not a run folder: manifest.json has no config")
-    return replace(parse_run(settings), stored_as=str(manifest.get("run", "")))
+    return replace(stored_run(settings), stored_as=str(manifest.get("run", "")))
 
 
 def is_simulated(run: Path) -> bool:

@@ -77,7 +77,7 @@ def statistics(
         labels: (n,), in [0, num_classes).
         weights: of the records, (n,).
         num_classes: of the run, with or without records here.
-        family: of covariances, which decides the second moments; or "joint" for secure sums.
+        family: of covariances, which decides the second moments; or "distributed" for secure aggregation.
         done: called with rows of the features that have been added to a sum.
 
     Returns:
@@ -102,7 +102,7 @@ def statistics(
             sum_.add(rows.double().square() * own[:, None], own)
             done(rows)
         bounded.append(BoundedSum("squares", sum_.total, 1.0))
-    elif family in ("full", "lowrank", "gram", "joint"):
+    elif family in ("full", "lowrank", "gram", "distributed"):
         upper, twice = second_moment_sum(features, weights, done)
         bounded.append(BoundedSum("squares", upper, 1.0, twice))
     return bounded

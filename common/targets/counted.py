@@ -285,7 +285,7 @@ def counted(target: Target, own: CountingSettings) -> CountedTarget:
     make = COUNTED.get(target.name)
     if make is None:
         raise ConfigError(
-            f"target = {target.name!r} is not counted; sites can count {', '.join(COUNTED)}, and classes"
+            f"task = {target.name!r} is not counted; sites can count {', '.join(COUNTED)}, and classes"
         )
     return make(target, own)
 
@@ -311,7 +311,7 @@ def _times(target: Target, own: CountingSettings) -> CountedTarget:
 
 
 COUNTED: dict[str, Callable[[Target, CountingSettings], CountedTarget]] = {
-    "labels": _labels,
-    "number": _numbers,
-    "time": _times,
+    "multilabel": _labels,
+    "regression": _numbers,
+    "survival": _times,
 }

@@ -30,7 +30,7 @@ from .target import (
 # benchmarks/targets_labels_runs.py.
 SET_PART = 0.2
 CAPPED_SHARES = (0.06, 0.62, 0.32)
-# Moments of more label sets make a secure sum too large: each is as long as the one of all records.
+# Moments of more label sets make secure aggregation too large: each is as long as the one of all records.
 MOST_MOMENTS = 4
 CODES = {
     "capped": "capped, with less noise, because label-sets say who annotates what",
@@ -86,8 +86,8 @@ class Labels(Target):
     own: bool = False
     summed: bool = False
     chosen: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    name = "labels"
-    compared = "labels"
+    name = "multilabel"
+    compared = "multilabel"
     gaps = True
 
     @property
@@ -120,7 +120,7 @@ class Labels(Target):
 
     @property
     def blocks(self) -> int:  # type: ignore[override]
-        """One block of sites for each label set, in a secure sum with own moments."""
+        """One block of sites for each label set, in secure aggregation with own moments."""
         return len(self.label_sets) if self.own and self.summed else 0
 
     @property
@@ -169,7 +169,7 @@ class Labels(Target):
         """Sums of the code t, of t z' and of z z'; without noise also of 1 and z.
 
         In the exact code a record is in one row of each label for which it is annotated, so
-        |t| <= sqrt(L). With noise, the public centre stands for the mean of the features.
+        |t| <= sqrt(L). With noise, the public mean stands for the mean of the features.
         """
         if self.capped:
             return sums_of_counts(math.hypot(1, self.set_entry), private, CAPPED_SHARES)
@@ -205,7 +205,7 @@ class Labels(Target):
         wrong = ~(values.isnan() | (values == 0) | (values == 1)).all(1)
         return {"a label that is not 1, 0 or empty": wrong}
 
-    def remarks(self, values: Tensor) -> list[str]:
+    def warnings(self, values: Tensor) -> list[str]:
         """Records that the capped code leaves out."""
         if not self.capped:
             return []
@@ -301,7 +301,7 @@ def _losses(outputs: Tensor, code: Tensor) -> Tensor:
 def _make(settings: Settings) -> Target:
     if not settings.label_columns:
         raise ConfigError(
-            "target = 'labels' needs label-columns, the names of all labels of the run"
+            "task = 'multilabel' needs label-columns, the names of all labels of the run"
         )
     sets = label_sets(settings.label_sets)
     for site, labels in sets.items():
@@ -311,9 +311,11 @@ def _make(settings: Settings) -> Target:
             )
     plain = Labels(settings.label_columns, tuple(sets.items()))
     target = _with_moment(
-        _coded(plain) if settings.epsilon else plain, bool(settings.epsilon), settings.secure_sum
+        _coded(plain) if settings.epsilon else plain,
+        bool(settings.epsilon),
+        settings.secure_aggregation,
     )
-    if settings.secure_sum and not settings.epsilon:
+    if settings.secure_aggregation and not settings.epsilon:
         _check_annotators(target, settings.colluding)
     return target
 
@@ -339,14 +341,14 @@ def _check_annotators(target: Labels, colluding: float) -> None:
     """
     if not target.sets:
         raise ConfigError(
-            "secure-sum = true with target = 'labels' needs label-sets, which say who annotates "
+            "secure-aggregation = true with task = 'multilabel' needs label-sets, which say who annotates "
             "what, or epsilon: the sum of a label that one site alone annotates is its own"
         )
     name, sites = target.fewest()
     needed = LEAST_TOGETHER + math.floor(colluding * len(target.sets))
     if sites < needed:
         raise ConfigError(
-            f"exactly {name!r} is annotated by {sites} sites; a secure sum without noise needs "
+            f"exactly {name!r} is annotated by {sites} sites; secure aggregation without noise needs "
             f"{needed} with the same labels (colluding = {colluding:.3g}), so that no sum of a "
             "label, and no difference of two, is that of one site; name in label-sets only the "
             "labels that as many sites have, which then send no others, or set epsilon"
@@ -389,7 +391,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 LABELS = Kind(
-    "labels",
+    "multilabel",
     ("label_columns", "label_sets"),
     _make,
     _answers,

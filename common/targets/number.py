@@ -53,8 +53,8 @@ class Number(Target):
 
     columns: tuple[str, ...]
     ranges: tuple[tuple[float, float], ...]
-    name = "number"
-    compared = "number"
+    name = "regression"
+    compared = "regression"
     counts = False
 
     @property
@@ -108,7 +108,7 @@ class Number(Target):
         ranks = values[:, 0].argsort(stable=True).argsort(stable=True)
         return ranks * GROUPS // max(1, len(values))
 
-    def remarks(self, values: Tensor) -> list[str]:
+    def warnings(self, values: Tensor) -> list[str]:
         """Numbers of which many lie beyond the range."""
         beyond = torch.stack(
             [
@@ -138,7 +138,7 @@ def _make(settings: Settings) -> Target:
     columns, given = settings.value_columns or ("value",), ranges(settings.target_range)
     if not given:
         raise ConfigError(
-            "target = 'number' needs target-range, the lowest and highest value that are known in "
+            "task = 'regression' needs target-range, the lowest and highest value that are known in "
             'public, such as target-range = "0,100"'
         )
     if len(given) not in (1, len(columns)):
@@ -183,7 +183,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 NUMBER = Kind(
-    "number",
+    "regression",
     ("target_range", "value_columns"),
     _make,
     _answers,

@@ -13,18 +13,16 @@ from .target import Kind, Target
 from .time import TIME
 
 TARGETS: dict[str, Kind] = {kind.name: kind for kind in (LABELS, NUMBER, TIME)}
-CLASS = "class"
-# What people call targets elsewhere.
+CLASS = "classification"
+# What people call tasks elsewhere.
 MEANT = {
-    "survival": "time",
-    "time-to-event": "time",
-    "cox": "time",
-    "regression": "number",
-    "value": "number",
-    "multilabel": "labels",
-    "multi-label": "labels",
-    "label": "labels",
-    "classification": CLASS,
+    "times": "survival",
+    "time-to-event": "survival",
+    "cox": "survival",
+    "numbers": "regression",
+    "value": "regression",
+    "multi-label": "multilabel",
+    "label": "multilabel",
     "multiclass": CLASS,
     "classes": CLASS,
 }
@@ -40,22 +38,22 @@ def target_of(settings: Settings, trains: bool = False) -> Target | None:
     Raises:
         ConfigError: for an unknown one, or settings that do not agree.
     """
-    if settings.target != CLASS and settings.target not in TARGETS:
+    if settings.task != CLASS and settings.task not in TARGETS:
         *names, last = (repr(name) for name in (CLASS, *TARGETS))
-        meant = MEANT.get(settings.target.casefold())
+        meant = MEANT.get(settings.task.casefold())
         hint = f"; did you mean {meant!r}?" if meant else ""
         raise ConfigError(
-            f"target = {short(settings.target)}: must be {', '.join(names)} or {last}{hint}"
+            f"task = {short(settings.task)}: must be {', '.join(names)} or {last}{hint}"
         )
-    own = TARGETS.get(settings.target)
+    own = TARGETS.get(settings.task)
     used = set(() if own is None else own.settings)
     for kind in TARGETS.values():
         for key in kind.settings:
             given = getattr(settings, key) != type(settings).model_fields[key].default
             if given and key not in used:
                 raise ConfigError(
-                    f"{key.replace('_', '-')} works only with target = {kind.name!r}, not "
-                    f"{settings.target!r}; set that, or remove it"
+                    f"{key.replace('_', '-')} works only with task = {kind.name!r}, not "
+                    f"{settings.task!r}; set that, or remove it"
                 )
     if own is None or not trains:
         return None if own is None else own.make(settings)

@@ -44,9 +44,9 @@ def sums_of_counts(
 
     Args:
         bound: largest norm of a record's code.
-        private: whether with noise; the public centre then stands for the mean of the features, which
+        private: whether with noise; the public mean then stands for the mean of the features, which
             a message without noise needs to have the other sums around it.
-        shares: of the budget, for the code, its sums and the squares.
+        shares: fractions of the budget, for the code, its sums and the squares.
         blocks: whether records, totals and squares are apart for each block of sites.
 
     Example:
@@ -73,9 +73,9 @@ class Course:
 
     Attributes:
         rounds: their number.
-        each: the sums of a round; shares are parts of the budget of all rounds but the first.
-        first: those of the first round, if others; shares are parts of its own budget.
-        first_share: part of the whole budget that the first round has.
+        each: the sums of a round; shares are fractions of the budget of all rounds but the first.
+        first: those of the first round, if others; shares are fractions of its own budget.
+        first_share: fraction of the whole budget that the first round has.
         receives: what sites receive in a round: a name, and a symbol for each axis as in
             `Term`.
         site_sums: "module:function" at the site, which makes the sums.
@@ -100,7 +100,7 @@ class Target(ABC):
         gaps: whether a value may be missing, as NaN.
         counts: whether rows of the code are counts of records, which are ones and zeros.
         divides: whether each record is in one row exactly.
-        blocks: number of blocks of sites whose second moments a secure sum has apart; 0 for one
+        blocks: number of blocks of sites whose second moments secure aggregation has apart; 0 for one
             moment of all.
         compared: of which kind its code is, where the coordinator measures what each site costs the
             others; empty where it does not.
@@ -237,7 +237,7 @@ class Target(ABC):
 
     @property
     def gap(self) -> str:
-        """What keeps sites out of a run without noise and secure sum, as a sentence; empty for
+        """What keeps sites out of a run without noise and secure aggregation, as a sentence; empty for
         nothing that is worth a warning before the start.
         """
         return ""
@@ -268,7 +268,7 @@ class Target(ABC):
         """
         return None
 
-    def remarks(self, values: Tensor) -> list[str]:
+    def warnings(self, values: Tensor) -> list[str]:
         """What a person should look at, for the data report: values (n, k), without faults."""
         return []
 
@@ -316,12 +316,12 @@ class LearningRates(NamedTuple):
     Attributes:
         site: at a site, over the mean squared norm of its features.
         private: at a site under privacy, for features of norm one.
-        joint: of the coordinator's step with joint noise.
+        distributed: of the coordinator's step with distributed noise.
     """
 
     site: float
     private: float
-    joint: float
+    distributed: float
 
 
 @dataclass(frozen=True)

@@ -162,8 +162,8 @@ class Time(Target):
     edges: tuple[float, ...]
     unit: str = ""
     head: str = "cells"
-    name = "time"
-    compared = "time"
+    name = "survival"
+    compared = "survival"
     divides = True
 
     @property
@@ -193,7 +193,7 @@ class Time(Target):
             return ""
         return (
             "a site takes part only if each cell of time and event that has records there has two or "
-            "more; set time-head = 'residuals', secure-sum = true or epsilon, or fewer bins"
+            "more; set time-head = 'residuals', secure-aggregation = true or epsilon, or fewer bins"
         )
 
     @property
@@ -258,7 +258,7 @@ class Time(Target):
         raise DataError(
             f"{int(small.sum())} cells of time and event have fewer than {max(2, least)} records "
             f"at this site, such as {cell!r}, and the sum of one shows its record; set time-head = "
-            "'residuals', secure-sum = true, epsilon, or fewer bins"
+            "'residuals', secure-aggregation = true, epsilon, or fewer bins"
         )
 
     def objective(self) -> Objective:
@@ -280,7 +280,7 @@ class Time(Target):
         """Cells."""
         return self.cells(values)
 
-    def remarks(self, values: Tensor) -> list[str]:
+    def warnings(self, values: Tensor) -> list[str]:
         """Nearly all records in one bin: a wrong unit."""
         times = values[:, 0].double()
         first = (times < self.edges[1]).double().mean() if len(times) else 0.0
@@ -390,17 +390,19 @@ def _losses(bins: int, outputs: Tensor, code: Tensor) -> Tensor:
 
 def _make(settings: Settings) -> Target:
     if not settings.horizon:
-        raise ConfigError("target = 'time' needs horizon, the time up to which survival is learned")
+        raise ConfigError(
+            "task = 'survival' needs horizon, the time up to which survival is learned"
+        )
     columns = (settings.time_column or "time", settings.event_column or "event")
     if columns[0] == columns[1]:
         raise ConfigError(f"time-column and event-column are both {columns[0]!r}")
     if settings.time_column and not settings.time_unit:
         raise ConfigError(
-            "target = 'time' needs time-unit, such as years, so that all sites mean the same"
+            "task = 'survival' needs time-unit, such as years, so that all sites mean the same"
         )
     head = settings.time_head
     if head == "auto":
-        hidden = settings.epsilon or settings.secure_sum
+        hidden = settings.epsilon or settings.secure_aggregation
         head = "cells" if hidden else "residuals"
     edges = (
         widening_edges(settings.horizon, settings.bins)
@@ -452,7 +454,7 @@ def _metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 TIME = Kind(
-    "time",
+    "survival",
     ("time_column", "event_column", "horizon", "bins", "time_unit", "time_head"),
     _make,
     _answers,

@@ -14,7 +14,7 @@ from ..errors import DataError, FedSurrogateError, SurrogateError
 from ..identity import distinct_names
 from ..models.generators import Generator
 from ..privacy.mechanism import NOT_COVERED
-from ..run import parse_run
+from ..run import stored_run
 from ..settings import Settings
 from ..settings.base import Scalar
 from ..surrogates.surrogates import Header
@@ -56,7 +56,7 @@ def read_generator(file: Path) -> Generator:
     """
     manifest = _manifest(file, "generator")
     try:
-        run = parse_run(_settings_in(manifest))
+        run = stored_run(_settings_in(manifest))
         header = Header(
             run.settings.method,
             _text(manifest, "run"),

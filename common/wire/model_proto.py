@@ -1,4 +1,4 @@
-"""Canonical protobuf bytes of heads, networks, updates, synthetic records and relays; and files of
+"""Canonical protobuf bytes of heads, networks, updates, synthetic records and chain messages; and files of
 models.
 """
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from .. import surrogate_pb2 as pb
-from ..backbones.feature_power import power_in
+from ..backbones.power_transform import power_in
 from ..errors import SurrogateError
 from ..identity import distinct_names
 from ..models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
@@ -26,7 +26,7 @@ from ..safe_parsing import canonical, read_message
 from ..settings import Model
 from ..surrogates.mixtures import Frame
 from ..surrogates.surrogates import Header, Synthetic
-from ..targets.measures import checked_target
+from ..targets.metrics import checked_target
 from .surrogate_proto import (
     pack_centre,
     pack_claim,
@@ -43,9 +43,13 @@ from .tensors import pack, unpack
 OFFSET, SCALE = "frame-offset", "frame-scale"
 # Of an ensemble whose classes have the highest probability of any head.
 COMBINED, HIGHEST = "combined", "highest"
-# In the metadata of a head: what features keep of their own mean and length.
+# In the metadata of a head: what features keep of their mean over columns and of their length.
 COLUMNS = "columns"
-OWN_MEAN = {"without-mean": REMOVED, "own-mean-0.1": MEAN_ALONE, "own-mean-0.1-length-0.1": KEPT}
+MEAN_OVER_COLUMNS = {
+    "without-mean": REMOVED,
+    "mean-over-columns-0.1": MEAN_ALONE,
+    "mean-over-columns-0.1-length-0.1": KEPT,
+}
 
 
 def save_model(model: Classifier, path: Path) -> None:
@@ -56,8 +60,9 @@ def save_model(model: Classifier, path: Path) -> None:
     `frame-offset` and `frame-scale` (d,), the first is then subtracted, and the second divides where
     it is not zero. If the metadata has `columns`, the mean over a feature's own columns
     must then be subtracted from it ("without-mean"), or be a tenth of what it was, and at most 0.75 of
-    the norm of the rest ("own-mean-0.1"); and with "own-mean-0.1-length-0.1" the length takes the place
-    of a direction of the rest, as `weigh_own_mean` has it. If the metadata has `clip`, they must then be
+    the norm of the rest ("mean-over-columns-0.1"); and with "mean-over-columns-0.1-length-0.1" the
+    length takes the place
+    of a direction of the rest, as `weigh_mean_over_columns` has it. If the metadata has `clip`, they must then be
     divided by max(|x|, clip). If there is a tensor `centre`, it must be subtracted before the clip;
     and with a tensor `projection` (k, d), features are then multiplied by it. If the metadata has
     `target`, classes are the names of what the model answers, and it says in JSON what the scores
@@ -92,7 +97,9 @@ def file_content(model: Classifier) -> tuple[dict[str, str], dict[str, Tensor]]:
     if isinstance(model, Head) and model.clip is not None:
         metadata["clip"] = f"{model.clip:g}"
     if isinstance(model, Head):
-        named = [name for name, each in OWN_MEAN.items() if each == model.own_mean]
+        named = [
+            name for name, each in MEAN_OVER_COLUMNS.items() if each == model.mean_over_columns
+        ]
         metadata |= dict(zip([COLUMNS], named, strict=False))
     if isinstance(model, Ensemble) and model.highest:
         metadata[COMBINED] = HIGHEST
@@ -197,10 +204,12 @@ def _classifier(
         return Ensemble(heads, COMBINED in metadata)
     centre, projection = tensors.get("centre"), tensors.get("projection")
     target = checked_target(metadata.get("target", ""), header.classes)
-    if (columns := metadata.get(COLUMNS, "")) and columns not in OWN_MEAN:
-        raise ValueError(f"{COLUMNS} = {columns[:40]!r}; {' and '.join(OWN_MEAN)} are allowed")
-    own_mean = OWN_MEAN.get(columns, ALL)
-    return Head(header, weight, bias, clip, centre, projection, target, own_mean)
+    if (columns := metadata.get(COLUMNS, "")) and columns not in MEAN_OVER_COLUMNS:
+        raise ValueError(
+            f"{COLUMNS} = {columns[:40]!r}; {' and '.join(MEAN_OVER_COLUMNS)} are allowed"
+        )
+    mean_over_columns = MEAN_OVER_COLUMNS.get(columns, ALL)
+    return Head(header, weight, bias, clip, centre, projection, target, mean_over_columns)
 
 
 MOST_DIMENSIONS = 8
@@ -225,9 +234,9 @@ def _head(head: Head) -> pb.Head:
         message.centre.CopyFrom(pack_centre(head.centre))
     if head.projection is not None:
         message.projection.CopyFrom(pack(head.projection))
-    message.target, message.without_mean = head.target, head.own_mean == REMOVED
-    if head.own_mean not in (ALL, REMOVED):
-        message.own_mean, message.own_length = head.own_mean
+    message.target, message.without_mean = head.target, head.mean_over_columns == REMOVED
+    if head.mean_over_columns not in (ALL, REMOVED):
+        message.mean_over_columns, message.own_length = head.mean_over_columns
     return message
 
 
@@ -276,7 +285,7 @@ def _unpack_head(message: pb.Head) -> Head:
     bias = unpack(message.bias, "head bias", (classes,))
     header = unpack_header(message.header)
     target = checked_target(message.target, header.classes)
-    parts = (clip, centre, projection, target, _own_mean(message))
+    parts = (clip, centre, projection, target, _mean_over_columns(message))
     head = Head(header, weight, bias, *parts)
     if not (
         head.weight.isfinite().all() and head.bias.isfinite().all() and 0 <= (clip or 0) < torch.inf
@@ -285,13 +294,13 @@ def _unpack_head(message: pb.Head) -> Head:
     return head
 
 
-def _own_mean(message: pb.Head) -> OwnParts:
+def _mean_over_columns(message: pb.Head) -> OwnParts:
     """What features keep. Raises SurrogateError for weights that no version knows."""
-    if not message.HasField("own_mean") and not message.own_length:
+    if not message.HasField("mean_over_columns") and not message.own_length:
         return REMOVED if message.without_mean else ALL
-    kept = OwnParts(message.own_mean, message.own_length)
+    kept = OwnParts(message.mean_over_columns, message.own_length)
     if kept not in (MEAN_ALONE, KEPT) or message.without_mean:
-        raise SurrogateError(f"a head with own mean and length at weights {tuple(kept)}")
+        raise SurrogateError(f"a head with mean over columns and length at weights {tuple(kept)}")
     return kept
 
 
@@ -507,7 +516,7 @@ def _unpack_tensors(packed: object, most: int) -> dict[str, Tensor]:
 
 
 def pack_relay(surrogates: list[bytes]) -> bytes:
-    """The relay of a chain: surrogates in their canonical bytes."""
+    """The chain message of a chain: surrogates in their canonical bytes."""
     return canonical(pb.Relay(surrogates=surrogates))
 
 
@@ -515,7 +524,7 @@ def unpack_relay(payload: bytes) -> list[bytes]:
     """Parse bytes of `pack_relay`.
 
     Raises:
-        SurrogateError: for bytes of no relay.
+        SurrogateError: for bytes of no chain message.
     """
     message = pb.Relay()
     read_message(message, payload, "relay")

@@ -43,7 +43,7 @@ Info = dict[str, str | int | float | bool | list[int] | list[float]]
 
 PAYLOAD = "payload"
 INFO = "info"
-# In a refusal: places in the key list of a secure sum, of the sites that the refusing site has a
+# In a refusal: places in the key list of secure aggregation, of the sites that the refusing site has a
 # dispute with.
 DISPUTED = "disputed"
 STORED_AS = "fedsurrogate.protobuf"
@@ -129,11 +129,11 @@ def _unpack_mixtures(body: pb.Mixtures, classes: int) -> Mixtures:
     )
 
 
-def pack_question(centre: Tensor | None) -> bytes | None:
+def pack_public_mean(centre: Tensor | None) -> bytes | None:
     """The payload of a request.
 
     Args:
-        centre: the public centre of this run, (d,), if there is one.
+        centre: the public mean of this run, (d,), if there is one.
 
     Returns:
         Canonical bytes; None without a centre.
@@ -141,8 +141,8 @@ def pack_question(centre: Tensor | None) -> bytes | None:
     return None if centre is None else canonical(pack_centre(centre))
 
 
-def unpack_question(payload: bytes | None) -> Tensor | None:
-    """Parse bytes of `pack_question`.
+def unpack_public_mean(payload: bytes | None) -> Tensor | None:
+    """Parse bytes of `pack_public_mean`.
 
     Args:
         payload: the bytes; None without a centre.
@@ -156,7 +156,7 @@ def unpack_question(payload: bytes | None) -> Tensor | None:
     if payload is None:
         return None
     message = pb.Centre()
-    read_message(message, payload, "public centre")
+    read_message(message, payload, "public mean")
     return unpack_centre(message)
 
 

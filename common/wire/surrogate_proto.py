@@ -1,4 +1,4 @@
-"""Headers, noisy sums, privacy claims, public centres and messages of secure sums as protobuf
+"""Headers, noisy sums, privacy claims, public means and messages of secure aggregation as protobuf
 messages.
 """
 
@@ -17,8 +17,8 @@ from ..identity import distinct_names
 from ..privacy.accounting import Unit
 from ..privacy.mechanism import Mechanism
 from ..safe_parsing import canonical, read_message
-from ..secure_sum.protocol import PHASES, SumState
-from ..secure_sum.secrets import Dealt, Member, Secrets, Words, pack_words, unpack_words
+from ..secure_aggregation.protocol import PHASES, SumState
+from ..secure_aggregation.secrets import Dealt, Member, Secrets, Words, pack_words, unpack_words
 from ..security.sealing import SEED_BYTES
 from ..surrogates.class_sums import Sums
 from ..surrogates.mixtures import Frame, PublicMap
@@ -79,7 +79,7 @@ def unpack_sums(body: pb.Sums, classes: int, claim: Mechanism) -> Sums:
 
 
 def pack_centre(mean: Tensor) -> pb.Centre:
-    """A public centre (d,) at 16 bits."""
+    """A public mean (d,) at 16 bits."""
     return pb.Centre(mean=pack(mean))
 
 
@@ -94,10 +94,10 @@ def unpack_centre(centre: pb.Centre) -> Tensor:
     """
     shape = tuple(centre.mean.shape)
     if len(shape) != 1 or not shape[0]:
-        raise SurrogateError(f"a public centre of shape {shape[:4]}; (d,) is expected")
-    mean = unpack(centre.mean, "public centre", shape)
+        raise SurrogateError(f"a public mean of shape {shape[:4]}; (d,) is expected")
+    mean = unpack(centre.mean, "public mean", shape)
     if not mean.isfinite().all():
-        raise SurrogateError("the public centre holds a number that is not finite")
+        raise SurrogateError("the public mean holds a number that is not finite")
     return mean
 
 
@@ -221,7 +221,7 @@ def pack_member(member: Member) -> bytes:
 def unpack_member(payload: bytes) -> Member:
     """Parse keys. Raises SurrogateError."""
     message = pb.SumMember()
-    read_message(message, payload, "keys of a secure sum")
+    read_message(message, payload, "keys of secure aggregation")
     return _unpack_member(message)
 
 
@@ -251,7 +251,7 @@ def pack_dealt(dealt: Dealt) -> bytes:
 def unpack_dealt(payload: bytes) -> Dealt:
     """Parse shares. Raises SurrogateError."""
     message = pb.SumDealt()
-    read_message(message, payload, "shares of a secure sum")
+    read_message(message, payload, "shares of secure aggregation")
     return _unpack_dealt(message)
 
 
@@ -450,12 +450,14 @@ def unpack_state(payload: bytes) -> SumState:
     """Parse a site's state. Raises StateError for a damaged one."""
     message = pb.SumState()
     try:
-        read_message(message, payload, "state of a secure sum")
+        read_message(message, payload, "state of secure aggregation")
         blind, masking = _named(message.shares.blind), _named(message.shares.masking)
         if message.phase not in PHASES or blind.keys() != masking.keys():
             raise SurrogateError("unknown phase")
     except SurrogateError as error:
-        raise StateError(f"this site's state of the secure sum is damaged: {error}") from None
+        raise StateError(
+            f"this site's state of the secure aggregation is damaged: {error}"
+        ) from None
     return SumState(
         site=message.site,
         context=message.context,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import surrogate_pb2 as pb
 from ..backbones.backbone_names import columns_in, shown
-from ..backbones.feature_power import power_in
+from ..backbones.power_transform import power_in
 from ..errors import (
     LARGEST_COUNT,
     LARGEST_NUMBER,

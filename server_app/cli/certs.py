@@ -1,4 +1,5 @@
-"""The `coordinator init` command, `sites certs`, `kit` and `accept`, and `approval log`: certificates and keys by which
+"""The `coordinator init` command, `sites certs`, `kit` and `accept`, and `approval log`:
+certificates and keys by which
 coordinator and sites trust each other, and the record of what was done.
 """
 
@@ -68,7 +69,7 @@ def certs(
     from rich.table import Column, Table
 
     from ..deployment.audit_log import note
-    from ..deployment.certificates import drop_site_keys, issue, papers
+    from ..deployment.certificates import credentials, drop_site_keys, issue
 
     if new_key and not site:
         raise typer.BadParameter(
@@ -81,18 +82,18 @@ def certs(
         drop_site_keys(folder, site or [])
     issue(folder, host or (), site or (), renew, days)
     now = datetime.datetime.now(datetime.UTC)
-    states = [(paper, paper.state(now)) for paper in papers(folder)]
+    states = [(credential, credential.state(now)) for credential in credentials(folder)]
     if as_json:
         rows = [
             {
-                "kind": paper.kind,
-                "name": paper.name,
-                "file": str(paper.file),
-                "fingerprint": paper.fingerprint,
-                "expires": paper.expires and paper.expires.isoformat(timespec="seconds"),
+                "kind": credential.kind,
+                "name": credential.name,
+                "file": str(credential.file),
+                "fingerprint": credential.fingerprint,
+                "expires": credential.expires and credential.expires.isoformat(timespec="seconds"),
                 "state": state,
             }
-            for paper, state in states
+            for credential, state in states
         ]
         print(json.dumps(rows, indent=2))
     else:
@@ -104,13 +105,19 @@ def certs(
             Column(no_wrap=True),
             title=str(folder),
         )
-        for paper, state in states:
-            until = f"{paper.expires:%Y-%m-%d}" if paper.expires else ""
-            table.add_row(paper.kind, paper.name, str(paper.file.relative_to(folder)), until, state)
+        for credential, state in states:
+            until = f"{credential.expires:%Y-%m-%d}" if credential.expires else ""
+            table.add_row(
+                credential.kind,
+                credential.name,
+                str(credential.file.relative_to(folder)),
+                until,
+                state,
+            )
         console.print(table)
-        for paper, state in states:
+        for credential, state in states:
             if state != "ok":
-                remedy = REMEDIES[paper.kind].format(folder=folder, name=paper.name)
+                remedy = REMEDIES[credential.kind].format(folder=folder, name=credential.name)
                 console.print(remedy, style="yellow", soft_wrap=True)
     if any(state == "expired" for _, state in states):
         raise typer.Exit(1)
@@ -150,7 +157,7 @@ def show_kit(folder: Path, site: str, coordinator: str, image: str, out: Path | 
     names = pack_kit(folder, site, coordinator, image, file)
     for name in names:
         console.print(f"  {name}", soft_wrap=True)
-    secret = f"papers/{SITE_KEY}" in names
+    secret = f"certificates/{SITE_KEY}" in names
     console.print(
         f"{file}; it holds the private key of {site}: send it only over a channel that you trust"
         if secret
@@ -188,16 +195,20 @@ def init(
     Example: coordinator init federation/ --host fl.example.org
     """
     from ..deployment.audit_log import note
-    from ..deployment.federation import PAPERS, make_federation
+    from ..deployment.federation import CERTIFICATES, make_federation
 
     if not host and not sys.stdin.isatty():
         raise typer.BadParameter("name this machine, as hospitals reach it", param_hint="--host")
     host = host or [typer.prompt("Host name or address at which hospitals reach this machine")]
-    note(folder / PAPERS, "certify", {"hosts": host, "sites": [], "renew": False, "new_key": False})
+    note(
+        folder / CERTIFICATES,
+        "certify",
+        {"hosts": host, "sites": [], "renew": False, "new_key": False},
+    )
     for file in make_federation(folder, host, port):
         console.print(f"  {file}", soft_wrap=True)
     console.print(
-        f"  {folder / PAPERS}: certificates and keys; keep a copy of it on another machine\n"
+        f"  {folder / CERTIFICATES}: certificates and keys; keep a copy of it on another machine\n"
         f"start it: cd {folder} && coordinator superlink, or docker compose up -d\n"
         "let a hospital in: coordinator sites accept REQUEST",
         soft_wrap=True,
@@ -247,10 +258,10 @@ def accept(
     from ..deployment.certificates import valid_until
     from ..deployment.enrolment import accept as accept_request
     from ..deployment.enrolment import check_typed, request_in, standing
-    from ..deployment.federation import papers_of, settings_of
+    from ..deployment.federation import certificates_of, settings_of
     from ..deployment.submit import registration
 
-    papers, settings = papers_of(folder), settings_of(folder)
+    credentials, settings = certificates_of(folder), settings_of(folder)
     asks, content = request_in(request)
     if fingerprint:
         check_typed(asks, fingerprint)
@@ -261,7 +272,7 @@ def accept(
         "contact": asks.contact,
         # Where a person types it, it must come from the hospital, not from this screen.
         "fingerprint": "" if asked else in_groups(asks.fingerprint()),
-        "": MEANS[standing(papers, asks)],
+        "": MEANS[standing(credentials, asks)],
     }
     for name, value in rows.items():
         # The last one is ours.
@@ -275,20 +286,20 @@ def accept(
         console.print("nothing has changed; call the hospital, and give --fingerprint")
         return
     facts = {"site": asks.site, "hospital": asks.hospital, "fingerprint": asks.fingerprint()}
-    note(papers, "accept", facts)
-    accept_request(papers, asks, content, days)
-    console.print(f"accepted until {valid_until(papers / 'sites' / asks.site)}")
+    note(credentials, "accept", facts)
+    accept_request(credentials, asks, content, days)
+    console.print(f"accepted until {valid_until(credentials / 'sites' / asks.site)}")
     if address := coordinator or settings.get("COORDINATOR", ""):
-        show_kit(papers, asks.site, address, settings.get("IMAGE") or "fedsurrogate", out)
+        show_kit(credentials, asks.site, address, settings.get("IMAGE") or "fedsurrogate", out)
     try:
         connect(control, seconds=5)
     except OSError:
-        later = registration(papers, control, root_certificates)
+        later = registration(credentials, control, root_certificates)
         console.print(
             f"no SuperLink answers at {control}; let it in when it runs: {later}", soft_wrap=True
         )
     else:
-        register(papers, control, root_certificates)
+        register(credentials, control, root_certificates)
 
 
 def audit_log(

@@ -42,9 +42,9 @@ Control = Annotated[
 
 
 def _authority_here(file: Path | None) -> Path | None:
-    from ..deployment.federation import papers_here
+    from ..deployment.federation import certificates_here
 
-    return file or ((papers := papers_here()) and papers / "ca.crt")
+    return file or ((credentials := certificates_here()) and credentials / "ca.crt")
 
 
 Authority = Annotated[
@@ -58,7 +58,7 @@ Authority = Annotated[
 
 
 # Events that say whether a site could take part; the last one of a site counts.
-CHECKED = ("invited", "introduced", "rejected", "dropped", "absent")
+CHECKED = ("invited", "identified", "rejected", "dropped", "absent")
 
 
 def superlink(context: typer.Context) -> None:
@@ -147,7 +147,7 @@ def again(folder: Path, site: str, register: str) -> list[str]:
         f"--out {site}-new.tar.gz",
         f"3. its registration: {register}",
         f"4. at the hospital, next to the old folder {site}: tar xzf {site}-new.tar.gz "
-        f"{site}/papers",
+        f"{site}/certificates",
         "   then its containers again: docker compose up -d --force-recreate",
     ]
 
@@ -225,10 +225,10 @@ def run(
     from fedsurrogate.common.errors import RunError
     from fedsurrogate.common.flower.environment import is_loopback
     from fedsurrogate.common.help import without_effect
-    from fedsurrogate.common.privacy.accounting import budget_remarks
+    from fedsurrogate.common.privacy.accounting import budget_warnings
     from fedsurrogate.common.run import parse_run
 
-    from ..deployment.submit import check_connection, options_of, remark
+    from ..deployment.submit import check_connection, options_of, warn
     from ..deployment.submit import run as start
     from ..lifecycle.before_start import (
         Interrupted,
@@ -259,8 +259,8 @@ def run(
         events.append(event)
         output_console.print(progress.line(event), soft_wrap=True)
 
-    budget = budget_remarks(config.settings.epsilon, config.settings.delta)
-    remark([*without_effect(config.method, config.settings.flat()), *budget], show)
+    budget = budget_warnings(config.settings.epsilon, config.settings.delta)
+    warn([*without_effect(config.method, config.settings.flat()), *budget], show)
     settings = overrides | own_folders(config.settings.output_dir, config.settings.resume)
     try:
         with interruptible():
@@ -299,13 +299,13 @@ def _show_check(events: Sequence[dict[str, Any]], problem: str = "") -> None:
         backbone = f"{facts['fingerprint']}, {facts['dimension']}" if "dimension" in facts else ""
         classes = str(facts.get("classes") or "")
         why = facts.get("reason") or (
-            "yes" if facts["event"] == "introduced" else "it did not reply"
+            "yes" if facts["event"] == "identified" else "it did not reply"
         )
         table.add_row(site, facts.get("version", ""), backbone, classes, why)
     console.print(table)
     if problem:
         console.print(problem, soft_wrap=True)
-    if problem or any(facts["event"] != "introduced" for facts in found.values()):
+    if problem or any(facts["event"] != "identified" for facts in found.values()):
         raise typer.Exit(1)
 
 
@@ -528,11 +528,11 @@ def sites(
     from rich.table import Column, Table
 
     from ..control_api import NEWEST, known_sites
-    from ..deployment.federation import papers_here
+    from ..deployment.federation import certificates_here
     from ..lifecycle.ends import complete_killed
     from ..runs.reader import run_folders
 
-    folder = folder or papers_here()
+    folder = folder or certificates_here()
     complete_killed(*run_folders(output)[:NEWEST])
     rows = known_sites(folder, output, control, root_certificates)
     if as_json:

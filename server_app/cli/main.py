@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BEGAN = time.time()
 # What a simulation compares its model with, as its table names it.
 BASELINES = {
-    "oracle": "pooled head",
+    "centralized": "centralized head",
     "ensemble": "ensemble of heads",
     "average": "average of heads",
 }
@@ -315,7 +315,7 @@ def refit(
     """
     from fedsurrogate.common.settings import split_names
 
-    from ..relearn import relearn as learn_again
+    from ..refit import refit as learn_again
 
     try:
         names = split_names(classes)
@@ -333,7 +333,7 @@ def _print_scores(run: Path, head: Classifier) -> None:
     """How good a new model is on the test records of a simulation, next to the run's own."""
     from fedsurrogate.common.errors import FedSurrogateError
 
-    from ..relearn import scores_of
+    from ..refit import scores_of
 
     try:
         found = scores_of(run, head)
@@ -342,8 +342,8 @@ def _print_scores(run: Path, head: Classifier) -> None:
         return
     if found is None:
         return
-    if found.measures:
-        console.print(_measured({"all": found.measures}, f"{found.tested} test records"))
+    if found.metric_values:
+        console.print(_measured({"all": found.metric_values}, f"{found.tested} test records"))
         return
     console.print(
         f"accuracy {found.accuracy:.2%} on {found.tested} test records of these classes; the run's "
@@ -375,8 +375,8 @@ def result_table(metrics: dict[str, Any]) -> Table:
     )
     caption = f"at site: {what}, on the site's own test records" if accuracy["per_site"] else None
     tested = metrics.get("tested", {})
-    if measures := metrics.get("measures"):
-        return _measured(measures, ", ".join((*facts, human_bytes(sent["up"]))))
+    if metric_values := metrics.get("metric_values"):
+        return _measured(metric_values, ", ".join((*facts, human_bytes(sent["up"]))))
     table = Table("", "accuracy", "of", "uplink", title=", ".join(facts), caption=caption)
     rows = [("this run", "model", sent["up"])]
     rows += [(words, key, sent["compare"].get(key)) for key, words in BASELINES.items()]
@@ -392,15 +392,15 @@ def result_table(metrics: dict[str, Any]) -> Table:
     return table
 
 
-def _measured(measures: dict[str, Any], title: str) -> Table:
+def _measured(metric_values: dict[str, Any], title: str) -> Table:
     """Table of what a model answers, and how well."""
     from rich.table import Table
 
-    from fedsurrogate.common.targets.measures import IN_WORDS
+    from fedsurrogate.common.targets.metrics import IN_WORDS
 
-    names = list(dict.fromkeys(name for own in measures["all"].values() for name in own))
+    names = list(dict.fromkeys(name for own in metric_values["all"].values() for name in own))
     table = Table("", *(IN_WORDS.get(name, name) for name in names), title=title)
-    for output, own in measures["all"].items():
+    for output, own in metric_values["all"].items():
         table.add_row(output, *(f"{own[name]:.4g}" if name in own else "" for name in names))
     return table
 
@@ -432,7 +432,7 @@ for name, text, members in (
     ),
     (
         "offline",
-        "Runs whose messages are carried as files.",
+        "Runs whose messages are files (offline exchange).",
         {"request": request, "learn": learn, "exchange": exchange},
     ),
 ):  # fmt: skip

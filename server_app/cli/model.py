@@ -39,8 +39,8 @@ Delta = Annotated[float, typer.Option(min=0, max=0.01, help="Delta of the privac
 Summed = Annotated[
     bool,
     typer.Option(
-        "--secure-sum",
-        help="See only the sum over all sites, with one joint noise instead of one a site.",
+        "--secure-aggregation",
+        help="See only the sum over all sites, with one distributed noise instead of one a site.",
     ),
 ]
 
@@ -56,7 +56,7 @@ def evaluate(
     ],
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
-    secure_sum: Summed = False,
+    secure_aggregation: Summed = False,
     control: Control = "",
     root_certificates: Authority = None,
     run_config: RunSettings = None,
@@ -73,7 +73,7 @@ def evaluate(
     from ..counting import CountingBudget, evaluation_settings
     from ..runs.presets import typed_settings
 
-    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_sum))
+    settings, sites = evaluation_settings(model, CountingBudget(epsilon, delta, secure_aggregation))
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
@@ -125,7 +125,7 @@ def survey(
     ] = "",
     epsilon: Epsilon = 1.0,
     delta: Delta = 1e-5,
-    secure_sum: Summed = False,
+    secure_aggregation: Summed = False,
     images: Annotated[
         str,
         typer.Option(
@@ -170,7 +170,7 @@ def survey(
 
     Example: coordinator survey --classes normal,pneumonia --images all
 
-    Example: coordinator survey --run-config "target='labels' label-columns='edema,mass'"
+    Example: coordinator survey --run-config "task='multilabel' label-columns='edema,mass'"
     """
     from fedsurrogate.common.settings import split_names
 
@@ -190,15 +190,15 @@ def survey(
         images = images or str(proposed.get("counting.images", ""))
     except ValueError as error:
         raise ConfigError(f"--classes: {error}") from None
-    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_sum), images)
+    settings = survey_settings(names, CountingBudget(epsilon, delta, secure_aggregation), images)
     settings = as_proposed(settings, proposal) | typed_settings(run_config)
     if propose is not None:
         write_proposal(propose, "run", settings, purpose)
         return
-    of_target = settings.get("target", "class") != "class"
+    of_target = settings.get("task", "classification") != "classification"
     if of_target and (names or like is not None):
         raise ConfigError(
-            f"target = {settings['target']!r} has no {'classes' if names else 'estimate'}; leave out "
+            f"task = {settings['task']!r} has no {'classes' if names else 'estimate'}; leave out "
             f"--{'classes' if names else 'like'}"
         )
     if of_target:
@@ -211,7 +211,7 @@ def survey(
     if not names:
         raise ConfigError(
             "name all classes with --classes, or another target with --run-config, such as "
-            "\"target='number' target-range='0,100'\""
+            "\"task='regression' target-range='0,100'\""
         )
     # Before the sites are charged: these may fail.
     source = (

@@ -281,7 +281,7 @@ def _table(summaries: Sequence[Any]) -> Table:
     scores = [name for name in dict.fromkeys((first, *SCORES)) if name in known - {MAJORITY}]
     columns = [f"{SCORES[name]}, %" for name in scores or [first]]
     alone = [share for each in summaries if (share := each.means[MAJORITY]) is not None]
-    caption = f"always giving the largest class: {100 * max(alone):.1f} %" if alone else None
+    caption = f"the majority baseline: {100 * max(alone):.1f} %" if alone else None
     table = Table(*summaries[0].varied, *columns, "runs", "failed", "uplink", caption=caption)
     for each in summaries:
         sent = "" if each.bytes is None else human_bytes(each.bytes)

@@ -132,8 +132,8 @@ def exchange(
     proposal: ProposalFile = None,
     as_json: MetricsAsJson = False,
 ) -> None:
-    """Run a federation whose messages are carried as files: every method, also in rounds, and
-    secure sums.
+    """Run a federation whose messages are files (offline exchange): every method, also in rounds, and
+    secure aggregation.
 
     Each step writes one file a site, OUT/02-north.request. At the site, `site offline release
     02-north.request --out 02-north.reply` answers it. The command waits for the replies in OUT, and

@@ -37,7 +37,7 @@ ProposeFile = Annotated[
 ]
 Purpose = Annotated[str, typer.Option(help="With --propose: what it is for, in words.")]
 # Options that a proposal decides.
-BUDGET = ("epsilon", "delta", "secure_sum")
+BUDGET = ("epsilon", "delta", "secure_aggregation")
 
 
 class What(StrEnum):
@@ -191,14 +191,18 @@ def keys_of(folder: Path | None, site: str | None) -> dict[str, Scalar]:
     """
     from fedsurrogate.common.errors import ConfigError
 
-    from ..deployment.certificates import papers
+    from ..deployment.certificates import credentials
     from ..deployment.supernodes import not_registered
 
     if folder is None:
         raise ConfigError("name the folder of the keys with --folder")
     if site is None:
         return dict(not_registered(folder))
-    keys = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
+    keys = {
+        credential.name: credential.fingerprint
+        for credential in credentials(folder)
+        if credential.kind == "site"
+    }
     if site not in keys:
         raise ConfigError(f"{folder} has no key of site {site[:80]!r}")
     return {site: keys[site]}

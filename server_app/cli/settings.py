@@ -130,10 +130,13 @@ def public_map(
         str, typer.Option(help="File of its weights; empty for those that its library has stored.")
     ] = "",
     power: Annotated[
-        float, typer.Option(min=0, max=2, help="features.power of the run; 0 for the backbone's.")
+        float,
+        typer.Option(
+            min=0, max=2, help="features.power-transform of the run; 0 for the backbone's."
+        ),
     ] = 0.0,
 ) -> None:
-    """Make a public map for secure sums, once for many runs. No hospital's data may be in it.
+    """Make a public map for secure aggregation, once for many runs. No hospital's data may be in it.
 
     Example: coordinator public-map public.safetensors --backbone torchvision:mobilenet_v2
     """

@@ -52,7 +52,7 @@ HOST_NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Paper:
+class Credential:
     """A certificate or a site's key.
 
     Attributes:
@@ -195,7 +195,7 @@ def drop_site_keys(folder: Path, sites: Sequence[str]) -> None:
             file.unlink(missing_ok=True)
 
 
-def papers(folder: Path) -> list[Paper]:
+def credentials(folder: Path) -> list[Credential]:
     """Certificates and keys in a folder.
 
     Args:
@@ -220,7 +220,7 @@ def papers(folder: Path) -> list[Paper]:
     ).public_key() != server.public_key():
         raise ConfigError(f"{folder / 'server.key'} is not the key of server.crt; use --renew")
     listed = [
-        Paper(kind, name, folder / file, _digest(each), each.not_valid_after_utc)
+        Credential(kind, name, folder / file, _digest(each), each.not_valid_after_utc)
         for kind, name, file, each in (
             ("authority", _common_name(authority), "ca.crt", authority),
             ("server", ", ".join(hosts_of(folder)), "server.crt", server),
@@ -229,7 +229,7 @@ def papers(folder: Path) -> list[Paper]:
     for file in sorted((folder / "sites").glob("*/site.pub")):
         fingerprint, site = key_fingerprint(file.read_bytes()), file.parent
         expires = expiry(site / CERTIFICATE)
-        listed.append(Paper("site", site.name, file, fingerprint, expires))
+        listed.append(Credential("site", site.name, file, fingerprint, expires))
     return listed
 
 

@@ -21,7 +21,7 @@ from fedsurrogate.common.security.enrolment import (
 )
 from fedsurrogate.common.security.enrolment import PUBLIC as SITE_PUBLIC
 
-from .certificates import PUBLIC, REQUEST, certify, papers
+from .certificates import PUBLIC, REQUEST, certify, credentials
 from .supernodes import check_not_revoked
 
 Standing = Literal["new", "renewal", "other key"]
@@ -57,7 +57,11 @@ def standing(folder: Path, asks: Enrolment) -> Standing:
         RunError: a list of revoked keys cannot be read.
     """
     check_not_revoked(folder, asks.site, asks.line())
-    known = {paper.name: paper.fingerprint for paper in papers(folder) if paper.kind == "site"}
+    known = {
+        credential.name: credential.fingerprint
+        for credential in credentials(folder)
+        if credential.kind == "site"
+    }
     fingerprint = asks.fingerprint()
     if others := [
         name for name, each in known.items() if each == fingerprint and name != asks.site

@@ -15,7 +15,7 @@ from fedsurrogate.common.setting_lines import OF_COMPOSE, read_setting_lines
 from .certificates import PUBLIC, issue
 from .kit import ADDRESS, DEPLOY, TEMPLATES
 
-PAPERS, SETTINGS, FLEET_PORT = "papers", ".env", 9092
+CERTIFICATES, SETTINGS, FLEET_PORT = "certificates", ".env", 9092
 KNOWN = {"COORDINATOR", "FLEET_PORT", *OF_COMPOSE}
 # Docker would make those that are missing, and root would own them.
 FOLDERS = ("state", "app", "runs", "registered", "runtime", "control")
@@ -49,7 +49,7 @@ def make_federation(folder: Path, hosts: Sequence[str], port: int) -> list[Path]
     files = {SETTINGS: settings.encode()}
     for name, source in {"compose.yml": "compose.coordinator.yml", **TEMPLATES}.items():
         files[name] = (DEPLOY / source).read_bytes()
-    issue(folder / PAPERS, hosts, ())
+    issue(folder / CERTIFICATES, hosts, ())
     for name in FOLDERS:
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     return [
@@ -59,9 +59,9 @@ def make_federation(folder: Path, hosts: Sequence[str], port: int) -> list[Path]
     ]
 
 
-def papers_of(folder: Path) -> Path:
+def certificates_of(folder: Path) -> Path:
     """The certificates and keys of a federation, from its folder or their own."""
-    return folder / PAPERS if (folder / PAPERS / "ca.crt").is_file() else folder
+    return folder / CERTIFICATES if (folder / CERTIFICATES / "ca.crt").is_file() else folder
 
 
 def settings_of(folder: Path) -> dict[str, str]:
@@ -71,7 +71,7 @@ def settings_of(folder: Path) -> dict[str, str]:
         ConfigError: a line is no setting, or COORDINATOR no address.
     """
     file = folder / SETTINGS
-    if not (folder / PAPERS / "ca.crt").is_file() or not file.is_file():
+    if not (folder / CERTIFICATES / "ca.crt").is_file() or not file.is_file():
         return {}
     values = read_setting_lines(file, KNOWN)
     if not ADDRESS.fullmatch(values.get("COORDINATOR", "")):
@@ -79,20 +79,20 @@ def settings_of(folder: Path) -> dict[str, str]:
     return values
 
 
-def papers_here() -> Path | None:
+def certificates_here() -> Path | None:
     """The certificates and keys, if a command is typed in the folder of a federation."""
-    return Path(PAPERS).absolute() if settings_of(Path()) else None
+    return Path(CERTIFICATES).absolute() if settings_of(Path()) else None
 
 
 def superlink_here() -> list[str]:
     """Arguments of `coordinator superlink` in the folder of a federation; none elsewhere."""
     if not (settings := settings_of(Path())):
         return []
-    papers = Path(PAPERS).absolute()
+    credentials = Path(CERTIFICATES).absolute()
     return [
         *("--enable-supernode-auth", "--database", str(Path("state", "superlink.db").absolute())),
         *("--fleet-api-address", f"0.0.0.0:{settings.get('FLEET_PORT') or FLEET_PORT}"),
-        *("--ssl-ca-certfile", str(papers / "ca.crt")),
-        *("--ssl-certfile", str(papers / "server.crt")),
-        *("--ssl-keyfile", str(papers / "server.key")),
+        *("--ssl-ca-certfile", str(credentials / "ca.crt")),
+        *("--ssl-certfile", str(credentials / "server.crt")),
+        *("--ssl-keyfile", str(credentials / "server.key")),
     ]

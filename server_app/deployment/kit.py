@@ -20,7 +20,7 @@ from .supernodes import check_not_revoked
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 # Of a site's folder: what each kit has, what one has whose key the coordinator made, and what one has
 # whose hospital made its own.
-PAPERS = ("ca.crt", "site.pub")
+SITE_FILES = ("ca.crt", "site.pub")
 SITE_KEY, CERTIFICATE = "site.key", "site.crt"
 # File names in the kit, and their sources in the folder deploy/.
 SOURCES = {
@@ -34,7 +34,7 @@ SOURCES = {
 # Those that a federation may change before it packs kits: in its folder, next to the certificates.
 TEMPLATES = {f"kit/{name}": f"kit/{name}" for name in ("policy.toml", "site.env")}
 # If these are missing, Docker makes them, and root owns them.
-FOLDERS = ("state", "witness", "cache", "runtime", "data", "weights", "held-out")
+FOLDERS = ("state", "check-log", "cache", "runtime", "data", "weights", "held-out")
 ADDRESS = re.compile(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
@@ -49,7 +49,7 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
         out: the file to write.
 
     Returns:
-        The names of the files in the kit; with `papers/site.key` only if the coordinator has made
+        The names of the files in the kit; with `certificates/site.key` only if the coordinator has made
         the site's key.
 
     Raises:
@@ -67,7 +67,7 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
             "another with --out"
         )
     contents = dict(_contents(certificates / "sites" / site, site, coordinator, image))
-    check_not_revoked(certificates, site, contents["papers/site.pub"].decode())
+    check_not_revoked(certificates, site, contents["certificates/site.pub"].decode())
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for folder in FOLDERS:
@@ -88,14 +88,17 @@ def pack_kit(certificates: Path, site: str, coordinator: str, image: str, out: P
 
 def _contents(folder: Path, site: str, coordinator: str, image: str) -> Iterator[tuple[str, bytes]]:
     own_key = (folder / CERTIFICATE).is_file()
-    for name in (*PAPERS, CERTIFICATE if own_key else SITE_KEY):
+    for name in (*SITE_FILES, CERTIFICATE if own_key else SITE_KEY):
         make = f"make it with coordinator sites certs --site {site}"
-        yield f"papers/{name}", _content(folder / name, make)
-    papers = folder.parents[1]
-    yield f"papers/{PUBLIC}", _content(papers / PUBLIC, f"coordinator sites key {papers} makes it")
+        yield f"certificates/{name}", _content(folder / name, make)
+    credentials = folder.parents[1]
+    yield (
+        f"certificates/{PUBLIC}",
+        _content(credentials / PUBLIC, f"coordinator sites key {credentials} makes it"),
+    )
     facts = {"{site}": site, "{coordinator}": coordinator, "{image}": image}
     for name, source in SOURCES.items():
-        own = papers.parent / source
+        own = credentials.parent / source
         file = own if source in TEMPLATES and own.is_file() else DEPLOY / source
         content = _content(file, "use a checkout or the image, which have it").decode()
         for mark, fact in facts.items():

@@ -37,7 +37,7 @@ from ..lifecycle.before_start import (
 from ..runs.reader import POLL_SECONDS
 from ..runs.state import PARTS, EventFile
 from ..serverapp import federate
-from .submit import OnEvent, remark
+from .submit import OnEvent, warn
 
 FIRST_NODE = 1001
 ClientApp = Callable[[Message, Context], Message]
@@ -231,11 +231,11 @@ def run_here(
     run_id = next(RUN_IDS)
     # A site with data of its own has a ledger, which must not be lost.
     folders: AbstractContextManager[list[str]] = nullcontext([]) if own_data else site_folders()
-    with folders as remarks:
-        remark(
+    with folders as warnings:
+        warn(
             [
                 *without_effect(config.method, config.settings.flat()),
-                *remarks,
+                *warnings,
                 *([] if own_data else check_records(settings, len(nodes))),
             ],
             on_event,

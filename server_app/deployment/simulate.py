@@ -24,9 +24,9 @@ from fedsurrogate.common.machine import (
     STATE,
     VARIABLE,
     ray_folder,
-    remark_on,
     usable_cores,
     user_folder,
+    warnings_on,
 )
 from fedsurrogate.common.settings.base import Scalar
 
@@ -51,10 +51,10 @@ from .submit import (
     flower_environment,
     plain,
     reason,
-    remark,
     stop_process,
     submit,
     to_the_end,
+    warn,
 )
 
 START_SECONDS = 300.0
@@ -135,11 +135,11 @@ def simulate(
     """
     config, settings = check_simulation(overrides)
     fit, few = fitting_sites(machine.at_once(sites))
-    with site_folders() as remarks:
-        remarks = [*remarks, *remark_on(os.environ, ray_folder(os.environ))]
+    with site_folders() as warnings:
+        warnings = [*warnings, *warnings_on(os.environ, ray_folder(os.environ))]
         unused = without_effect(config.method, config.settings.flat())
-        remark(
-            [*([few] if few else []), *unused, *remarks, *check_records(settings, sites)], on_event
+        warn(
+            [*([few] if few else []), *unused, *warnings, *check_records(settings, sites)], on_event
         )
         check_addresses()
         machine = replace(machine, parallel=fit)

@@ -106,15 +106,15 @@ def to_the_end(
     return folder, status, log
 
 
-def remark(remarks: Sequence[str], on_event: OnEvent) -> None:
-    """Report remarks about a run that has not started, as events.
+def warn(warnings: Sequence[str], on_event: OnEvent) -> None:
+    """Report warnings about a run that has not started, as events.
 
     Args:
         remarks: one sentence each.
         on_event: takes each event.
     """
-    for each in remarks:
-        on_event(event_now("remark", each))
+    for each in warnings:
+        on_event(event_now("warning", each))
 
 
 @contextmanager
@@ -281,12 +281,12 @@ def run(
     """
     check_connection(address, authority)
     _check_listening(address)
-    papers = None if authority is None else authority.parent
-    note(papers, "start", facts_of_run(overrides))
+    credentials = None if authority is None else authority.parent
+    note(credentials, "start", facts_of_run(overrides))
     try:
         run_id = submit(address, authority, overrides)
     except RunError:
-        note(papers, "end", {"run": "", "status": "not started"})
+        note(credentials, "end", {"run": "", "status": "not started"})
         raise
     try:
         folder, status, log = to_the_end(run_id, output, address, authority, on_event)
@@ -299,12 +299,12 @@ def run(
             stop_at_superlink(run_id, address, authority)
         if stop.folder is not None:
             complete_interrupted(stop.folder, f"interrupted by {stop}", END_SECONDS)
-        note(papers, "end", {"run": _name(stop.folder), "status": "interrupted"})
+        note(credentials, "end", {"run": _name(stop.folder), "status": "interrupted"})
         raise
     if status == UNKNOWN and folder is not None and succeeded(folder):
         # The SuperLink has gone meanwhile.
         status = DONE
-    note(papers, "end", {"run": _name(folder), "status": status})
+    note(credentials, "end", {"run": _name(folder), "status": status})
     if status != DONE:
         if folder is not None:
             (folder / "flower.log").write_text(log, encoding="utf-8")
@@ -473,7 +473,9 @@ def serve(runtime: str, parent: int | None = None) -> None:
     flower().coordinator_apps(runtime, TASK, parent)
 
 
-def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str, Scalar]], None]:
+def admission(
+    audited: bool, credentials: Path | None
+) -> Callable[[str, Mapping[str, Scalar]], None]:
     """What a SuperLink asks before it stores a run.
 
     Args:
@@ -493,7 +495,7 @@ def admission(audited: bool, papers: Path | None) -> Callable[[str, Mapping[str,
                     f"version {own_version()}; submit it with `coordinator run` of that installation"
                 )
         if audited:
-            note(papers, "submit", _facts(settings))
+            note(credentials, "submit", _facts(settings))
 
     return admit
 

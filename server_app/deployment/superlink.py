@@ -42,12 +42,12 @@ def serve(arguments: Sequence[str]) -> None:
     if table is not None:
         # The coordinator's app inherits this variable, and does not run without the table.
         table = Path(os.environ.setdefault(VARIABLE, str(table)))
-    papers = meant.certificate.parent if meant.certificate else None
-    if papers is not None and (papers / KEY).is_file():
+    credentials = meant.certificate.parent if meant.certificate else None
+    if credentials is not None and (credentials / KEY).is_file():
         # The coordinator's app signs with the key that is next to the SuperLink's certificate.
-        os.environ.setdefault(SIGNING, str(papers))
+        os.environ.setdefault(SIGNING, str(credentials))
     apps = (*COORDINATOR, "app", "--parent-pid", str(os.getpid()), "--runtime")
-    admit = admission(not meant.simulates, papers)
+    admit = admission(not meant.simulates, credentials)
     flower().superlink(arguments, Validity(table).refusal, admit, apps)
 
 

@@ -51,7 +51,7 @@ def check_not_revoked(folder: Path, site: str, line: str) -> None:
         raise ConfigError(
             f"the key of site {site!r} was revoked, and is never accepted again; the site needs a "
             f"new key: `coordinator sites certs {folder} --site {site} --new-key`, or, where the hospital "
-            "makes its own, `site enrol` after it has removed papers/site.key"
+            "makes its own, `site enrol` after it has removed certificates/site.key"
         )
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.common.backbones.backbones import load_backbone, load_network
-from fedsurrogate.common.backbones.feature_power import power_in, raised, with_power
 from fedsurrogate.common.backbones.networks import options_of
+from fedsurrogate.common.backbones.power_transform import power_in, raised, with_power
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.extras import EXTRAS, check_installed, needed_for
@@ -39,10 +39,10 @@ from fedsurrogate.common.signed_models.signed_model import (
     signed_from_run,
 )
 from fedsurrogate.common.surrogates.mixtures import Frame
-from fedsurrogate.common.targets.measures import answer_columns, answers_together
+from fedsurrogate.common.targets.metrics import answer_columns, answers_together
 
 from ..deployment.request_key import read_request_key, signing_key
-from ..relearn import stored_source
+from ..refit import stored_source
 
 # Largest difference of an answer between the written graph and this process: of a probability, or as
 # a share of the largest number in its column, if that is above one.
@@ -90,7 +90,7 @@ class InferenceModel(nn.Module):
         frame, heads = classifier.header.frame, getattr(classifier, "heads", (classifier,))
         self.frame = Frame.of(frame) if frame else None
         # Of an ensemble none has a weight, see `seal_model`.
-        self.own_mean = min(getattr(each, "own_mean", ALL) for each in heads)
+        self.mean_over_columns = min(getattr(each, "mean_over_columns", ALL) for each in heads)
         self.network = _network(classifier) if isinstance(classifier, Network) else None
         self.target, self.outputs = target_of_model(classifier), classifier.header.classes
         self.columns = answer_columns(self.target, self.outputs)
@@ -112,7 +112,7 @@ class InferenceModel(nn.Module):
         """Scores (n, C) of features (n, d), as the classifier computes them."""
         if self.frame is not None:
             features = self.frame.apply(features)
-        features = weigh_rows(features, self.own_mean)
+        features = weigh_rows(features, self.mean_over_columns)
         scores: Tensor = (self.network or self.classifier.scores)(features)
         return scores
 
@@ -121,7 +121,7 @@ def _plain(classifier: Any) -> Classifier:
     """A classifier without the steps that read bytes, or take one record at a time, as no graph can."""
     if isinstance(classifier, Ensemble):
         return replace(classifier, heads=tuple(map(_plain, classifier.heads)))  # type: ignore[arg-type]
-    changes = {"own_mean": ALL} if isinstance(classifier, Head) else {}
+    changes = {"mean_over_columns": ALL} if isinstance(classifier, Head) else {}
     plain: Classifier = replace(classifier, header=replace(classifier.header, frame=b""), **changes)
     return plain
 

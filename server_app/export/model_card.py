@@ -17,7 +17,7 @@ from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.privacy.mechanism import NOT_COVERED
 from fedsurrogate.common.signed_models.signed_model import SignedModel
-from fedsurrogate.common.targets.measures import IN_WORDS, answer_columns, facts_of
+from fedsurrogate.common.targets.metrics import IN_WORDS, answer_columns, facts_of
 from fedsurrogate.strategies.counting.strategy import payload_of
 
 from ..report.counts_view import view_of
@@ -84,16 +84,17 @@ CALIBRATED = (
     "- Probabilities need calibration at each site (`site evaluate --temperature --store`)."
 )
 LIMITS_OF_TARGETS = {
-    "labels": ["- Probabilities hold for records with the labels as frequent as at the sites together."],
-    "number": ["- An interval holds 95 % of new records where errors are normal, and records are like those of the sites.",
+    "multilabel": ["- Probabilities hold for records with the labels as frequent as at the sites together."],
+    "regression": ["- An interval holds 95 % of new records where errors are normal, and records are like those "
+                   "of the sites.",
                "- Values beyond the range were learned as its ends."],
-    "time": ["- Risks are relative: a log hazard of zero is that of a record with mean features.",
+    "survival": ["- Risks are relative: a log hazard of zero is that of a record with mean features.",
              "- Nothing is known of the time beyond the horizon."],
 }  # fmt: skip
 KINDS = {
-    "labels": "A model of labels",
-    "number": "A model of numbers",
-    "time": "A model of the time to an event",
+    "multilabel": "A model of labels",
+    "regression": "A model of numbers",
+    "survival": "A model of the time to an event",
 }
 READING = (
     "The sites read files as RGB with 8 bits in this way; an image that is read otherwise, as by "
@@ -148,7 +149,7 @@ def model_card(model: SignedModel, run: Path, preprocessing: Preprocessing | Non
         "## Features",
         "",
         f"Backbone {for_markdown(backbone)}, image size {for_markdown(size)}, "
-        f"power {facts.settings['features.power']:g}, dimension {facts.dimension}, fingerprint "
+        f"power {facts.settings['features.power-transform']:g}, dimension {facts.dimension}, fingerprint "
         f"{for_markdown(facts.fingerprint)}.",
         f"Licence of the backbone's weights: {words}.",
         *_resizing(preprocessing, answer_columns(target, outputs) if target else ()),
@@ -220,7 +221,7 @@ def _answered(target: str, outputs: tuple[str, ...]) -> list[str]:
 
 
 def _simulated(metrics: Json) -> Measured | None:
-    rows = as_table(at(metrics, "measures", "all"))
+    rows = as_table(at(metrics, "metric_values", "all"))
     if rows:
         listed = ["On the test data of the simulation. It says little about other hospitals.", ""]
         for name, own in rows.items():

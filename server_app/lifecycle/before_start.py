@@ -50,7 +50,7 @@ from fedsurrogate.common.machine import (
     why_not_writable,
 )
 from fedsurrogate.common.models.training_parts import pick_device
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import Run, parse_run, stored_run
 from fedsurrogate.common.settings import DataSettings, Settings
 from fedsurrogate.common.settings.base import Scalar, settings_text
 
@@ -160,7 +160,7 @@ def check_resume(config: Run, simulated: bool) -> None:
             "records"
         )
     try:
-        before = parse_run(manifest["config"])
+        before = stored_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         # The digest in the checkpoint decides.
         return
@@ -211,7 +211,7 @@ def continuation(folder: Path, link: Sequence[str] = ()) -> str:
     """
     manifest = _content(folder / MANIFEST)
     try:
-        config = parse_run(manifest["config"])
+        config = stored_run(manifest["config"])
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ""
     defaults = Settings().flat()
@@ -286,7 +286,7 @@ def fitting_sites(wanted: int) -> tuple[int, str]:
         wanted: As many as cores and settings allow.
 
     Returns:
-        At most `wanted`; and a remark, empty if it is `wanted`.
+        At most `wanted`; and a warning, empty if it is `wanted`.
 
     Raises:
         RunError: Not even one site fits, counting the swap.
@@ -428,13 +428,13 @@ def site_folders() -> Iterator[list[str]]:
     process and for those that it starts.
 
     Yields:
-        Remarks for the user, none if the user's folders can be written.
+        Warnings for the user, none if the user's folders can be written.
     """
     bad = {name: why for name in (STATE, CACHE) if (why := why_not_writable(user_folder(name)))}
     if not bad:
         yield []
         return
-    remarks = [
+    warnings = [
         f"{str(user_folder(name))!r} cannot be written ({why}); {WHAT[name]} of the simulated "
         f"sites go to a temporary folder; set {name} to a folder that you may write to keep them"
         for name, why in bad.items()
@@ -446,7 +446,7 @@ def site_folders() -> Iterator[list[str]]:
             (Path(folder) / name.lower() / NAME).mkdir(parents=True)
             os.environ[name] = str(Path(folder) / name.lower())
         try:
-            yield remarks
+            yield warnings
         finally:
             for name, value in before.items():
                 if value is None:
@@ -649,7 +649,7 @@ def check_records(overrides: Mapping[str, Scalar], sites: int) -> Sequence[str]:
         sites: number of sites.
 
     Returns:
-        Remarks about sites with records of one class only.
+        Warnings about sites with records of one class only.
 
     Raises:
         FedSurrogateError: some site would have no usable records.

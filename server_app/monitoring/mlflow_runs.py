@@ -158,7 +158,7 @@ def _results(metrics: Json) -> dict[str, float]:
     numbers |= {f"seconds/{key}": value for key, value in table("seconds").items()}
     averages = table("quality", "averages")
     numbers |= {f"test/{key}": as_table(each).get("value") for key, each in averages.items()}
-    for output, own in table("measures", "all").items():
+    for output, own in table("metric_values", "all").items():
         numbers |= {f"test/{_plain(output)}/{key}": each for key, each in as_table(own).items()}
     numbers["epsilon"] = table("privacy").get("epsilon")
     found = {key: as_number(value) for key, value in numbers.items()}

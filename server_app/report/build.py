@@ -30,7 +30,7 @@ from .counts_view import CountsView, counts_views
 from .images_view import images_view
 from .plots import rows as plots
 from .plots.rows import Series, accuracy_over, draw_rows, radii, sheets, steps
-from .quality_view import measures_view, privacy_view, quality_view
+from .quality_view import metrics_view, privacy_view, quality_view
 from .tables import (
     compared,
     comparison_table,
@@ -63,7 +63,7 @@ STARTING, REST = "starting the processes", "everything else"
 FATES = ("used", "late", "rejected", "dropped")
 NAMED_IN_BANNER = 24
 BASELINES = {
-    "oracle": "pooled head",
+    "centralized": "centralized head",
     "ensemble": "ensemble of heads",
     "average": "average of heads",
 }
@@ -155,7 +155,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "layout": layout(pictures),
         "times": _times(run),
         "tables": {name: csv_link(rows) for name, rows in tables.items()},
-        "measures": (measures := measures_view(run)),
+        "metric_values": (metric_values := metrics_view(run)),
         "quality": quality_view(run),
         "auroc_first": scores[AUROC]
         if leading(scores := scores_of(run.metrics)) == AUROC
@@ -167,7 +167,7 @@ def _page(run: RunFolder, folder: Path, beside: Sequence[tuple[str, RunFolder]])
         "counting": (counting := _counting(run, counts)),
         "without_pictures": unseen,
         "undrawn": []
-        if counting or unseen or measures
+        if counting or unseen or metric_values
         else [what for key, what in PICTURES.items() if key not in pictures],
         "lowest": measured[:3] if len(measured) > NAMED_SITES else [],
         "troubles": _troubles(run),
@@ -281,8 +281,8 @@ def _pictures(run: RunFolder) -> dict[str, tuple[str, ...]]:
         pictures["outcomes"] = (plots.accuracy_against_bytes(dict(outcomes), ends),)
     what, taken = steps(run)
     if len(taken) > 1:
-        oracle = run.number("accuracy", "oracle")
-        pictures["progress"] = (accuracy_over({"this run": taken}, what, oracle),)
+        centralized = run.number("accuracy", "centralized")
+        pictures["progress"] = (accuracy_over({"this run": taken}, what, centralized),)
     rows = list(run.sites)
     if len(rows) > NAMED_SITES:
         rows.sort(key=lambda site: -1.0 if site.accuracy is None else site.accuracy, reverse=True)
@@ -380,7 +380,7 @@ def _settings(config: Json) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     """
     defaults = flatten(Settings().model_dump(by_alias=True))
     flat = dict(sorted(flatten(config).items()))
-    if flat.get("target", defaults["target"]) != defaults["target"]:
+    if flat.get("task", defaults["task"]) != defaults["task"]:
         # Nobody set them: they are the rows of the target's code.
         flat.pop("classes", None)
     changed = [

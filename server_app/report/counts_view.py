@@ -12,19 +12,19 @@ from typing import Any
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import percent
 from fedsurrogate.common.pages.svg import BLUE, GREEN, INK, NAMED_SITES, ORANGE
-from fedsurrogate.common.targets.measures import IN_WORDS as OF_MEASURES
+from fedsurrogate.common.targets.metrics import IN_WORDS as OF_METRICS
 
 from ..runs.state import Json, as_list, as_number, as_table, at, clean, read_json
 from .plots.rows import Series, WithInterval, draw_rows, draw_survival
 
 HIDDEN, ALL = "hidden by the noise", "all sites"
-# Measures of a class in evaluation.json, in the order of the page: name, colour and mark.
-MEASURES = {
+# Metrics of a class in evaluation.json, in the order of the page: name, colour and mark.
+METRIC_VALUES = {
     "sensitivity": ("sensitivity", BLUE, "o"),
     "specificity": ("specificity", ORANGE, "s"),
     "auroc": ("AUROC", GREEN, "D"),
 }
-IN_WORDS = OF_MEASURES | {
+IN_WORDS = OF_METRICS | {
     "bias": "mean error",
     "coverage": "within the model's interval",
     "survival": "without the event at the horizon",
@@ -32,13 +32,13 @@ IN_WORDS = OF_MEASURES | {
 SHARES = ("sensitivity", "specificity", "auroc", "coverage", "survival", "prevalence")
 COUNTS = ("records", "present", "annotated", "events", "last seen", "outlived")
 # The measure of each output at each site that is drawn, by target.
-FOREST = {"labels": "auroc", "number": "mae"}
+FOREST = {"multilabel": "auroc", "regression": "mae"}
 LIMITS = {
-    "labels": "A label is decided at a probability of one half.",
-    "number": "Errors are those within the public range; few large ones count as the largest that "
+    "multilabel": "A label is decided at a probability of one half.",
+    "regression": "Errors are those within the public range; few large ones count as the largest that "
     "counting.largest-error allows. If fewer than 90 % of the numbers lie within the model's "
     "interval, the true errors are larger.",
-    "time": "Thirds are those of the risk at the records from which the model was learned.",
+    "survival": "Thirds are those of the risk at the records from which the model was learned.",
 }
 
 
@@ -50,7 +50,7 @@ class CountsView:
         kind: "evaluation" or "survey".
         sites: their number, in words.
         title: a sentence for the top of the page.
-        pictures: SVG strings; none if the noise hides all measures, or for more than NAMED_SITES
+        pictures: SVG strings; none if the noise hides all metrics, or for more than NAMED_SITES
             rows.
         columns: names of the columns of a table.
         rows: the cells of the table, row by row.
@@ -92,12 +92,13 @@ def view_of(content: Json) -> CountsView | None:
 
 def _evaluation(content: Json) -> CountsView:
     classes = {str(name): as_table(row) for name, row in as_table(content["classes"]).items()}
-    measured = {key: [_range(row.get(key)) for row in classes.values()] for key in MEASURES}
+    measured = {key: [_range(row.get(key)) for row in classes.values()] for key in METRIC_VALUES}
     series = [
-        Series(measured[key], colour, name, mark) for key, (name, colour, mark) in MEASURES.items()
+        Series(measured[key], colour, name, mark)
+        for key, (name, colour, mark) in METRIC_VALUES.items()
     ]
     rows = [
-        [name, _number(row.get("records")), *(_share(row.get(measure)) for measure in MEASURES)]
+        [name, _number(row.get("records")), *(_share(row.get(metric)) for metric in METRIC_VALUES)]
         for name, row in classes.items()
     ]
     noise = as_table(content.get("noise"))
@@ -122,7 +123,7 @@ def _evaluation(content: Json) -> CountsView:
         _sites(content),
         f"The model is right for {_share(accuracy)} of the held-out records of {_sites(content)}",
         _drawn("evaluation", [*classes], series, ("class", "on held-out records"), shares=True),
-        ["Class", "Records", *(_title(name) for name, _, _ in MEASURES.values())],
+        ["Class", "Records", *(_title(name) for name, _, _ in METRIC_VALUES.values())],
         rows,
         [_noise(content), *words],
     )
@@ -131,16 +132,16 @@ def _evaluation(content: Json) -> CountsView:
 def _evaluation_of_target(content: Json) -> CountsView:
     """Of labels, numbers or times."""
     outputs = {str(name): as_table(row) for name, row in as_table(content["outputs"]).items()}
-    measures = list(dict.fromkeys(key for row in outputs.values() for key in row))
+    metric_values = list(dict.fromkeys(key for row in outputs.values() for key in row))
     places = {ALL: outputs} | {
         str(site): {str(name): as_table(row) for name, row in as_table(own).items()}
         for site, own in as_table(content.get("per_site")).items()
     }
     if exact := as_table(at(content, "exact", "outputs")):
         places["exact, of the simulation"] = {name: as_table(row) for name, row in exact.items()}
-    kind = str(content.get("target"))
+    kind = str(content.get("task"))
     rows = [
-        [place, name, *(_measure_text(key, row.get(key)) for key in measures)]
+        [place, name, *(_metric_text(key, row.get(key)) for key in metric_values)]
         for place, own in places.items()
         for name, row in own.items()
     ]
@@ -148,20 +149,20 @@ def _evaluation_of_target(content: Json) -> CountsView:
     if (chance := as_number(at(content, "log_rank", "chance"))) is not None:
         words.append(f"Log-rank test of the three thirds: p = {chance:.2g}.")
     pictures: tuple[str, ...] = ()
-    if (measure := FOREST.get(kind)) is not None:
+    if (metric := FOREST.get(kind)) is not None:
         lines = [
             (name, place, each)
             for name in outputs
             for place, own in places.items()
-            if (each := _range(as_table(own.get(name)).get(measure))) is not None
+            if (each := _range(as_table(own.get(name)).get(metric))) is not None
         ]
         series = [
             Series([each if (place == ALL) == of_all else None for _, place, each in lines], *style)
             for of_all, style in ((True, (INK, "", "D")), (False, (BLUE, "", "s")))
         ]
         names = [f"{name}, {place}" for name, place, _ in lines]
-        shares = measure in SHARES
-        pictures = _drawn("evaluation", names, series, ("answer", IN_WORDS[measure]), shares=shares)
+        shares = metric in SHARES
+        pictures = _drawn("evaluation", names, series, ("answer", IN_WORDS[metric]), shares=shares)
     curves = {str(name): as_table(each) for name, each in as_table(content.get("curves")).items()}
     edges = [each for each in map(as_number, as_list(content.get("edges"))) if each is not None]
     if curves and len(edges) > 1:
@@ -175,7 +176,7 @@ def _evaluation_of_target(content: Json) -> CountsView:
         _sites(content),
         f"The model's answers on held-out records of {_sites(content)}",
         pictures,
-        ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in measures)],
+        ["Where", "What", *(_title(IN_WORDS.get(key, key)) for key in metric_values)],
         rows,
         [_noise(content), *words],
     )
@@ -185,11 +186,11 @@ def _title(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _measure_text(name: str, value: Any) -> str:
-    """A measure of labels, numbers or times with its interval, in words.
+def _metric_text(name: str, value: Any) -> str:
+    """A metric of labels, numbers or times with its interval, in words.
 
     Args:
-        name: of the measure.
+        name: of the metric.
         value: with its interval, as in evaluation.json.
     """
     number = _range(value)
@@ -220,7 +221,7 @@ def _survey(content: Json) -> CountsView:
     questions = as_table(content.get("questions"))
     words = [
         f"{name}: "
-        + ", ".join(f"{key} {_measure_text(key, each)}" for key, each in as_table(own).items())
+        + ", ".join(f"{key} {_metric_text(key, each)}" for key, each in as_table(own).items())
         + "."
         for name, own in questions.items()
     ] + words
@@ -303,9 +304,15 @@ def _noise(content: Json) -> str:
 
 def _where(content: Json) -> str:
     return (
-        "in the secure sum over all sites" if content.get("secure_sum") is True else "at each site"
+        "in the secure aggregation over all sites"
+        if content.get("secure_aggregation") is True
+        else "at each site"
     )
 
 
 def _summed(content: Json) -> str:
-    return " of all sites together, from a secure sum" if content.get("secure_sum") is True else ""
+    return (
+        " of all sites together, from secure aggregation"
+        if content.get("secure_aggregation") is True
+        else ""
+    )

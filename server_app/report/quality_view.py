@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.escapes import percent
-from fedsurrogate.common.models.class_measures import (
-    Measure,
+from fedsurrogate.common.models.class_metrics import (
+    Metric,
     ModelQuality,
     leads_with_auroc,
     unpacked_quality,
@@ -22,7 +22,7 @@ from fedsurrogate.common.pages.svg import (
     trusted,
     undefined_because,
 )
-from fedsurrogate.common.targets.measures import IN_WORDS
+from fedsurrogate.common.targets.metrics import IN_WORDS
 from fedsurrogate.common.targets.registry import TARGETS
 
 from ..runs.reader import RunFolder
@@ -62,7 +62,7 @@ class QualityView:
 
 
 def recorded_quality(run: RunFolder) -> ModelQuality | None:
-    """The measures that a run has recorded; None without any that can be read.
+    """The metrics that a run has recorded; None without any that can be read.
 
     Args:
         run: the content of the run folder.
@@ -114,10 +114,10 @@ def quality_view(run: RunFolder) -> QualityView | None:
 
 
 def words_of(found: ModelQuality) -> str:
-    """Whose records they are, and what always giving the largest class reaches.
+    """Whose records they are, and what the majority baseline reaches.
 
     Args:
-        found: measures of a run.
+        found: metrics of a run.
     """
     whose = f" of {found.units} patients" if found.units else ""
     unknown = (
@@ -126,17 +126,17 @@ def words_of(found: ModelQuality) -> str:
         else ""
     )
     return (
-        f"{found.records} test records{whose}, of all sites together. Always giving the largest class "
+        f"{found.records} test records{whose}, of all sites together. The majority baseline "
         f"is right for {percent(found.majority)}. Intervals of 95 % are from samples of "
         f"{'patients' if found.units else 'records'}.{unknown}"
     )
 
 
 def sentence_of(found: ModelQuality) -> str:
-    """The measures in one line, for a terminal.
+    """The metrics in one line, for a terminal.
 
     Args:
-        found: measures of a run.
+        found: metrics of a run.
     """
     parts = []
     named = [("balanced_accuracy", "balanced accuracy"), ("macro_auroc", "AUROC")]
@@ -146,25 +146,25 @@ def sentence_of(found: ModelQuality) -> str:
         value, limits = _in_words(found.averages[name]) if name in found.averages else ("", "")
         if value:
             parts.append(f"{short} {value}" + (f" ({limits})" if limits else ""))
-    return ", ".join([*parts, f"largest class alone {percent(found.majority)}"])
+    return ", ".join([*parts, f"majority baseline {percent(found.majority)}"])
 
 
-def _in_words(measure: Measure) -> tuple[str, str]:
+def _in_words(metric: Metric) -> tuple[str, str]:
     """A value and its interval; empty texts where there is none."""
-    if measure.value is None:
+    if metric.value is None:
         return "", ""
-    limits = "" if measure.low is None else f"{measure.low:.3f} to {measure.high:.3f}"
-    return f"{measure.value:.3f}", limits
+    limits = "" if metric.low is None else f"{metric.low:.3f} to {metric.high:.3f}"
+    return f"{metric.value:.3f}", limits
 
 
 @dataclass(frozen=True)
-class MeasuresView:
-    """A table of measures, and the one that says most.
+class MetricsView:
+    """A table of metrics, and the one that says most.
 
     Attributes:
         names: of the columns, in words.
         rows: whose test records, which answer, and a text for each column.
-        score: the measure that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
+        score: the metric that says most, in words, such as "a mean AUROC of 0.912 over 3 answers";
             empty if it is not known.
         choices: what a target chose, and why.
     """
@@ -175,13 +175,13 @@ class MeasuresView:
     choices: tuple[str, ...] = ()
 
 
-def measures_view(run: RunFolder) -> MeasuresView | None:
-    """The measures of a run; None for a run of classes, or one that measured nothing.
+def metrics_view(run: RunFolder) -> MetricsView | None:
+    """The metrics of a run; None for a run of classes, or one that measured nothing.
 
     Args:
         run: whose metrics have them.
     """
-    found = as_table(run.metrics.get("measures"))
+    found = as_table(run.metrics.get("metric_values"))
     places = {"all sites": as_table(found.get("all"))}
     places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
     rows = [
@@ -196,9 +196,9 @@ def measures_view(run: RunFolder) -> MeasuresView | None:
         (place, output, tuple(_text(own.get(name)) for name in names))
         for place, output, own in rows
     )
-    kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("target")))
+    kind = TARGETS.get(str(as_table(run.manifest.get("config")).get("task")))
     together = [own for place, _, own in rows if place == "all sites"]
-    return MeasuresView(
+    return MetricsView(
         tuple(IN_WORDS.get(name, name) for name in names),
         table,
         ""
@@ -215,7 +215,7 @@ def _choices(run: RunFolder) -> tuple[str, ...]:
 
 
 def _text(value: float | None) -> str:
-    """A measure; a hyphen where the test records do not determine it."""
+    """A metric; a hyphen where the test records do not determine it."""
     if value is None:
         return "-"
     if value.is_integer():
@@ -235,7 +235,7 @@ def _score(name: str, values: list[float]) -> str:
 STATISTICS = {"counts": "class sizes", "sums": "class sums", "squares": "second moments"}
 MECHANISMS = {
     "sums": "noisy class sums",
-    "secure-sums": "noise in a secure sum",
+    "secure-aggregation": "noise in secure aggregation",
     "counts": "noise on counts",
     "dp-em": "noisy EM (DP-EM)",
     "theorem-4.1": "FedPFT theorem 4.1",
@@ -264,7 +264,9 @@ def privacy_view(run: RunFolder) -> Json:
         "not_covered": [str(item) for item in as_list(privacy.get("not_covered"))],
         "dropped": [str(name) for name in as_list(privacy.get("dropped_classes"))],
         # One, and several, of what a run with this target learns.
-        "learns": ("label", "labels") if config.get("target") == "labels" else ("class", "classes"),
+        "learns": ("label", "labels")
+        if config.get("task") == "multilabel"
+        else ("class", "classes"),
         "rows": rows,
         "statistics": [
             (key, text)
@@ -283,11 +285,14 @@ def privacy_view(run: RunFolder) -> Json:
 
 
 def _sum_sentences(metrics: Json) -> list[str]:
-    """Who could see what in a secure sum, in plain words; empty for other runs. metrics: content of
+    """Who could see what in secure aggregation, in plain words; empty for other runs. metrics: content of
     metrics.json.
     """
     learning = as_table(metrics.get("learning"))
-    count, members = as_number(learning.get("secure-sum-of")), as_number(learning.get("members"))
+    count, members = (
+        as_number(learning.get("secure-aggregation-of")),
+        as_number(learning.get("members")),
+    )
     if count is None or members is None:
         return []
     colluding, least = (
@@ -295,7 +300,7 @@ def _sum_sentences(metrics: Json) -> list[str]:
         as_number(learning.get("least")) or 0,
     )
     sentences = [
-        f"The coordinator saw only the secure sum of {count:.0f} of {members:.0f} sites, at least "
+        f"The coordinator saw only the secure aggregation of {count:.0f} of {members:.0f} sites, at least "
         f"{least:.0f} by the sites' own check, and no site's part of it. What only one site has, "
         "such as a class, is in the sum as that site has it."
     ]
@@ -312,7 +317,7 @@ def _sum_sentences(metrics: Json) -> list[str]:
     if (local := as_number(learning.get("local-epsilon"))) is not None:
         sentences.append(
             "The guarantee holds while the number of sites that tell the coordinator their noise is "
-            f"at most {colluding:.0f} (central privacy through secure summation). Without this "
+            f"at most {colluding:.0f} (central privacy through secure aggregation). Without this "
             f"assumption, a site's own noise alone gives ε = {local:.3g}."
         )
     elif as_table(metrics.get("privacy")):

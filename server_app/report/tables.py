@@ -14,8 +14,8 @@ from typing import Any
 from fedsurrogate.common.data_report import DataReport, reports_from
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.escapes import csv_text, percent
-from fedsurrogate.common.identity import likely_one_remarks
-from fedsurrogate.common.privacy.accounting import budget_remarks
+from fedsurrogate.common.identity import likely_one_warnings
+from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.settings.base import flatten
 
 from ..lifecycle.before_start import OF_RECORDS
@@ -62,7 +62,7 @@ def tables_of(
     tables: dict[str, Table] = {
         "sites": [[*sites, *(f"accuracy {source}" for source in sources)]],
         "classes": [("site", *run.classes)],
-        "measures": _measures(run),
+        "metric_values": _metric_values(run),
         "quality": _quality(run),
         "rounds": _steps(run),
         "privacy": [
@@ -82,12 +82,12 @@ def tables_of(
     return {name: rows for name, rows in tables.items() if len(rows) > 1}
 
 
-def _measures(run: RunFolder) -> Table:
+def _metric_values(run: RunFolder) -> Table:
     """How well a model of another target than classes answers, at all sites and at each."""
-    found = as_table(run.metrics.get("measures"))
+    found = as_table(run.metrics.get("metric_values"))
     places = {"all": as_table(found.get("all"))}
     places |= {name: as_table(own) for name, own in as_table(found.get("per_site")).items()}
-    rows: Table = [("site", "answer", "measure", "value")]
+    rows: Table = [("site", "answer", "metric", "value")]
     return rows + [
         (place, output, name, as_number(value))
         for place, outputs in places.items()
@@ -97,15 +97,15 @@ def _measures(run: RunFolder) -> Table:
 
 
 def _quality(run: RunFolder) -> Table:
-    """Every measure of a model of classes, with its interval."""
-    rows: Table = [("class", "measure", "value", "low", "high", "records")]
+    """Every metric of a model of classes, with its interval."""
+    rows: Table = [("class", "metric", "value", "low", "high", "records")]
     if (found := recorded_quality(run)) is None:
         return rows
-    named = [("", found.averages), *((each.name, each.measures) for each in found.per_class)]
+    named = [("", found.averages), *((each.name, each.metric_values) for each in found.per_class)]
     return rows + [
         (name, key, each.value, each.low, each.high, each.support)
-        for name, measures in named
-        for key, each in measures.items()
+        for name, metric_values in named
+        for key, each in metric_values.items()
     ]
 
 
@@ -258,12 +258,12 @@ def _unread(run: RunFolder) -> str:
 
 
 def _odd(run: RunFolder) -> str:
-    """Warn about what is odd in the data, such as patients in both training and test."""
+    """Warn about the data, such as patients in both training and test."""
     # Another warning has classes without a record.
-    odd = [remark for report in data_of(run) for remark in report.odd]
-    odd += likely_one_remarks(run.classes)
-    odd = [remark for remark in dict.fromkeys(odd) if not remark.startswith("no record of")]
-    return f"Odd in the data: {'; '.join(odd)}." if odd else ""
+    found = [warning for report in data_of(run) for warning in report.warnings]
+    found += likely_one_warnings(run.classes)
+    found = [warning for warning in dict.fromkeys(found) if not warning.startswith("no record of")]
+    return f"Warnings about the data: {'; '.join(found)}." if found else ""
 
 
 def _budget(run: RunFolder) -> list[str]:
@@ -272,7 +272,7 @@ def _budget(run: RunFolder) -> list[str]:
     epsilon, delta = (as_number(config.get(key)) or 0.0 for key in ("epsilon", "delta"))
     known = [round(sum(site.counts.values())) for site in run.sites if site.counts]
     fewest = min((count for count in known if count > 0), default=0)
-    return [f"{each[:1].upper()}{each[1:]}." for each in budget_remarks(epsilon, delta, fewest)]
+    return [f"{each[:1].upper()}{each[1:]}." for each in budget_warnings(epsilon, delta, fewest)]
 
 
 def _no_better_than_chance(run: RunFolder) -> str:
@@ -280,7 +280,7 @@ def _no_better_than_chance(run: RunFolder) -> str:
     its balanced accuracy is above chance.
     """
     if (quality := recorded_quality(run)) is None:
-        return _no_better_than_the_largest_class(run)
+        return _no_better_than_the_majority_baseline(run)
     if not (found := at_chance(quality)):
         return ""
     limits = " and ".join(
@@ -298,7 +298,7 @@ def _no_better_than_chance(run: RunFolder) -> str:
     return f"The model may be no better than chance: {limits}. If it should be better, {advice}."
 
 
-def _no_better_than_the_largest_class(run: RunFolder) -> str:
+def _no_better_than_the_majority_baseline(run: RunFolder) -> str:
     """For a run that measured accuracy alone, which does not show whether a model tells apart."""
     own = as_table(run.metrics.get("accuracy"))
     counts = [site.counts for site in run.sites]
@@ -306,9 +306,9 @@ def _no_better_than_the_largest_class(run: RunFolder) -> str:
     if run.accuracy is None or majority is None or not may_be_chance(None, own, counts):
         return ""
     return (
-        f"The accuracy, {percent(run.accuracy)}, is not above that of always giving the largest class, "
+        f"The accuracy, {percent(run.accuracy)}, is not above that of the majority baseline, "
         f"{percent(majority)}. Accuracy alone does not show whether the model tells classes apart, and "
-        "this run measured nothing else: evaluate the model, which measures its AUROC."
+        "this run measured nothing else: evaluate the model, which metrics its AUROC."
     )
 
 

@@ -17,7 +17,7 @@ from fedsurrogate.common.privacy.mechanism import NOT_COVERED, Mechanism, relati
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
-from fedsurrogate.common.targets.measures import added, facts_of, metrics_of
+from fedsurrogate.common.targets.metrics import added, facts_of, metrics_of
 from fedsurrogate.strategies.base.outcome import Fate, Outcome, Site
 
 from .scores import may_be_chance
@@ -35,7 +35,7 @@ class MissingClasses:
         names: of these classes.
         known: "exact": the sites' counts show it. "noisy": their noisy counts together are no more
             than noise, so records may be there. "unknown": no count of a single site or class was
-            reported, as in a secure sum.
+            reported, as in secure aggregation.
         bound: below which a noisy total is no more than noise; 0 for exact counts.
     """
 
@@ -187,7 +187,7 @@ def missing_line(card: Mapping[str, Any]) -> str:
         perhaps = "perhaps " if card["records_by_class"] == "noisy" else ""
         parts.append(f"{perhaps}no site has a record of {', '.join(without)}")
     if card.get("at_chance"):
-        parts.append("the model may be no better than chance; the report has its measures")
+        parts.append("the model may be no better than chance; the report has its metrics")
     return "; ".join(parts)
 
 
@@ -225,24 +225,24 @@ Json = dict[str, Any]
 
 DERIVED = "; and all results computed from these, such as the model, any number of times"
 COVERS = {
-    "secure-sums": "the sum over all sites: noisy sizes, sums and second moments of all classes "
+    "secure-aggregation": "the sum over all sites: noisy sizes, sums and second moments of all classes "
     "of the run, the only numbers that the coordinator learns; for as long as at "
     "most the stated number of sites tell it their noise (central privacy through "
-    "secure summation)",
+    "secure aggregation)",
     "summed-counts": "the sum over all sites of their counts: records of each class, or decisions "
     "and scores of a model on held-out records; for as long as at most the "
     "stated number of sites tell the coordinator their noise (central privacy "
-    "through secure summation)",
+    "through secure aggregation)",
     "summed-gradients": "in every round the sum over all sites: their noisy number of records and "
     "sum of clipped gradients at the common model, the only numbers that the "
     "coordinator learns; for as long as at most the stated number of sites "
-    "tell it their noise (central privacy through secure summation), over all "
+    "tell it their noise (central privacy through secure aggregation), over all "
     "rounds together",
     "summed-steps": "in every round the sum over all sites: in the first one their noisy number of "
     "records, sum of features and numbers of features of each length, and in each later one the sums "
     "of their shortened gradients, and of how sure the common head should be of their records; the "
     "only numbers that the coordinator learns, for as long as at most the stated number of sites "
-    "tell it their noise (central privacy through secure summation), over all rounds together",
+    "tell it their noise (central privacy through secure aggregation), over all rounds together",
     "steps": "every number that a site sends, over all rounds together: in the first one its noisy "
     "number of records, sum of features and numbers of features of each length, and in each later "
     "one the noisy sums of shortened gradients, and of how sure the common head should be of its records",
@@ -289,7 +289,7 @@ def privacy_card(
         own: settings of the run.
         surrogates: those that were used.
         model: the learned model; None without one.
-        simulated: whether the run was a simulation, which measures values that a deployment does
+        simulated: whether the run was a simulation, which metrics values that a deployment does
             not.
         trained: claims of sites that trained in rounds, by name; their epsilon covers all rounds
             together.
@@ -331,13 +331,13 @@ def privacy_card(
 def _covered(mechanism: str, plan: Plan) -> str:
     """The key of COVERS for a run of this method."""
     if plan.sent_by_solver:
-        return "summed-steps" if mechanism == "secure-sums" else "steps"
-    if mechanism != "secure-sums":
+        return "summed-steps" if mechanism == "secure-aggregation" else "steps"
+    if mechanism != "secure-aggregation":
         return mechanism
     if plan.counts:
         return "summed-counts"
     gradients = plan.kind == "rounds" and not plan.training.start
-    return "summed-gradients" if gradients else "secure-sums"
+    return "summed-gradients" if gradients else "secure-aggregation"
 
 
 def mean_noise(claim: Mechanism, dimension: int, records: float) -> float:
@@ -428,7 +428,7 @@ def _dropped(
     learned = set(model.header.classes)
     if mechanism == "sums":
         classes = classes or (surrogates[0] if surrogates else model).header.classes
-    elif mechanism != "secure-sums":
+    elif mechanism != "secure-aggregation":
         # Without classes in the settings, the head has exactly the classes that some site has
         # released.
         learned = {name for surrogate in surrogates for name in surrogate.header.classes}
@@ -526,7 +526,7 @@ def make_metrics(
     if end.command is not None:
         metrics["seconds"]["command"] = round(end.command, 3)
     metrics |= _downstream(sites)
-    metrics |= _measures(outcome)
+    metrics |= _metric_values(outcome)
     optional = {
         "learning": outcome.learning,
         "parameters": outcome.parameters,
@@ -580,7 +580,7 @@ def _missing_classes(
     return missing_classes(wanted, reported, bool(privacy))
 
 
-def _measures(outcome: Outcome) -> Json:
+def _metric_values(outcome: Outcome) -> Json:
     """How well a model of another target than classes answers: at each site, and on all test
     records; ranks compare records of one site only, unless a simulation tests all together.
     """
@@ -589,7 +589,7 @@ def _measures(outcome: Outcome) -> Json:
         return {}
     together = outcome.measured or added(rows.values())
     return {
-        "measures": {
+        "metric_values": {
             "all": metrics_of(together),
             "per_site": {name: metrics_of(row) for name, row in rows.items()},
         }

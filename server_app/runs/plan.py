@@ -10,9 +10,9 @@ from fedsurrogate.common.escapes import human_bytes
 from fedsurrogate.common.methods.fedpft import BY_STATISTICS, Choices, choices, explained
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC, steps_of, with_dimensions
 from fedsurrogate.common.methods.method import Messages, count
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, SUMS
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.rules import projected_dimensions
+from fedsurrogate.common.secure_aggregation.rules import projected_dimensions
 from fedsurrogate.common.settings import FeaturesSettings, Settings
 
 from .metrics import mean_noise
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STEP = (
     "the sum of clipped gradients of all records of all sites at the common model, and their "
-    "number, with joint noise"
+    "number, with distributed noise"
 )
 
 
@@ -131,13 +131,13 @@ def impact_fields(
             f"Membership inference is bounded by the claim: {claim}. Not covered: participation, "
             "durations, one person at several hospitals."
         )
-        measure = f"Random noise in every release ({config.plan.mechanism_name}): {claim}."
+        metric = f"Random noise in every release ({config.plan.mechanism_name}): {claim}."
     else:
         risk = (
             "No differential privacy: counts, means and second moments can reveal that a record was "
             "used. `site audit` measures this by membership inference before anything leaves."
         )
-        measure = "None by noise; the policy must allow it (without-dp)."
+        metric = "None by noise; the policy must allow it (without-dp)."
     aggregation = " Secure aggregation: the coordinator sees the sum over all sites alone."
     return [
         ("Purpose of the processing", "GDPR 35(7)(a)", TO_FILL),
@@ -149,7 +149,7 @@ def impact_fields(
         ("Necessity, minimisation", "GDPR 5(1)(c), 35(7)(b)", "No image and no feature of a record "
          f"leaves: {human_bytes(own.up)} in place of the data."),
         ("Risks", "GDPR 35(7)(c)", risk),
-        ("Measures: noise", "GDPR 32, 35(7)(d)", measure + aggregation * settings.secure_sum),
+        ("Measures: noise", "GDPR 32, 35(7)(d)", metric + aggregation * settings.secure_aggregation),
         ("Measures: control", "GDPR 25, 32, 35(7)(d)", "Code that arrives is never run. The "
          "hospital's policy decides; its gate refuses; its ledger records and limits every release."),
         ("Withdrawal", "GDPR 7(3), 17", "`coordinator refit RUN --without SITE` removes a "
@@ -187,7 +187,7 @@ def _released(messages: Messages, classes: int, dimension: int, records: int) ->
 
 def _another_way(chosen: Choices, epsilon: float) -> str:
     """What else a run of noisy sums could do; empty for other runs."""
-    if chosen.mechanism not in (SUMS, JOINT_SUMS):
+    if chosen.mechanism not in (SUMS, DISTRIBUTED_SUMS):
         return ""
     rounds, screens = steps_of(epsilon) + 1, chosen.mechanism == SUMS
     if chosen.solver == LOGISTIC and screens:
@@ -265,17 +265,17 @@ def noise_share(mechanism: str, colluding: float) -> str:
     """The noise on the mean over S equal sites, as a share of that on one site's.
 
     Args:
-        mechanism: of the run's privacy. One joint noise, as in a secure sum, does not grow with S.
+        mechanism: of the run's privacy. One distributed noise, as in secure aggregation, does not grow with S.
         colluding: share of the sites that may collude with the coordinator, in [0, 1].
 
     Returns:
         The share as a formula of S.
 
     Example:
-        >>> noise_share("sums", 0.0), noise_share("secure-sums", 0.0), noise_share("secure-sums", 0.75)
+        >>> noise_share("sums", 0.0), noise_share("secure-aggregation", 0.0), noise_share("secure-aggregation", 0.75)
         ('1/sqrt(S)', '1/S', '2.00/S')
     """
-    if mechanism != JOINT_SUMS:
+    if mechanism != DISTRIBUTED_SUMS:
         return "1/sqrt(S)"
     # Sites add more noise than needed, because some may collude. That for lost sites is taken out
     # when none is lost.
@@ -284,13 +284,13 @@ def noise_share(mechanism: str, colluding: float) -> str:
 
 
 def who_sees_what(config: Run) -> list[str]:
-    """Sentences about a secure sum: who sees what, and under which trust; none for other runs."""
-    if not config.settings.secure_sum:
+    """Sentences about secure aggregation: who sees what, and under which trust; none for other runs."""
+    if not config.settings.secure_aggregation:
         return []
-    sees = "secure sum: the coordinator sees the sum over all sites, and no site's part"
+    sees = "secure aggregation: the coordinator sees the sum over all sites, and no site's part"
     few = f"at most {config.settings.colluding:.0%} of the sites"
     trust = f"{sees}, if {few} collude with it and sites know each other's keys (peers)"
-    if config.plan.mechanism_name == JOINT_SUMS:
+    if config.plan.mechanism_name == DISTRIBUTED_SUMS:
         rounds = (
             [f"each of {config.rounds} rounds is one step: {STEP}"]
             if config.plan.kind == "rounds" and not config.plan.training.start

@@ -13,7 +13,8 @@ from typing import Any
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.methods import METHODS
 from fedsurrogate.common.methods.fedpft import SOLVERS_IN_WORDS
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.renamed import of_today
+from fedsurrogate.common.run import stored_run
 
 from .scores import accuracy_of
 from .state import (
@@ -101,7 +102,7 @@ def _from_events(folder: Path, why: str) -> Json:
         else (state.last - state.first).total_seconds()
     )
     try:
-        config = parse_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
+        config = stored_run(as_table(read_object(folder / MANIFEST)[0]["config"]))
     except (OSError, ValueError, TypeError, LookupError, FedSurrogateError):
         return {}
     from .metrics import End, make_metrics
@@ -469,6 +470,7 @@ def read_run(folder: Path) -> RunFolder:
     stored, problem = current_metrics(folder)
     metrics, notes = clean(stored), [problem]
     manifest, problem = read_object(folder / MANIFEST)
+    manifest |= {"config": of_today(as_table(manifest["config"]))} if "config" in manifest else {}
     notes.append(problem)
     events, problem = _events(folder / EVENTS)
     notes.append(problem)

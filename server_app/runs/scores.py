@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedsurrogate.common.models.class_measures import leads_with_auroc
+from fedsurrogate.common.models.class_metrics import leads_with_auroc
 
 from .state import Json, as_number, as_numbers, as_table
 
 if TYPE_CHECKING:
-    from fedsurrogate.common.models.class_measures import Measure, ModelQuality
+    from fedsurrogate.common.models.class_metrics import Metric, ModelQuality
 
 
 # Columns of a table, by their names.
@@ -22,13 +22,12 @@ SCORES = {
     AUROC: "AUROC",
     BALANCED: "balanced accuracy",
     ACCURACY: "accuracy",
-    MAJORITY: "largest class alone",
+    MAJORITY: "majority baseline",
 }
 
 
 def scores_of(metrics: Json) -> dict[str, float | None]:
-    """Mean AUROC over classes, balanced accuracy, accuracy, and the accuracy of always giving the
-    largest class.
+    """Mean AUROC over classes, balanced accuracy, accuracy, and the accuracy of the majority baseline.
 
     Args:
         metrics: content of metrics.json.
@@ -76,7 +75,7 @@ def in_words(scores: Mapping[str, float | None]) -> str:
 
     Example:
         >>> in_words({"auroc": 0.75, "accuracy": 0.9, "majority": 0.9})
-        'AUROC 0.7500, accuracy 0.9000, largest class alone 0.9000'
+        'AUROC 0.7500, accuracy 0.9000, majority baseline 0.9000'
     """
     order = dict.fromkeys((leading(scores), *SCORES))
     known = [(SCORES[name], value) for name in order if (value := scores.get(name)) is not None]
@@ -97,7 +96,7 @@ def may_be_chance(
     """Whether nothing that was measured is above chance.
 
     Args:
-        quality: measures of the model; None without any.
+        quality: metrics of the model; None without any.
         accuracy: "accuracy" of metrics.json.
         counts: records by class of each site that has reported them.
         classes: of the model; what an even guess reaches counts where no site has reported records.
@@ -109,11 +108,11 @@ def may_be_chance(
     return reached is not None and largest is not None and reached <= largest + MARGIN
 
 
-def at_chance(quality: ModelQuality) -> list[tuple[str, float, Measure]]:
+def at_chance(quality: ModelQuality) -> list[tuple[str, float, Metric]]:
     """AUROC and balanced accuracy, with what chance reaches, if the interval of neither is above it.
 
     Args:
-        quality: measures of the model.
+        quality: metrics of the model.
 
     Returns:
         Name, chance and measure of each; empty for a model that is better, or if nothing is known.
@@ -142,7 +141,7 @@ def accuracy_of(accuracy: Json) -> float | None:
 
 
 def largest_share(accuracy: Json, counts: Sequence[Mapping[str, float]]) -> float | None:
-    """Accuracy of always giving the largest class.
+    """Accuracy of the majority baseline.
 
     On the test data if the run has measured it; otherwise estimated from the records that sites
     have by class: of all sites for a global model, and as the mean over the sites where each site

@@ -218,7 +218,7 @@ FATES: tuple[Fate, ...] = ("waiting", "used", "rejected", "dropped")
 # The fate that an event gives to its site. A late reply is stored, but nothing is learned from it.
 FATE_OF: dict[str, Fate] = {
     "invited": "waiting",
-    "introduced": "waiting",
+    "identified": "waiting",
     "joined": "waiting",
     "absent": "waiting",
     "replied": "used",

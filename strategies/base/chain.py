@@ -1,4 +1,4 @@
-"""A chain of sites: each site receives, through the coordinator, the relay that the previous site
+"""A chain of sites: each site receives, through the coordinator, the chain message that the previous site
 made.
 """
 
@@ -24,7 +24,7 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
 from .collection import Collection, Recorder, check_quorum
 from .federation import Federation
-from .introductions import Group
+from .identifications import Group
 from .outcome import NO_REPLY, seconds_in, share_in
 from .training import read_kept
 
@@ -39,11 +39,11 @@ class Walk:
         order: names of the sites, in the order of the chain.
         done: sites whose relay was accepted, in order.
         skipped: sites that had their turn without one.
-        sender: the site that made the latest relay.
+        sender: the site that made the latest chain message.
         sender_key: its key.
         sent_hop: its chain step.
         run: the digest of the run's settings.
-        relay: the latest relay (base64), which may be sealed.
+        relay: the latest chain message (base64), which may be sealed.
         lineage: an id shared by this run and the runs that resume it.
         hops: facts about each chain step: the site, bytes, seconds, and the accuracy of its head.
     """
@@ -92,14 +92,14 @@ class Chain(Federation):
     skipped and recorded.
     """
 
-    # The sealed relay before the current one, with its sender, the sender's key and the chain step.
+    # The sealed chain message before the current one, with its sender, the sender's key and the chain step.
     _earlier: tuple[bytes | None, str, str, int] | None = None
 
     def __init__(
         self, config: Settings = None, recorder: Recorder | None = None, device: str = ""
     ) -> None:
         super().__init__(config, recorder, device)
-        # Sites that could not use the current relay.
+        # Sites that could not use the current chain message.
         self._failed: list[str] = []
         self._way: ChainRun | None = None
         self._asked = self._learned = False
@@ -138,7 +138,7 @@ class Chain(Federation):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The request to the next site, with the relay. One round is one chain step.
+        """The request to the next site, with the chain message. One round is one chain step.
 
         Args:
             server_round: not used.
@@ -151,20 +151,22 @@ class Chain(Federation):
         """
         check_no_settings(config, "train_config")
         if self._way is None:
-            group = self.introduce(grid, self.deadline)
+            group = self.identify(grid, self.deadline)
             self._way = ChainRun(grid, group, *self._begin(group))
             self.outcome.hops = self._way.walk.hops
             self._started = time.perf_counter()
         self._asked, self._hop_started = bool(self._way.walk.left), time.perf_counter()
         return (
-            [self._question(self._way, self._way.relay, self._way.walk.hop)] if self._asked else []
+            [self._request_message(self._way, self._way.relay, self._way.walk.hop)]
+            if self._asked
+            else []
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Accept a site's relay, or skip the site. After the last site there is a model, unless
-        relays are sealed.
+        """Accept a site's chain message, or skip the site. After the last site there is a model, unless
+        chain messages are sealed.
 
         Args:
             server_round: not used.
@@ -182,7 +184,7 @@ class Chain(Federation):
         if self._asked:
             self._asked = False
             self._hop(way, replies)
-            # In one file: a kill between two writes could leave a relay with a site that the state
+            # In one file: a kill between two writes could leave a chain message with a site that the state
             # lists as not asked.
             way.walk.relay = b64encode(way.relay or b"").decode()
             self.recorder.keep(STATE, json.dumps(vars(way.walk)).encode())
@@ -259,7 +261,7 @@ class Chain(Federation):
         return list(self.config.settings.fedpft.order)
 
     def _hop(self, way: ChainRun, replies: Iterable[Message]) -> None:
-        """Accept the next site's relay. When the site does not reply, the current relay stays."""
+        """Accept the next site's chain message. When the site does not reply, the current chain message stays."""
         walk, name, hop = way.walk, way.walk.left[0], way.walk.hop
         answer = self._answer(way, way.relay, replies)
         if (
@@ -286,10 +288,10 @@ class Chain(Federation):
     def _without_last(
         self, way: ChainRun, failure: SurrogateError, hop: int
     ) -> tuple[bytes, Info] | SurrogateError | None:
-        """The reply of a site to the earlier relay, when more than one site failed on the latest
-        relay.
+        """The reply of a site to the earlier chain message, when more than one site failed on the latest
+        chain message.
 
-        Only sites can read a sealed relay. If this site can use the earlier relay, the site that
+        Only sites can read a sealed chain message. If this site can use the earlier chain message, the site that
         made the latest one is rejected, and the sites that failed on it are asked again. Otherwise
         this site itself failed.
         """
@@ -306,7 +308,9 @@ class Chain(Federation):
         walk.order = [*others[:place], *self._failed, *others[place:]]
         walk.skipped = [each for each in walk.skipped if each not in self._failed]
         answer = self._answer(
-            way, earlier, Collection(way.grid, [self._question(way, earlier, hop)], self.deadline)
+            way,
+            earlier,
+            Collection(way.grid, [self._request_message(way, earlier, hop)], self.deadline),
         )
         if not isinstance(answer, tuple):
             walk.order, walk.skipped = before.order, before.skipped
@@ -322,12 +326,12 @@ class Chain(Federation):
         walk.hops.pop()
         self._reject(
             way.group.nodes[last],
-            f"other sites cannot use its relay, but can use the one before it: {failure}",
+            f"other sites cannot use its chain message, but can use the one before it: {failure}",
         )
         way.relay = earlier
         return answer
 
-    def _question(self, way: ChainRun, relay: bytes | None, hop: int) -> Message:
+    def _request_message(self, way: ChainRun, relay: bytes | None, hop: int) -> Message:
         """The request to the next site."""
         walk, group = way.walk, way.group
         info: Info = {"run": self.config.digest, "hop": hop, "lineage": walk.lineage}
@@ -350,7 +354,7 @@ class Chain(Federation):
     def _answer(
         self, way: ChainRun, relay: bytes | None, replies: Iterable[Message]
     ) -> tuple[bytes, Info] | SurrogateError | None:
-        """The next site's relay and report, or the error that makes them unusable, or None without
+        """The next site's chain message and report, or the error that makes them unusable, or None without
         a reply.
         """
         name = way.walk.left[0]
@@ -358,7 +362,7 @@ class Chain(Federation):
             try:
                 payload, info = self._read(reply, self.outcome.sites[way.group.nodes[name]])
                 if payload is None:
-                    raise SurrogateError("a reply without a relay")
+                    raise SurrogateError("a reply without a chain message")
                 if not self.config.settings.fedpft.seal:
                     self._check(payload, relay, name, way.group)
             except SurrogateError as error:
@@ -400,24 +404,24 @@ class Chain(Federation):
         self.recorder.event("dropped", site=name, reason=f"skipped in the chain: {reason}")
 
     def _check(self, payload: bytes, relay: bytes | None, name: str, group: Group) -> None:
-        """Raise SurrogateError unless the next site can use this site's relay."""
+        """Raise SurrogateError unless the next site can use this site's chain message."""
         classes = self.config.settings.classes if self.config.settings.epsilon else group.classes
         place = Expectation.of(self.config, classes, group.fingerprint, group.dimension)
         last = self.last_reply(payload, relay, place, group)
         check_reply(last, self.config.plan.messages, place)
         if last.header.site != name:
             raise SurrogateError(
-                f"the relay names another site as its sender: {last.header.site[:64]!r}"
+                f"the chain message names another site as its sender: {last.header.site[:64]!r}"
             )
 
     @abstractmethod
     def last_reply(
         self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
     ) -> Reply:
-        """Check an unsealed relay.
+        """Check an unsealed chain message.
 
         Args:
-            payload: the relay as the site extended it.
+            payload: the chain message as the site extended it.
             relay: as the site received it; None for the first site.
             place: what is expected of what the site added.
             group: the sites of the run.
@@ -426,7 +430,7 @@ class Chain(Federation):
             What its last site added.
 
         Raises:
-            SurrogateError: for a relay that is not as it must be.
+            SurrogateError: for a chain message that is not as it must be.
         """
 
     def _learn(self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float) -> None:
@@ -436,7 +440,7 @@ class Chain(Federation):
         if self.config.settings.fedpft.seal:
             self.recorder.event(
                 "sealed",
-                reason="heads stay at the sites; the coordinator cannot read the sealed relays",
+                reason="heads stay at the sites; the coordinator cannot read the sealed chain messages",
             )
             return
         self.learn_from(grid, group, walk, relay, deadline)
@@ -445,7 +449,7 @@ class Chain(Federation):
     def learn_from(
         self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
     ) -> None:
-        """Learn a head from the last site's unsealed relay.
+        """Learn a head from the last site's unsealed chain message.
 
         Args:
             grid: through which sites can be asked.

@@ -1,4 +1,4 @@
-"""Base class of all runs: sends requests to sites, reads their replies and introductions, and sends
+"""Base class of all runs: sends requests to sites, reads their replies and identifications, and sends
 the learned model back.
 """
 
@@ -28,14 +28,14 @@ from fedsurrogate.common.signed_models.signed_model import (
     save_signed_model,
     signed_values,
 )
-from fedsurrogate.common.targets.measures import metrics_of
+from fedsurrogate.common.targets.metrics import metrics_of
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import Info, check_form, from_record, record_bytes, to_record
 from fedsurrogate.common.wire.tensors import VERSION, check_class_number
 
 from ..flower import FlowerStrategy, Settings, no_reply, settings_of
 from .collection import Collection, Recorder, Unrecorded, check_quorum, connected_nodes
-from .introductions import Group, Introduction, introduction, settle
+from .identifications import Group, Identification, identification, settle
 from .outcome import (
     NO_REPLY,
     Defended,
@@ -49,7 +49,7 @@ from .outcome import (
     admit,
     check_name,
     downstream_in,
-    measures_in,
+    metric_values_in,
     nameless,
     numbers_in,
     quality_in,
@@ -117,8 +117,8 @@ class Federation(FlowerStrategy):
         """
         return False
 
-    def introduce(self, grid: Grid, deadline: float) -> Group:
-        """Ask every connected site for its introduction, and select the sites that fit together.
+    def identify(self, grid: Grid, deadline: float) -> Group:
+        """Ask every connected site for its identification, and select the sites that fit together.
 
         Args:
             grid: through which the sites are asked.
@@ -128,20 +128,20 @@ class Federation(FlowerStrategy):
             RunError: when too few sites fit together, it cannot be told which do, or none reports its
                 classes.
         """
-        nodes, introduced = self.invite(grid, deadline), dict[int, Introduction]()
+        nodes, identified = self.invite(grid, deadline), dict[int, Identification]()
         for reply in Collection(grid, map(self.hello, nodes), deadline):
             node = self._node(reply)
             site = self.outcome.sites[node]
             try:
                 _, info = self._read(reply, site)
-                introduced[node] = introduction(site.name, info)
+                identified[node] = identification(site.name, info)
             except SurrogateError as error:
                 self._reject(node, str(error))
                 continue
-            own = introduced[node]
+            own = identified[node]
             site.simulated = own.simulated
             self.recorder.event(
-                "introduced",
+                "identified",
                 site=site.name,
                 version=site.version,
                 fingerprint=shown(own.fingerprint),
@@ -149,7 +149,7 @@ class Federation(FlowerStrategy):
                 classes=len(own.classes),
             )
         group, misfits = settle(
-            introduced,
+            identified,
             self.config.settings.classes,
             self.config.backbone_fingerprint,
             self.config.private,
@@ -158,7 +158,7 @@ class Federation(FlowerStrategy):
             self.outcome.sites[node].barred = True
             self._reject(node, reason)
         for node, site in self.outcome.sites.items():
-            if node not in introduced and site.fate == "dropped":
+            if node not in identified and site.fate == "dropped":
                 self.recorder.event("dropped", site=site.name, reason=NO_REPLY)
         reasons = self.outcome.reasons_besides(group.nodes.values())
         check_quorum(
@@ -204,7 +204,7 @@ class Federation(FlowerStrategy):
                 self.recorder.event("invited", site=self.outcome.sites[node].name)
             self.recorder.event("invited", sites=len(allowed), names=self.outcome.names)
             for reason in self.config.gaps(len(allowed)):
-                self.recorder.event("undefended", reason=reason)
+                self.recorder.event("note", reason=reason)
         return allowed
 
     def _asked_names(self) -> dict[int, str]:
@@ -233,7 +233,7 @@ class Federation(FlowerStrategy):
             )
 
     def hello(self, node: int) -> Message:
-        """The request for a site's introduction."""
+        """The request for a site's identification."""
         return self._message(HELLO, node, to_record(None, {"run": self.config.digest}))
 
     def evaluate(self, grid: Grid, deadline: float) -> float | None:
@@ -300,10 +300,12 @@ class Federation(FlowerStrategy):
                 self.recorder.event("evaluation-failed", site=site.name, reason=str(error))
                 continue
             site.correct, site.tested, site.downstream = correct, tested, downstream_in(info)
-            site.measured = measures_in(info)
+            site.measured = metric_values_in(info)
             if site.measured:
-                measures = metrics_of(site.measured)
-                self.recorder.event("evaluated", site=site.name, tested=tested, measures=measures)
+                metric_values = metrics_of(site.measured)
+                self.recorder.event(
+                    "evaluated", site=site.name, tested=tested, metric_values=metric_values
+                )
             elif site.tested:
                 self.recorder.event(
                     "evaluated",
@@ -451,11 +453,11 @@ class Federation(FlowerStrategy):
                 self.outcome.accuracy[key.removeprefix("accuracy.")] = accuracy
             elif key.startswith("bytes."):
                 self.outcome.compare_bytes[key.removeprefix("bytes.")] = whole_number(info, key)
-        self.outcome.measured = measures_in(info)
+        self.outcome.measured = metric_values_in(info)
         self.outcome.quality = quality_in(info)
         self.outcome.data = [each.facts() for each in reports_from(str(info.get(DATA, "")))]
         if self.outcome.measured:
-            self.recorder.event("compared", measures=metrics_of(self.outcome.measured))
+            self.recorder.event("compared", metric_values=metrics_of(self.outcome.measured))
             return
         self._picture(info)
         self.recorder.event("compared", **self.outcome.accuracy)

@@ -20,14 +20,14 @@ from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
 from fedsurrogate.common.surrogates.surrogates import Reply
-from fedsurrogate.common.wire.records import Info, pack_question, to_record
+from fedsurrogate.common.wire.records import Info, pack_public_mean, to_record
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.common.wire.tensors import Expectation, check_reply
 
 from ..flower import Settings, check_no_settings, classifier_arrays, metrics_of
 from .collection import Collection, Recorder, check_quorum
 from .federation import Federation
-from .introductions import Group, misfits, other_truths
+from .identifications import Group, misfits, other_truths
 from .outcome import Defended, PointSource, Site, due_centre, seconds_in
 
 CENTRE_FILE = "centre.pb"
@@ -77,7 +77,7 @@ class OneShot(Federation, Generic[S]):
         self._asked: Collection | None = None
         self._done = False
         self._centre = centre
-        # The sites that have introduced themselves and fit together; None where none are asked to.
+        # The sites that have identified themselves and fit together; None where none are asked to.
         self._group: Group | None = None
 
     @abstractmethod
@@ -224,7 +224,7 @@ class OneShot(Federation, Generic[S]):
             RunError: when no site is connected.
         """
         check_no_settings(config, "train_config")
-        return [] if self._done else self._questions(grid)
+        return [] if self._done else self._request_messages(grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -268,7 +268,7 @@ class OneShot(Federation, Generic[S]):
         """
         self.summary()
         self.recorder.event("invited", sites=len(stored))
-        if (payload := pack_question(self._centre)) is not None:
+        if (payload := pack_public_mean(self._centre)) is not None:
             self.recorder.keep(CENTRE_FILE, payload)
         taken = set[str]()
         for number, (source, content) in enumerate(stored, 1):
@@ -307,16 +307,16 @@ class OneShot(Federation, Generic[S]):
             came = True
         return came
 
-    def _questions(self, grid: Grid) -> Iterable[Message]:
-        """The requests for surrogates, one for every connected site; in a run with introductions, for
+    def _request_messages(self, grid: Grid) -> Iterable[Message]:
+        """The requests for surrogates, one for every connected site; in a run with identifications, for
         every site that fits.
         """
-        if self.config.plan.messages.introduces:
-            self._group = self.introduce(grid, self.deadline)
+        if self.config.plan.messages.identifies:
+            self._group = self.identify(grid, self.deadline)
             nodes = list(self._group.nodes.values())
         else:
             nodes = self._named(grid, self.invite(grid, self.deadline))
-        payload, values = pack_question(self._centre), Info(run=self.config.digest)
+        payload, values = pack_public_mean(self._centre), Info(run=self.config.digest)
         if payload is not None:
             self.recorder.keep(CENTRE_FILE, payload)
             values["bytes"] = len(payload)
@@ -445,7 +445,7 @@ class OneShot(Federation, Generic[S]):
         }
         site.records, site.late = self.records(sent), bool(late)
         if late:
-            site.reason = "replied after the deadline; its surrogate is kept for relearn"
+            site.reason = "replied after the deadline; its surrogate is kept for refit"
             self.recorder.event("late", site=name, before=late, reason=site.reason, **facts)
             return
         self.recorder.event("replied", site=name, **facts)

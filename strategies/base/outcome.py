@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsurrogate.common.errors import SITE_NAME, SurrogateError
 from fedsurrogate.common.files import READABLE, replace_file
-from fedsurrogate.common.models.class_measures import QUALITY, ModelQuality, unpacked_quality
+from fedsurrogate.common.models.class_metrics import QUALITY, ModelQuality, unpacked_quality
 from fedsurrogate.common.models.classifiers import Classifier
 from fedsurrogate.common.models.training_parts import Batch
 from fedsurrogate.common.privacy.accounting import Unit
@@ -31,7 +31,7 @@ from fedsurrogate.common.security.registrations import (
     read_table,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate
-from fedsurrogate.common.targets.measures import LONGEST_MEASURES, MEASURES, is_measure
+from fedsurrogate.common.targets.metrics import LONGEST_METRICS, METRIC_VALUES, is_metric
 from fedsurrogate.common.wire.records import INFO, Info
 
 from .collection import Recorder
@@ -114,19 +114,19 @@ def downstream_in(info: Info) -> dict[str, float]:
     }
 
 
-def measures_in(info: Info) -> dict[str, float]:
+def metric_values_in(info: Info) -> dict[str, float]:
     """The valid reported sums that measure a model of another target than classes; empty if there
     are none.
     """
     try:
-        found = json.loads(str(info.get(MEASURES, "{}"))[:LONGEST_MEASURES])
+        found = json.loads(str(info.get(METRIC_VALUES, "{}"))[:LONGEST_METRICS])
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict) or not all(
         isinstance(value, int | float) and math.isfinite(value) for value in found.values()
     ):
         return {}
-    return {str(name): float(value) for name, value in found.items() if is_measure(name)}
+    return {str(name): float(value) for name, value in found.items() if is_metric(name)}
 
 
 def seconds_in(info: Info, key: str) -> float | None:
@@ -237,7 +237,7 @@ class Receipts:
         try:
             self._write(name)
         except OSError as error:
-            # The run continues with the receipts in memory; the site's own witness is not affected.
+            # The run continues with the receipts in memory; the site's own check log is not affected.
             self._recorder.event("receipt-not-kept", site=name, reason=type(error).__name__)
 
     def _place(self, name: str, node: int) -> None:
@@ -460,7 +460,7 @@ class Outcome:
         names: "registered" if names come from keys, "claimed" if sites report them.
         absent: registered sites that have not connected.
         measured: as of a site, on all test records of a simulation.
-        quality: measures of a model of classes on these records; None outside of simulations.
+        quality: metrics of a model of classes on these records; None outside of simulations.
         earlier: the privacy claim of the rounds of a run that this one continues; None without.
     """
 
@@ -524,7 +524,7 @@ def due_centre(run: Run, claim: Mechanism | None, dimension: int, centre: str = 
         run: which may be stored.
         claim: of a message.
         dimension: of the features.
-        centre: digest of the public centre, or empty.
+        centre: digest of the public mean, or empty.
     """
     earlier = claim is not None and run.stored_as not in ("", run.full_digest[:16])
     stated = claim.centre if earlier and claim is not None else ""

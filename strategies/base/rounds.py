@@ -26,7 +26,7 @@ from fedsurrogate.common.wire.tensors import Expectation, check_reply
 from ..flower import Settings, arrays_of, check_no_settings, metrics_of, tensors_like
 from .collection import Collection, Recorder, check_quorum, has_quorum
 from .federation import Federation
-from .introductions import introduction
+from .identifications import identification
 from .outcome import NO_REPLY, Defended, Suspect, seconds_in
 from .training import Training, read_kept
 
@@ -172,7 +172,7 @@ class Rounds(Federation, Generic[R]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of the next round: the model for every connected site. Before the first
-        round, sites introduce themselves.
+        round, sites identify themselves.
 
         Args:
             server_round: not used.
@@ -197,7 +197,7 @@ class Rounds(Federation, Generic[R]):
         # Saved before any request: if this process dies, the record of charged rounds must survive.
         self.recorder.keep(CHECKPOINT, training.save())
         self._asked = (asked, mute)
-        return self._questions(training, asked)
+        return self._request_messages(training, asked)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -254,7 +254,7 @@ class Rounds(Federation, Generic[R]):
         """A new model for the backbone and classes of the connected sites, or the checkpoint of an
         earlier run.
         """
-        group = self.introduce(grid, deadline)
+        group = self.identify(grid, deadline)
         if self.config.settings.resume:
             training = Training.load(
                 self.config, read_kept(self.config.settings.resume, CHECKPOINT), CHECKPOINT
@@ -338,7 +338,7 @@ class Rounds(Federation, Generic[R]):
         training.finish_round(())
         return {}
 
-    def _questions(self, training: Training, asked: Sequence[int]) -> list[Message]:
+    def _request_messages(self, training: Training, asked: Sequence[int]) -> list[Message]:
         """The requests of a round: the model, and for each site its last confirmed round."""
         number, payload = training.round + 1, training.payload()
         values: Info = {
@@ -400,12 +400,12 @@ class Rounds(Federation, Generic[R]):
         return known, mute
 
     def _meet(self, reply: Message, training: Training) -> None:
-        """Read the introduction of a site that joined during the run."""
+        """Read the identification of a site that joined during the run."""
         node, number = self._node(reply), training.round + 1
         site = self.outcome.sites[node]
         try:
             _, info = self._read(reply, site)
-            own = introduction(site.name, info)
+            own = identification(site.name, info)
             if not site.heard:
                 raise SurrogateError(
                     f"the site reports the name {str(info.get('site'))[:64]!r}, which is another "

@@ -5,7 +5,7 @@ A covariance is singular where records are fewer than dimensions, where a dimens
 others or never varies, or after rounding. Every solver then adds the smallest ridge that makes it
 positive definite, and its solution says how much that was. Nothing is added in silence: a method
 states it among the facts about the learning, or refuses to learn. The shrinkage, and how far the class
-means of sites differ beyond chance, follow from the statistics alone: no record is used.
+means of sites differ significantly, follow from the statistics alone: no record is used.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ def _times(covariance: Tensor | Factored, rows: Tensor) -> Tensor:
 
 
 # Part of the noise's largest eigenvalue that is added to all variances: directions below the noise
-# get small weights. Chosen on the features of benchmarks/secure_sums_head.py, which are in no
+# get small weights. Chosen on the features of benchmarks/secure_aggregation_head.py, which are in no
 # table.
 RIDGE = 0.15
 # Lower bound of a variance, as a part of the mean variance.
@@ -721,7 +721,7 @@ class SiteDifferences:
 
     @property
     def excess(self) -> float:
-        """Variance between the sites' means of a class beyond chance, as a share of that within."""
+        """Variance between the sites' means of a class above that of chance, as a share of that within."""
         records = float(self._counts.sum())
         return max(0.0, self.ratio - 1) * self.freedom / records if records else 0.0
 
@@ -738,7 +738,7 @@ class SiteDifferences:
         differ = "differ" if self.found else "hardly differ"
         return (
             f"class means of the sites {differ}: F = {self.ratio:.3g}, {self.excess:.2g} of the "
-            "variance within classes beyond chance"
+            "variance within classes above that of chance"
         )
 
     @property

@@ -2,7 +2,7 @@
 those of all records.
 
 Statistics of the sites' records, from what the coordinator receives: mixtures, sums of each
-site, or a secure sum.
+site, or secure aggregation.
 """
 
 from __future__ import annotations
@@ -756,7 +756,7 @@ def _no_covariance(dimension: int) -> Factored:
 
 
 def of_total(total: Total) -> tuple[Statistics, Header]:
-    """The statistics of all records from a secure sum.
+    """The statistics of all records from secure aggregation.
 
     Args:
         total: counts (C,), sums (C, d) and, without noise, perhaps squares around zero, folded, float64.
@@ -774,7 +774,7 @@ def of_total(total: Total) -> tuple[Statistics, Header]:
     counts, sums = total.tensors["counts"].round(), total.tensors["sums"]
     kept = counts > 0
     if not kept.any():
-        raise RunError("the secure sum has no record of any class of the run")
+        raise RunError("the secure aggregation has no record of any class of the run")
     names = tuple(
         name for name, there in zip(total.header.classes, kept.tolist(), strict=True) if there
     )

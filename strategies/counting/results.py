@@ -69,7 +69,7 @@ def pooled(counts: Sequence[Counts]) -> PooledCounts:
 
 
 def summed_result(summed: Total, config: Run) -> Json:
-    """The result from a secure sum.
+    """The result from secure aggregation.
 
     Args:
         summed: tables of counts over all sites.
@@ -86,11 +86,11 @@ def summed_result(summed: Total, config: Run) -> Json:
     except SurrogateError as error:
         raise RunError(
             f"{error}, so some site has added false numbers; nothing shows which one: run again "
-            "with other sites, or without secure-sum"
+            "with other sites, or without secure-aggregation"
         ) from None
     own = config.settings
     result = result_of(tables, own.counting, own.classes, config.target)
-    return result | {"secure_sum": True}
+    return result | {"secure_aggregation": True}
 
 
 def keep_result(recorder: Recorder, settings: Settings, sites: int, result: Json) -> None:
@@ -131,7 +131,7 @@ def result_of(
 
 def _result_of_target(counts: PooledCounts, counting: CountingSettings, target: Target) -> Json:
     how, (name, table) = counted(target, counting), _of_records(counts.tables)
-    facts: Json = {"target": target.name, "noise": _deviations(counts)}
+    facts: Json = {"task": target.name, "noise": _deviations(counts)}
     if counting.kind == "survey":
         return survey_of_target(how, table, counts.variances[name]) | facts
     found = evaluation_of_target(how, table, counts.variances[name])
@@ -433,8 +433,8 @@ def _share(value: float) -> float:
 
 
 # Of a number.
-MEASURES = ("mae", "rmse", "bias", "r2", "coverage")
-Measures = dict[str, Interval]
+METRIC_VALUES = ("mae", "rmse", "bias", "r2", "coverage")
+MetricValues = dict[str, Interval]
 
 
 def survey_of_target(how: CountedTarget, counts: Tensor, variance: float) -> Json:
@@ -475,12 +475,12 @@ def evaluation_of_target(how: CountedTarget, table: Tensor, variance: float) -> 
         variance: of the noise in each cell.
 
     Returns:
-        By output its measures, each with its interval; of times also curves.
+        By output its metrics, each with its interval; of times also curves.
     """
     return EVALUATED[type(how)](how, table.double(), variance)
 
 
-def _labels_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> Measures:
+def _labels_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> MetricValues:
     present, absent, _ = part
     return {
         "annotated": total(part[:2], variance),
@@ -489,7 +489,7 @@ def _labels_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float)
     }
 
 
-def _number_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> Measures:
+def _number_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> MetricValues:
     """Quartiles by linear interpolation within a bin. Their intervals are those of the share below,
     which include the noise.
     """
@@ -516,7 +516,7 @@ def _quantile(counts: Tensor, share: float) -> float:
     return (at + (wanted - float(below[at])) / max(float(counts[at]), 1e-9)) / len(counts)
 
 
-def _times_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> Measures:
+def _times_surveyed(how: CountedTarget, at: int, part: Tensor, variance: float) -> MetricValues:
     cells = Cells.of(part, variance**0.5)
     return {
         "events": total(cells.events, variance),
@@ -540,14 +540,14 @@ def _labels_evaluated(how: CountedTarget, table: Tensor, variance: float) -> Jso
     assert isinstance(how, CountedLabels)
     found, middle = {}, table.shape[2] // 2
     for name, (absent, present) in zip(how.target.columns, table, strict=True):
-        measures = {
+        metric_values = {
             "records": total(table[how.target.columns.index(name)], variance),
             "present": total(present, variance),
             "sensitivity": rate(present[middle:], present[:middle], variance),
             "specificity": rate(absent[:middle], absent[middle:], variance),
             "auroc": auroc(torch.stack([absent, present]), variance),
         }
-        found[name] = _as_json(measures)
+        found[name] = _as_json(metric_values)
     return {"outputs": found}
 
 
@@ -561,15 +561,15 @@ def _numbers_evaluated(how: CountedTarget, table: Tensor, variance: float) -> Js
         zip(how.target.columns, how.target.ranges, strict=True)
     ):
         sums = dict(zip(PARTS, (table[at] / STEPS).tolist(), strict=True))
-        measures = _of_number(sums, variance / STEPS**2, high - low, how.largest)
-        found[name] = _as_json(measures)
+        metric_values = _of_number(sums, variance / STEPS**2, high - low, how.largest)
+        found[name] = _as_json(metric_values)
     return {"outputs": found}
 
 
 def _of_number(
     sums: Mapping[str, float], variance: float, width: float, largest: float
-) -> Measures:
-    """Measures of one number.
+) -> MetricValues:
+    """Metrics of one number.
 
     Args:
         sums: by name of `PARTS`.
@@ -580,7 +580,7 @@ def _of_number(
     records = sums["records"]
     counted = total(torch.tensor(records, dtype=torch.float64), variance)
     if records < max(1.0, VISIBLE * math.sqrt(variance)):
-        return {"records": counted} | dict.fromkeys(MEASURES, UNDEFINED)
+        return {"records": counted} | dict.fromkeys(METRIC_VALUES, UNDEFINED)
     mean = {name: value / records for name, value in sums.items()}
 
     def deviation(share: float, sampling: float) -> float:
@@ -633,12 +633,12 @@ def _times_evaluated(how: CountedTarget, table: Tensor, variance: float) -> Json
     curves: Json = {}
     groups = [Cells.of(part, variance**0.5) for part in table[0]]
     for name, cells in zip(THIRDS, groups, strict=True):
-        measures = {
+        metric_values = {
             "records": total(cells.counts, variance),
             "events": total(cells.events, variance),
             "survival": _survival(cells),
         }
-        outputs[name] = _as_json(measures)
+        outputs[name] = _as_json(metric_values)
         curve = kaplan_meier(cells)
         parts = zip(
             ("survival", "low", "high", "at_risk"),
@@ -669,11 +669,11 @@ def _scaled(interval: Interval, factor: float) -> Interval:
     return Interval(*(None if each is None else each * factor for each in ends))
 
 
-def _as_json(measures: Measures) -> Json:
-    return {name: asdict(each) for name, each in measures.items()}
+def _as_json(metric_values: MetricValues) -> Json:
+    return {name: asdict(each) for name, each in metric_values.items()}
 
 
-SURVEYED: dict[type[CountedTarget], Callable[[CountedTarget, int, Tensor, float], Measures]] = {
+SURVEYED: dict[type[CountedTarget], Callable[[CountedTarget, int, Tensor, float], MetricValues]] = {
     CountedLabels: _labels_surveyed,
     CountedNumbers: _number_surveyed,
     CountedTimes: _times_surveyed,

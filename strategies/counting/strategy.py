@@ -1,7 +1,7 @@
 """A run that counts: one request to every site, its tables checked and added up; nothing is
 learned.
 
-A run that counts in a secure sum: the coordinator sees the counts of all sites together, and of
+A run that counts in secure aggregation: the coordinator sees the counts of all sites together, and of
 no single one.
 
 The model of an evaluation as the bytes that every site receives.
@@ -26,7 +26,7 @@ from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
 from fedsurrogate.common.methods.counting import tables_in
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
-from fedsurrogate.common.secure_sum.secrets import Words
+from fedsurrogate.common.secure_aggregation.secrets import Words
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.signed_models.signed_model import SUFFIX, read_signed_model
 from fedsurrogate.common.targets.counted import counted as counted_target
@@ -34,10 +34,10 @@ from fedsurrogate.common.wire.model_proto import load_model, pack_classifier, un
 from fedsurrogate.common.wire.records import Info, to_record
 
 from ..base.collection import Recorder
-from ..base.introductions import Group
+from ..base.identifications import Group
 from ..base.one_shot import Learned, OneShot
 from ..base.outcome import Defended
-from ..secure_sum.strategy import SecureSum
+from ..secure_aggregation.strategy import SecureAggregation
 from .images import images_of_sites
 from .results import (
     Json,
@@ -114,7 +114,7 @@ class Counting(OneShot[Counts]):
         """Late counts are not used and not kept."""
         return False
 
-    def _questions(self, grid: Grid) -> Iterable[Message]:
+    def _request_messages(self, grid: Grid) -> Iterable[Message]:
         payload = evaluated_payload(self.config.settings.counting, self.recorder)
         values = Info(run=self.config.digest)
         if payload is not None:
@@ -192,7 +192,7 @@ class Counting(OneShot[Counts]):
         return result_of(counts, own.counting, own.classes, self.config.target)
 
 
-class SecureCounting(SecureSum):
+class SecureCounting(SecureAggregation):
     """The sum of all sites' counts. The result is the file `evaluation.json` or `survey.json`.
 
     What needs a single site's counts is not in it.

@@ -1,4 +1,5 @@
-"""FedPFT's head by a logistic loss at the coordinator: from secure sums of gradients with joint noise, or
+"""FedPFT's head by a logistic loss at the coordinator: from secure aggregation of gradients with
+distributed noise, or
 from the noisy sums of each site.
 
 A head that noisy gradients found in few steps, with a ridge, is less sure than its records allow. In
@@ -24,7 +25,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import LARGEST_PRIVATE, ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.logistic_rounds import (
     BIAS,
@@ -44,17 +45,17 @@ from fedsurrogate.common.methods.logistic_rounds import (
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors
 from fedsurrogate.common.run import Run
-from fedsurrogate.common.secure_sum.secrets import Words
+from fedsurrogate.common.secure_aggregation.secrets import Words
 from fedsurrogate.common.surrogates.class_sums import Sums
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.wire.tensors import pack, unpack
 
-from ..base.introductions import Group
+from ..base.identifications import Group
 from ..base.training import Training
 from ..pooling.class_means import RoundsOfSums, map_with_words, read_map, read_public
 from ..pooling.site_weights import FEWEST_SITES, Total, beyond, check_gradients, coordinate_median
 from ..robustness.defence import TAIL
-from ..secure_sum.strategy import SecureRounds
+from ..secure_aggregation.strategy import SecureRounds
 from ..targets.sums import added
 
 # Largest curvature of the softmax loss, as a part of the second moment (Böhning 1992).
@@ -127,7 +128,7 @@ class LogisticStart:
 
 
 class LogisticRounds(SecureRounds):
-    """Rounds of secure sums, from which a head of mapped features is learned."""
+    """Rounds of secure aggregation, from which a head of mapped features is learned."""
 
     def _agreed_payload(self, group: Group) -> tuple[bytes, int]:
         if not self._projection:
@@ -155,7 +156,7 @@ def head_of(training: Training) -> Head:
         mechanism.clip,
         model[CENTRE],
         model.get(PROJECTION),
-        own_mean=training.config.plan.own_mean_weight(len(model[CENTRE])),
+        mean_over_columns=training.config.plan.mean_over_columns_weight(len(model[CENTRE])),
     )
 
 
@@ -169,7 +170,7 @@ def _factor(memory: Mapping[str, Tensor]) -> float:
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Finish a round with a secure sum.
+    """Finish a round with secure aggregation.
 
     Args:
         total: of the round.
@@ -187,7 +188,7 @@ def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> Non
         counted = training.memory[COUNTED].double()
         # Sites that were not in the first round are not counted.
         uncounted = sum(IN_FIRST + name not in training.memory for name in summed)
-        most = uncounted * training.config.settings.secure_sum_records
+        most = uncounted * training.config.settings.secure_aggregation_records
         records, noise = counted[:1] + most, float(counted[1])
     for name in total.tensors.keys() - {RECORDS}:
         _check(total, name, records, noise)

@@ -2,7 +2,7 @@
 
 A head trained on samples also learns the noise. The noise of the sums has a known distribution. So
 this module subtracts the bias that noise adds to squares, and leaves out statistics that do not
-stand out from the noise. Class means with one joint noise are taken as they are expected given it.
+stand out from the noise. Class means with one distributed noise are taken as they are expected given it.
 
 So that probabilities mean what they say, all scores are multiplied by a slope in closed form; no decision
 changes. Shares of classes, of which noisy counts and other hospitals may say little, then count for as
@@ -70,8 +70,8 @@ def learn_from_sums(
     Args:
         surrogates: of the sites, all with the same classes in the same order.
         family: "spherical" has one variance; "diag", "full" and "lowrank" use the covariance within
-            classes that stands out from the noise, shared by all classes and sites; "joint" cleans
-            it for one joint noise, and shrinks the means.
+            classes that stands out from the noise, shared by all classes and sites; "distributed" cleans
+            it for one distributed noise, and shrinks the means.
         rank: most directions of a "lowrank" covariance.
         rule: with "harm" a few sites, without which the others do not differ, choose least squares
             only if it lets them harm none of the others.
@@ -93,12 +93,12 @@ def learn_from_sums(
             )
     components, differ = _pooled(surrogates, family, rule)
     found = observed_within(surrogates, components, family, rank)
-    if family == "joint":
+    if family == "distributed":
         components, covariance = expected(components, found.covariance)
         found = Within(covariance)
     combined = least_squares if differ > SITES_DIFFER else discriminant
     solved = combined(components, found.covariance)
-    weight, bias = _calibrated(solved, components, found, family == "joint")
+    weight, bias = _calibrated(solved, components, found, family == "distributed")
     first = surrogates[0]
     header = Header(
         first.header.method,
@@ -125,8 +125,8 @@ def _pooled(
     if differ > SITES_DIFFER:
         return shrink(own)[0], differ
     pooled = pool(own)
-    # One joint noise is small, and `expected` shrinks its means.
-    if family == "joint":
+    # One distributed noise is small, and `expected` shrinks its means.
+    if family == "distributed":
         return pooled, differ
     pooled = even_lengths(pooled, own, of_count, of_sum)
     if (kept := weight_of(surrogates[0].claim.centre)) not in (ALL, REMOVED):
@@ -191,7 +191,7 @@ def _placed(judge: SumsSurrogate, surrogates: Sequence[SumsSurrogate], differ: b
 
 
 def _differ(surrogates: Sequence[SumsSurrogate]) -> float:
-    """By how much sites differ beyond chance, from 0 to 1; 1 where no class stands out from noise."""
+    """By how much sites differ significantly, from 0 to 1; 1 where no class stands out from noise."""
     try:
         own = by_site(surrogates)
     except RunError:
@@ -271,7 +271,7 @@ def discriminant(components: Components, covariance: LowRank) -> Combined:
 
 
 def _calibrated(
-    solved: Combined, components: Components, found: Within, joint: bool
+    solved: Combined, components: Components, found: Within, distributed: bool
 ) -> tuple[Tensor, Tensor]:
     """Weight (C, d) and bias (C,) whose probabilities mean what they say.
 
@@ -282,7 +282,7 @@ def _calibrated(
     directions, mixing = solved.directions, solved.mixing
     noise = components.noise * solved.trace
     means = mixing @ (directions @ components.means.T - noise) + solved.bias[:, None]
-    spread = spread_of(directions, found.covariance, noise, found.matrix, joint)
+    spread = spread_of(directions, found.covariance, noise, found.matrix, distributed)
     scores = of_classes(Scores(means, mixing @ spread @ mixing.T), components)
     shares = components.records / components.records.sum()
     priors = shares @ one_hot(components.labels, len(components.classes)).to(shares)
@@ -372,7 +372,7 @@ def observed_within(
         return Within(_diagonal(variances, noise))
     between = (components.shares[:, None] * means).T @ means
     matrix = unfold(second, d) - between + excess * torch.eye(d, dtype=torch.float64)
-    if family == "joint":
+    if family == "distributed":
         return Within(cleaned(matrix, noise), matrix)
     if noise * math.sqrt(2 * d) > LOST * variance:
         return Within(alike)
@@ -448,9 +448,9 @@ def _times_inverse(covariance: LowRank, means: Tensor) -> tuple[Tensor, float]:
 # What a covariance does not hold of how features vary together: records vary along the differences
 # of class means as if that variance were one of so many dimensions, if it holds nothing, and if it
 # holds the directions that stand out. Exact statistics have 17 to 63, and 20 to 106 (features of
-# CIFAR-10 and PACS, pixels of X-rays and digits). With joint noise, a cleaned covariance holds all
+# CIFAR-10 and PACS, pixels of X-rays and digits). With distributed noise, a cleaned covariance holds all
 # directions; chosen on CIFAR-10.
-DIMENSIONS, OTHER_DIMENSIONS, JOINT_DIMENSIONS = 22.0, 66.0, 120.0
+DIMENSIONS, OTHER_DIMENSIONS, DISTRIBUTED_DIMENSIONS = 22.0, 66.0, 120.0
 
 
 def of_classes(scores: Scores, components: Components) -> Scores:
@@ -472,7 +472,7 @@ def spread_of(
     covariance: LowRank,
     noise: Tensor,
     observed: Tensor | None = None,
-    joint: bool = False,
+    distributed: bool = False,
 ) -> Tensor:
     """The covariance of the products of new records with directions.
 
@@ -486,7 +486,7 @@ def spread_of(
         noise: the part of their products with each other, in the metric of that covariance, that is
             noise, along which records vary as along any direction, (J, J).
         observed: the covariance with all its noise, (d, d); None if there is none.
-        joint: whether the covariance was released with one joint noise.
+        distributed: whether the covariance was released with one distributed noise.
 
     Returns:
         The covariance (J, J).
@@ -494,7 +494,7 @@ def spread_of(
     factor, (count, d) = directions @ covariance.factor, directions.shape
     known = covariance.factor.shape[1]
     unknown = OTHER_DIMENSIONS if known else DIMENSIONS
-    along = max(1.0, d / (JOINT_DIMENSIONS if joint else unknown))
+    along = max(1.0, d / (DISTRIBUTED_DIMENSIONS if distributed else unknown))
     rest = (directions * covariance.variances) @ directions.T - noise
     usual = factor @ factor.T + along * rest + noise
     if observed is None or count < 2:

@@ -51,7 +51,7 @@ from fedsurrogate.common.wire.tensors import (
 
 from ..base.chain import Chain, Walk
 from ..base.collection import Collection, Recorder
-from ..base.introductions import Group
+from ..base.identifications import Group
 from ..base.one_shot import Learned, OneShot
 from ..base.outcome import Defended, due_centre
 from ..closed_form.solvers import (
@@ -213,7 +213,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
     """A head from the sum over all sites.
 
     Args:
-        total: of a secure sum: counts (C,), sums (C, d) and the folded second moment.
+        total: of secure aggregation: counts (C,), sums (C, d) and the folded second moment.
         config: of the run.
 
     Returns:
@@ -231,7 +231,7 @@ def fedpft_head_from_sum(total: Total, config: Run) -> Learned:
             total.tensors[name].float() for name in ("counts", "sums", "squares")
         )
         pooled = SumsSurrogate(total.header, Sums(counts, sums, squares, total.sigmas), total.claim)
-        head, gaussians = learn_from_sums([pooled], "joint", config.settings.fedpft.rank)
+        head, gaussians = learn_from_sums([pooled], "distributed", config.settings.fedpft.rank)
     else:
         statistics, header = of_total(total)
         solved = solution(statistics, how, given_shrinkage(config.settings.head))
@@ -315,7 +315,7 @@ def learn(
         head, gaussians = private_head.learn_from_sums(
             noisy, config.settings.fedpft.covariance, config.settings.fedpft.rank, config.defence
         )
-        head = replace(head, centre=centre, own_mean=weight_of(noisy[0].claim.centre))
+        head = replace(head, centre=centre, mean_over_columns=weight_of(noisy[0].claim.centre))
         made = Surrogate(head.header, gaussians, noisy[0].claim)
         reason = private_head.unused(noisy, gaussians)
         return LearnedHead(head, [made], defended, "noisy sums", reason=reason)
@@ -475,17 +475,17 @@ GIVE_HEAD = f"{MessageType.QUERY}.head"
 
 
 class FedPFTChain(Chain):
-    """A relay contains surrogates: one for the union of all sites so far, or under privacy one for
+    """A chain message contains surrogates: one for the union of all sites so far, or under privacy one for
     each of them.
     """
 
     def last_reply(
         self, payload: bytes, relay: bytes | None, place: Expectation, group: Group
     ) -> AnySurrogate:
-        """Parse and check a relay.
+        """Parse and check a chain message.
 
         Args:
-            payload: the relay as the site extended it.
+            payload: the chain message as the site extended it.
             relay: as the site received it; None for the first site.
             place: what is expected of the site's surrogate.
             group: the sites of the run.
@@ -494,21 +494,21 @@ class FedPFTChain(Chain):
             The last site's surrogate.
 
         Raises:
-            SurrogateError: for a relay that is not as it must be.
+            SurrogateError: for a chain message that is not as it must be.
         """
         config = self.config
         parts = unpack_relay(payload)
         before = unpack_relay(relay) if relay and config.settings.epsilon else []
         if parts[:-1] != before or len(parts) != len(before) + 1:
             raise SurrogateError(
-                "the surrogates of earlier sites in the relay are not as they were"
+                "the surrogates of earlier sites in the chain message are not as they were"
             )
         surrogates = [unpack_surrogate(each) for each in parts]
         if (
             total := sum(sum(each.counts) for each in surrogates)
         ) > config.settings.head.max_samples:
             raise SurrogateError(
-                f"the relay represents {total} records, above head.max-samples = "
+                f"the chain message represents {total} records, above head.max-samples = "
                 f"{config.settings.head.max_samples}"
             )
         for surrogate in surrogates:
@@ -520,7 +520,7 @@ class FedPFTChain(Chain):
     def learn_from(
         self, grid: Grid, group: Group, walk: Walk, relay: bytes, deadline: float
     ) -> None:
-        """Learn a head from the last site's unsealed relay.
+        """Learn a head from the last site's unsealed chain message.
 
         Without privacy the last site is then asked for its own head, which is the model if it is as
         it must be.

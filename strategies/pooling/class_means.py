@@ -1,10 +1,10 @@
 """Statistics of many sites brought together: noisy class means pooled or shrunk, messages moved
-into one frame of columns, the public centre, and rounds of sums.
+into one frame of columns, the public mean, and rounds of sums.
 
-Noisy class means whose differences are mostly chance along the own mean of features, or across it.
+Noisy class means whose differences are mostly chance along the mean over columns, or across it.
 
 Where classes differ in their level alone, one direction tells them apart, and all others hold noise
-that a head would give as much weight as it is large. The own mean is known to be one direction
+that a head would give as much weight as it is large. The mean over columns is known to be one direction
 (`common/privacy/gaussian_mechanism.py`), so both parts are judged alone.
 
 Lengths of noisy class means, shrunk towards what all classes have in common.
@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedsurrogate.common.backbones.dimensions import named_dimension
-from fedsurrogate.common.backbones.feature_power import raised
 from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import Field
 from fedsurrogate.common.models.parameters import Parameters, Tensors
@@ -38,7 +38,7 @@ from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
 from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import dimensions_of, projected_dimensions
+from fedsurrogate.common.secure_aggregation.rules import dimensions_of, projected_dimensions
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.settings.heads import AUTO
 from fedsurrogate.common.surrogates.class_sums import PRESENT, fold, unfold
@@ -371,7 +371,7 @@ MOSTLY = 0.2
 
 
 def shrink_directions(pooled: Components, own: OwnParts) -> Components:
-    """Class means of which the differences along the own mean, along the length, or across both, are
+    """Class means of which the differences along the mean over columns, along the length, or across both, are
     shrunk where chance explains most of them. Chance includes privacy noise and sampling error. Were all
     shrunk, shares of classes would count for more.
 
@@ -458,7 +458,7 @@ def even_lengths(
 
 
 def read_centre(file: str, power: float = 1.0) -> Tensor | None:
-    """The public centre in a safetensors file, rounded as in transfer to sites.
+    """The public mean in a safetensors file, rounded as in transfer to sites.
 
     Args:
         file: with features `x`, (n, d); empty for none.
@@ -556,7 +556,7 @@ def map_with_words(config: Run, dimension: int = 0) -> tuple[PublicMap, str]:
         )
     count = min(wanted, *directions.shape)
     rows = directions[:count]
-    if config.plan.own_mean:
+    if config.plan.mean_over_columns:
         rows = with_own_parts(rows)
     made = PublicMap(unpack_projection(pack(rows.float())), centre)
     source = "the given file" if file else f"the head of {own.backbone}"
@@ -622,7 +622,7 @@ def random_rows(count: int, dimension: int) -> Tensor:
 
 
 def with_own_parts(rows: Tensor) -> Tensor:
-    """Directions with those in which `weigh_own_mean` keeps the mean over a feature's own columns and its
+    """Directions with those in which `weigh_mean_over_columns` keeps the mean over a feature's own columns and its
     length, in place of the last two: classes may differ in them alone.
 
     Args:
@@ -711,8 +711,8 @@ def _read(file: str, power: float) -> tuple[Tensor, bool, Tensor | None]:
         )
     if made_for and made_for != f"{power:g}":
         raise ConfigError(
-            f"features.projection = {file!r} was made for features.power = {made_for}, and this run "
-            f"has {power:g}; make it anew with coordinator public-map --power {power:g}"
+            f"features.projection = {file!r} was made for features.power-transform = {made_for}, and this run "
+            f"has {power:g}; make it anew with coordinator public-map --power-transform {power:g}"
         )
     return directions, names[0] != NAME, centre
 

@@ -321,7 +321,7 @@ class Total:
         header = replace(head.header, frame=frame)
         public, own = self.public, shares.weight_of(self.claim.centre if self.claim else "")
         changed = replace(head, projection=public.projection, centre=public.centre)
-        return replace(changed, header=header, own_mean=own)
+        return replace(changed, header=header, mean_over_columns=own)
 
 
 # Of the second moment's trace: a covariance that is further below zero cannot be repaired.
@@ -335,7 +335,7 @@ GRADIENTS = {
 def check_moments(total: Total) -> None:
     """Check that some records can have these counts, class sums and second moments.
 
-    A record has norm one under joint noise. Without noise, the squared length of a class sum over
+    A record has norm one under distributed noise. Without noise, the squared length of a class sum over
     its count is at most that class's part of the second moment's trace.
 
     Args:
@@ -369,8 +369,8 @@ def check_moments(total: Total) -> None:
     if least > trace + total.rounding.get("squares", 0.0) * d:
         raise false_numbers("class sums longer than the second moment allows")
     raise RunError(
-        "the features are so small that the fixed-point numbers of the secure sum round them away; "
-        "set a smaller secure-sum-range (the largest magnitude of a feature) or secure-sum-records, "
+        "the features are so small that the fixed-point numbers of the secure aggregation round them away; "
+        "set a smaller secure-aggregation-range (the largest magnitude of a feature) or secure-aggregation-records, "
         "after `site ledger forget` at each hospital"
     )
 
@@ -415,7 +415,9 @@ def weight_of(total: Total, sites: int, each: float = 0.0) -> float:
     if records < 0:
         raise false_numbers(f"{records:g} records")
     if not records:
-        raise RunError("no site of the secure sum has enough records of any class of the run")
+        raise RunError(
+            "no site of the secure aggregation has enough records of any class of the run"
+        )
     return records
 
 
@@ -423,13 +425,13 @@ def false_numbers(what: str) -> RunError:
     """The error for a total that is not possible.
 
     Args:
-        what: the secure sum has that no records can have.
+        what: the secure aggregation has that no records can have.
     """
     return RunError(
-        f"the secure sum has {what}, so some site has added false numbers, or more records than "
-        "secure-sum-records, or without privacy features beyond secure-sum-range; nothing shows "
+        f"the secure aggregation has {what}, so some site has added false numbers, or more records than "
+        "secure-aggregation-records, or without privacy features beyond secure-aggregation-range; nothing shows "
         "which one: run again with other sites, with larger ones of these, or with a defence instead "
-        "of secure-sum"
+        "of secure-aggregation"
     )
 
 

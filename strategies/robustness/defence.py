@@ -580,7 +580,7 @@ def by_harm(
     for at in found.out:
         harm = effects[names[at]].harm
         why = (
-            f"it costs the others {100 * harm:.1f} points of {found.measure}; "
+            f"it costs the others {100 * harm:.1f} points of {found.metric}; "
             "`coordinator refit RUN --defence none` puts it back"
         )
         suspects.append(Suspect(names[at], "harm", harm / found.limit, why))

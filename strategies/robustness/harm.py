@@ -180,7 +180,7 @@ class Evidence(ABC):
         return OUT
 
     @property
-    def measure(self) -> str:
+    def metric(self) -> str:
         """What harm is a share of, in words."""
         return "records that are placed right"
 
@@ -347,7 +347,7 @@ class Decided:
     alike: bool = False
     out: tuple[int, ...] = ()
     limit: float = OUT
-    measure: str = "records that are placed right"
+    metric: str = "records that are placed right"
 
 
 def judged(evidence: Evidence) -> Decided:
@@ -359,7 +359,7 @@ def judged(evidence: Evidence) -> Decided:
     """
     if len(evidence) < FEWEST:
         none = torch.zeros(len(evidence), dtype=torch.float64)
-        return Decided(none + 1, none, none, limit=evidence.out, measure=evidence.measure)
+        return Decided(none + 1, none, none, limit=evidence.out, metric=evidence.metric)
     evidence = evidence.prepared()
     first = largest(evidence.harms())
     chance = by_chance(evidence, first)
@@ -367,7 +367,7 @@ def judged(evidence: Evidence) -> Decided:
     cleared = torch.where(clear, CLEARED * limits, limits)
     weights, out = lowered(evidence, first > limits, cleared, chance + evidence.out)
     gains = evidence.gains()
-    return Decided(weights, first, gains, bool(evidence.core), out, evidence.out, evidence.measure)
+    return Decided(weights, first, gains, bool(evidence.core), out, evidence.out, evidence.metric)
 
 
 def lowered(
@@ -466,7 +466,7 @@ def alike(sites: Sites) -> list[int]:
 
 def differ_without_one(sites: Sites) -> tuple[Tensor, Tensor]:
     """For all sites but each: whether their class means differ, as `SiteDifferences` decides, and the
-    variance between them beyond chance and noise, as a share of that within (S,).
+    variance between them above that of chance and noise, as a share of that within (S,).
     """
     counts, firsts, seconds = sites.sums()
     squares = (counts * sites.means.square().sum(2)).sum(1)
@@ -672,7 +672,7 @@ class Outputs(Evidence):
         return self.ordering.out
 
     @property
-    def measure(self) -> str:
+    def metric(self) -> str:
         """What harm is a share of."""
         return self.ordering.name
 

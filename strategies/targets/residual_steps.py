@@ -95,7 +95,7 @@ class ResidualSteps(TimeSteps):
         factor = column_factors(coded) if framed else torch.ones_like(coded.mean)
         if framed:
             coded = coded.rescaled(factor)
-            if not self.run.settings.secure_sum:
+            if not self.run.settings.secure_aggregation:
                 # Messages round each entry in proportion, whatever its scale.
                 coded = replace(coded, rounding=message_rounding(coded.covariance))
         head = risk_of_rounds(cells, coded, training.model[VALUES].double())

@@ -36,7 +36,7 @@ from ..pooling.class_means import RoundsOfSums, check_charged, moved_parameters
 from ..pooling.site_weights import Total, false_numbers, moment_shares, shares_kept
 from ..robustness.defence import by_harm, without
 from ..robustness.harm import AREA, CONCORDANCE, Coded, Outputs, judged, outputs_of
-from ..secure_sum.strategy import SecureRounds
+from ..secure_aggregation.strategy import SecureRounds
 from .number import Annotated, label_heads, number_head
 from .sums import (
     CodedSums,
@@ -222,11 +222,11 @@ def _check_labels(sums: CodedSums, target: Target, largest: float) -> None:
 
 
 # By kind of target: its head, and what its sums cannot be.
-FITS: dict[str, Fit] = {"number": _number, "labels": _labels, "time": _time}
+FITS: dict[str, Fit] = {"regression": _number, "multilabel": _labels, "survival": _time}
 CHECKS: dict[str, Callable[[CodedSums, Target, float], None]] = {
-    "number": lambda sums, target, largest: check_numbers(sums, largest),
-    "labels": _check_labels,
-    "time": lambda sums, target, largest: check_cells(sums, largest),
+    "regression": lambda sums, target, largest: check_numbers(sums, largest),
+    "multilabel": _check_labels,
+    "survival": lambda sums, target, largest: check_cells(sums, largest),
 }
 
 
@@ -308,9 +308,9 @@ def _of_all(
 
 # By the kind of a target's code.
 OUTPUTS: dict[str, Callable[[Parts, Target], Outputs]] = {
-    "number": _numbers,
-    "labels": _label_outputs,
-    "time": _times,
+    "regression": _numbers,
+    "multilabel": _label_outputs,
+    "survival": _times,
 }
 
 
@@ -437,7 +437,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
     """The model from the sum over all sites.
 
     Args:
-        total: of a secure sum, around zero.
+        total: of secure aggregation, around zero.
         run: whose plan names the function that learns.
 
     Returns:
@@ -455,7 +455,7 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         rounding = 0.0 if total.sigmas else total.usual_rounding.get(SQUARES, 0.0)
         sums = around_zero(total.tensors, total.sigmas, target, unit_norm, rounding)
     except ValueError as error:
-        raise RunError(f"the secure sum has nothing to learn from: {error}") from None
+        raise RunError(f"the secure aggregation has nothing to learn from: {error}") from None
     try:
         check_sums(sums, target, 1.0 if total.sigmas else math.inf)
     except SurrogateError as error:
@@ -510,12 +510,12 @@ class TargetRounds(RoundsOfSums):
         return steps_of(self.config).head(training)
 
     def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has measures, which are of the last model."""
+        """None: a target has metrics, which are of the last model."""
         return None
 
 
 class SummedTargetRounds(SecureRounds):
-    """Rounds of secure sums, none of which can be left out."""
+    """Rounds of secure aggregation, none of which can be left out."""
 
     def _check_resumed(self, training: Training) -> None:
         check_charged(training)
@@ -525,12 +525,12 @@ class SummedTargetRounds(SecureRounds):
         return steps_of(self.config).head(training)
 
     def _accuracy(self, grid: Grid) -> float | None:
-        """None: a target has measures, which are of the last model."""
+        """None: a target has metrics, which are of the last model."""
         return None
 
 
 def absorb_total(total: Total, training: Training, summed: Sequence[str]) -> None:
-    """Finish a round with a secure sum.
+    """Finish a round with secure aggregation.
 
     Args:
         total: of the round.

@@ -1,5 +1,5 @@
 """Sums over coded records: all that a head for numbers, labels or times is made of. They come from each
-site, whose sums add up to those of all records, or from a secure sum; honest noise passes the checks of
+site, whose sums add up to those of all records, or from secure aggregation; honest noise passes the checks of
 what no records can have.
 """
 
@@ -134,7 +134,7 @@ class CodedSums:
             code: sum of t, (q,).
             sums: sum of t z^T, (q, d).
             squares: sum of z z^T, (d, d).
-            counted: the number of records, and the sum of z, (d,): zeros where the public centre
+            counted: the number of records, and the sum of z, (d,): zeros where the public mean
                 serves as the mean.
             products: sum of u u^T, (r, r).
             noise: of the sums.
@@ -294,7 +294,7 @@ def message_rounding(squares: Tensor) -> float:
 
 
 def sum_rounding(usual: float, dimension: int) -> float:
-    """The same for whole steps of a secure sum.
+    """The same for whole steps of secure aggregation.
 
     Args:
         usual: standard deviation of the change in an entry.
@@ -331,7 +331,7 @@ def of_site(tensors: Tables, target: Target) -> CodedSums:
 def around_zero(
     tensors: Tables, sigmas: Sigmas, target: Target, unit_norm: bool, rounding: float = 0.0
 ) -> CodedSums:
-    """The sums of all sites around zero: of a secure sum, or with noise.
+    """The sums of all sites around zero: of secure aggregation, or with noise.
 
     Args:
         tensors: by statistic, float64.
@@ -354,7 +354,7 @@ def around_zero(
     elif target.divides:
         records, totals = float(code.sum()), sums.sum(0)
     else:
-        # The public centre stands for the mean, where a record may be in no row.
+        # The public mean stands for the mean, where a record may be in no row.
         totals = torch.zeros(sums.shape[1], dtype=torch.float64)
         records = float(squares.trace()) if unit_norm else target.counted(code)
     records = max(records, 1.0) if sigmas else records
@@ -453,7 +453,7 @@ def check_numbers(sums: CodedSums, largest: float = math.inf) -> None:
     for row, length in enumerate(rows):
         most = largest * (records + slack.code) + slack.sums
         _check_most(f"sums of row {row + 1}", length, most)
-    _check_definite(_joint(sums, records, products=True), _joint_noise(sums))
+    _check_definite(_joint(sums, records, products=True), _distributed_noise(sums))
 
 
 def check_labels(sums: CodedSums, labels: int, largest: float = math.inf) -> None:
@@ -475,7 +475,7 @@ def check_labels(sums: CodedSums, labels: int, largest: float = math.inf) -> Non
     _check_rows(code, sums.sums[-2 * labels :], largest, slack)
     for moment in sums.groups.values() if len(sums.groups) > 1 else ():
         _check_definite(moment.matrix, 0.0)
-    _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
+    _check_definite(_joint(sums, sums.records, products=False), _distributed_noise(sums))
 
 
 def check_capped(
@@ -498,7 +498,7 @@ def check_capped(
     beyond = sums.code[:labels] - within - (1 + sets) * slack.code
     _check_most("present labels beyond the annotated records", float(beyond.max()), 0.0)
     _check_rows(sums.code, sums.sums, largest, slack)
-    _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
+    _check_definite(_joint(sums, sums.records, products=False), _distributed_noise(sums))
 
 
 def check_cells(sums: CodedSums, largest: float = math.inf) -> None:
@@ -512,7 +512,7 @@ def check_cells(sums: CodedSums, largest: float = math.inf) -> None:
     slack = _slack(sums)
     _check_most("records of a cell below zero", float((-sums.code).max()), slack.code)
     _check_rows(sums.code, sums.sums, largest, slack, "cell")
-    _check_definite(_joint(sums, sums.records, products=False), _joint_noise(sums))
+    _check_definite(_joint(sums, sums.records, products=False), _distributed_noise(sums))
 
 
 class _Slack(NamedTuple):
@@ -566,7 +566,7 @@ def _joint(sums: CodedSums, records: float, products: bool) -> Tensor:
     return torch.cat([torch.cat(row, 1) for row in parts])
 
 
-def _joint_noise(sums: CodedSums) -> float:
+def _distributed_noise(sums: CodedSums) -> float:
     """Largest eigenvalue that honest noise gives the joint moment, nearly surely."""
     if sums.noise is None or not sums.records > 0:
         return 0.0

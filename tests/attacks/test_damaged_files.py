@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedsurrogate.client_app import secure_sum
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app import secure_aggregation
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import load_policy
 from fedsurrogate.client_app.model_use.adaptation import (
     Adapted,
@@ -201,19 +201,21 @@ def adapted(folder: Path) -> Kept:
 
 def sums(folder: Path) -> Kept:
     node, keys = node_of(folder), [public_key(new_key()) for _ in range(3)]
-    with secure_sum.fixing(node, "sum", keys, {"training": "a"}, {"training": "b"}):
+    with secure_aggregation.fixing(node, "sum", keys, {"training": "a"}, {"training": "b"}):
         pass
 
     def read() -> None:
-        secure_sum.why_changed(node, {"training": "a"}, {"training": "b"})
-        secure_sum.check_summed(node, "sum", keys)
+        secure_aggregation.why_changed(node, {"training": "a"}, {"training": "b"})
+        secure_aggregation.check_summed(node, "sum", keys)
 
     (file,) = (folder / "sums").glob("*.json")
     return Kept(file, read, (StateError, PolicyError))
 
 
 def ledger(folder: Path) -> Kept:
-    found = Ledger(folder / "state", "a" * 16, Witness(folder / "seen", "a" * 16, folder / "state"))
+    found = Ledger(
+        folder / "state", "a" * 16, CheckLog(folder / "seen", "a" * 16, folder / "state")
+    )
     found.open()
     return Kept(found.path, found.check, (LedgerError,))
 
@@ -223,13 +225,13 @@ def head(folder: Path) -> Kept:
     return Kept(kept.file.with_suffix(".head"), kept.read, (LedgerError,))
 
 
-def witness(folder: Path) -> Kept:
+def check_log(folder: Path) -> Kept:
     kept = ledger(folder)
     return Kept(folder / "seen" / f"{'a' * 16}.witness", kept.read, (LedgerError,))
 
 
 def answered(folder: Path) -> Kept:
-    found = Witness(folder / "seen", "a" * 16, folder / "state")
+    found = CheckLog(folder / "seen", "a" * 16, folder / "state")
     found.begin(1, "b" * 64)
     found.record_answer("c" * 16)
     return Kept(folder / "seen" / f"{'a' * 16}.answered", found.answered, (LedgerError,))
@@ -288,7 +290,7 @@ KEPT: dict[str, Callable[[Path], Kept]] = {
     "receipts of sites": receipts,
     "registered sites": registered,
     "sites of earlier sums": sums,
-    "witness": witness,
+    "check-log": check_log,
 }
 
 

@@ -56,7 +56,7 @@ from fedsurrogate.common.signed_models.signed_model import (
 )
 from fedsurrogate.common.wire.generator_files import read_generator
 from fedsurrogate.common.wire.model_proto import load_model, unpack_classifier, unpack_parameters
-from fedsurrogate.common.wire.records import unpack_question
+from fedsurrogate.common.wire.records import unpack_public_mean
 from fedsurrogate.common.wire.tensors import pack
 from fedsurrogate.server_app.exchange import _read as stored_bytes
 from fedsurrogate.strategies.base.training import Training
@@ -174,7 +174,7 @@ WIRE: dict[str, Attack] = {
     "a centre without a dimension, in a head": (unpack_classifier, head_with_centre()),
     "a centre of two dimensions, in a head": (unpack_classifier, head_with_centre(1, 1)),
     "a centre without a dimension, in a request": (
-        unpack_question,
+        unpack_public_mean,
         centre().SerializeToString(),
     ),
     "a tensor of 400,000 dimensions": (unpack_parameters, many_sides()),

@@ -93,11 +93,13 @@ def test_with_hardly_any_noise_every_canary_is_found(name: str, seed: int) -> No
     "name",
     [
         "logistic rounds",
-        "secure sums",
-        pytest.param("dp-fedavg, joint noise", marks=pytest.mark.slow),
+        "secure aggregation",
+        pytest.param("dp-fedavg, distributed noise", marks=pytest.mark.slow),
     ],
 )
-def test_a_quarter_of_the_noise_in_a_secure_sum_is_found_and_all_of_it_holds(name: str) -> None:
+def test_a_quarter_of_the_noise_in_a_secure_aggregation_is_found_and_all_of_it_holds(
+    name: str,
+) -> None:
     mechanism = replace(audit.MECHANISMS[name], runs=3)
     with planted(mechanism.fault):
         found = audit.audit(mechanism, 4.0, torch.Generator().manual_seed(1), audit.FAULTY)

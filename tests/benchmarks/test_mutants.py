@@ -244,14 +244,14 @@ def test_marks_and_faults_get_into_the_modules_that_tests_import() -> None:
             assert spec is not None
             assert Path(str(spec.origin)).resolve() == ROOT / file
             assert name.startswith("fedsurrogate.")
-    file = "common/secure_sum/rules.py"
+    file = "common/secure_aggregation/rules.py"
     text = (ROOT / file).read_text()
     fault = next(
         each
         for each in _mutations.mutants(file, text, facts_of(text))
         if (each.function, each.operator) == ("dimensions_of", "constant")
     )
-    of_run = importlib.import_module("fedsurrogate.common.secure_sum.rules")
+    of_run = importlib.import_module("fedsurrogate.common.secure_aggregation.rules")
     before = of_run.dimensions_of.__code__
     try:
         _planting.plant_in_function(ROOT, fault, facts_of(text))

@@ -68,7 +68,7 @@ def test_a_figure_that_no_result_has_is_named() -> None:
     with pytest.raises(ValueError, match=r"cifar10\.json has 0 rows with 'no such row'"):
         pages.measured(part)
     with pytest.raises(KeyError, match="no such column"):
-        pages.measured(part | {"figures": {"oracle": ""}, "column": "no such column"})
+        pages.measured(part | {"figures": {"centralized": ""}, "column": "no such column"})
 
 
 def test_the_page_has_a_table_of_every_paper() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from fedsurrogate.client_app import requests
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.wire.records import from_record, to_record
@@ -20,7 +20,7 @@ from tests.attacks.privacy.visits import close_logs
 
 FLOWER, SITE, CACHE, KEPT = "77", "north", 12.5, 34.5
 PRIVATE = {"epsilon": 5.0, "delta": 1e-5, "classes": "a,b,c"}
-SUMMED = {"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b,c"}
+SUMMED = {"secure-aggregation": True, "fedpft.covariance": "gram", "classes": "a,b,c"}
 SEALED = {"fedpft.seal": True, "fedpft.topology": "chain", "classes": "a,b,c"}
 LARGEST = 1073741824
 Note = tuple[Any, ...]

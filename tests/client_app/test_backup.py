@@ -43,9 +43,9 @@ def reopen(patch: Patch, hospital: Hospital, epsilon: float, *more: object) -> i
     return site(patch, "ledger", "reopen", *given, "--epsilon-spent", epsilon, "--keep", *more)
 
 
-@pytest.mark.parametrize("witness", ["kept", "lost"])
+@pytest.mark.parametrize("check_log", ["kept", "lost"])
 def test_an_older_backup_brings_no_budget_back(
-    hospital: Hospital, witness: str, monkeypatch: Patch, capsys: Captured
+    hospital: Hospital, check_log: str, monkeypatch: Patch, capsys: Captured
 ) -> None:
     """The attack: spend little, back up, spend all, restore, spend again."""
     assert hospital.run(epsilon=1e-3) == ANSWERED
@@ -53,15 +53,15 @@ def test_an_older_backup_brings_no_budget_back(
     assert hospital.run() == ANSWERED
     seen = len(hospital.ledger.entries()) + 1
     shutil.rmtree(hospital.state)
-    if witness == "lost":
-        shutil.rmtree(hospital.witness)
+    if check_log == "lost":
+        shutil.rmtree(hospital.check_log)
     assert site(monkeypatch, "restore", file) == 1
-    words = "has seen" if witness == "kept" else "is missing, the ledger is not"
+    words = "has seen" if check_log == "kept" else "is missing, the ledger is not"
     assert words in (said := capsys.readouterr().err)
     assert "type `site ledger reopen --keep`" in said
     assert hospital.run() == LEDGER
-    # That nothing is missing is believed by nobody who has seen more: the witness, or the coordinator.
-    assert reopen(monkeypatch, hospital, 0) == int(witness == "kept")
+    # That nothing is missing is believed by nobody who has seen more: the check log, or the coordinator.
+    assert reopen(monkeypatch, hospital, 0) == int(check_log == "kept")
     assert hospital.run() == LEDGER
     capsys.readouterr()
     assert reopen(monkeypatch, hospital, 0, "--seen", seen) == 1
@@ -79,7 +79,7 @@ def test_the_newest_backup_goes_on_where_the_site_was(
     shutil.rmtree(hospital.state)
     Path(str(hospital.node["policy"])).unlink()
     assert site(monkeypatch, "restore", file) == 0
-    assert "the ledger agrees with its witness" in capsys.readouterr().out
+    assert "the ledger agrees with its check log" in capsys.readouterr().out
     assert hospital.ledger.entries() == before
     assert [hospital.run(), hospital.run()] == [ANSWERED, BUDGET]
 
@@ -121,7 +121,7 @@ def test_a_kit_comes_back_on_another_machine_without_images_caches_or_witness(
     assert (home / "b").stat().st_mode & 0o777 == 0o600
     assert (b"weights" in (home / "b").read_bytes()) is False
     assert site(monkeypatch, "backup", home / "b", kit, *with_secret) == 1, "it exists"
-    # The disk with kit and witness is lost; the data are mounted where they were.
+    # The disk with kit and check log is lost; the data are mounted where they were.
     kept = {
         each.relative_to(kit): each.read_bytes()
         for each in kit.rglob("*")
@@ -133,7 +133,7 @@ def test_a_kit_comes_back_on_another_machine_without_images_caches_or_witness(
     assert "is no folder on this machine; is the file system mounted?" in capsys.readouterr().err
     assert not list((kit / "state").glob("*"))
     (home / "data").rename(kit / "data")
-    assert site(monkeypatch, "restore", home / "b", *with_secret) == 1, "the witness is lost"
+    assert site(monkeypatch, "restore", home / "b", *with_secret) == 1, "the check log is lost"
     capsys.readouterr()
     back = {
         each.relative_to(kit): each.read_bytes()
@@ -142,14 +142,14 @@ def test_a_kit_comes_back_on_another_machine_without_images_caches_or_witness(
     }
     lost = {str(each) for each in kept.keys() - back.keys()}
     assert not back.keys() - kept.keys()
-    assert {each.partition("/")[0] for each in lost} <= {"cache", "witness", "north.csr", "state"}
+    assert {each.partition("/")[0] for each in lost} <= {"cache", "check-log", "north.csr", "state"}
     assert {each for each in lost if each.startswith("state/")} <= {
         "state/seen.png",
         "state/site.log",
     }
     assert all(back[each] == kept[each] for each in back)
     assert (kit / "state/models/one/model.fedsurrogate").read_bytes() == b"weights"
-    assert (kit / "papers/site.key").stat().st_mode & 0o077 == 0
+    assert (kit / "certificates/site.key").stat().st_mode & 0o077 == 0
     given = ("--node-config", kit, "--reason", "disk", "--epsilon-spent", 0, "--keep")
     assert site(monkeypatch, "ledger", "reopen", *given) == 0
     assert site(monkeypatch, "ledger", "show", "--node-config", kit) == 0
@@ -202,7 +202,8 @@ def test_a_backup_is_not_restored_beside_other_data_with_another_key_or_damaged(
 
 
 @pytest.mark.parametrize(
-    "name", ["state/../../x", "kit/run.sh", "/etc/x", "state/other", "x", "kit/papers/../../x"]
+    "name",
+    ["state/../../x", "kit/run.sh", "/etc/x", "state/other", "x", "kit/certificates/../../x"],
 )
 def test_nothing_is_written_from_a_file_that_is_no_backup(tmp_path: Path, name: str) -> None:
     file = tmp_path / "b"

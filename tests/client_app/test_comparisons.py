@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app import requests
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.common.run import parse_run
 
 
@@ -35,7 +35,7 @@ def test_baselines_are_left_out_of_a_brief_comparison(
     monkeypatch.setattr(requests, "compare", compare)
     monkeypatch.setattr(requests, "check_comparable", lambda given: asked.append(given))
     monkeypatch.setattr(requests, "received_classifier", lambda payload, digest: (payload, digest))
-    monkeypatch.setattr(requests, "own_classifier", lambda task: ("own", task.payload, task.site))
+    monkeypatch.setattr(requests, "own_classifier", lambda job: ("own", job.payload, job.site))
     monkeypatch.setattr(requests, "load_site", lambda *given: None)
     request = SiteRequest(run, node, "s0", payload=b"model", info=info)
     gate: Any = SimpleNamespace(policy=SimpleNamespace(cache_mib=1))

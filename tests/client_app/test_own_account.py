@@ -143,7 +143,7 @@ def test_a_site_that_joins_has_a_folder_of_its_own_and_short(
 
 OWN = (
     'site="north" data="imagefolder" data-dir="{0}/data" policy="{0}/policy.toml" '
-    'state-dir="{0}/state" witness-dir="{0}/witness" cache-dir="{0}/cache" held-out-dir="{0}/held"'
+    'state-dir="{0}/state" check-log-dir="{0}/check-log" cache-dir="{0}/cache" held-out-dir="{0}/held"'
 )
 KEYS = [name.replace("_", "-") for name in NodeConfig.model_fields]
 # A value of every kind that some key takes, and others.
@@ -201,7 +201,7 @@ def test_the_sites_own_settings_hold_and_any_other_statement_is_refused(
     assert "states other settings than this app was started with" in log
 
 
-@pytest.mark.parametrize("key", ["policy", "state-dir", "data-dir", "witness-dir", "site"])
+@pytest.mark.parametrize("key", ["policy", "state-dir", "data-dir", "check-log-dir", "site"])
 def test_the_log_names_the_key_that_is_stated_otherwise(own: str, tmp_path: Path, key: str) -> None:
     told(own, parse_overrides([own]) | {key: "another"})
     last = (tmp_path / "state" / "site.log").read_text().splitlines()[-1]

@@ -107,7 +107,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "tests.grid.open_new",
             lambda node: site("ledger", "open", "--yes", "--node-config", text(node)),
         )
-        made = Made(patch, *made_within, home / "tmp", home / "witness")
+        made = Made(patch, *made_within, home / "tmp", home / "check-log")
         nodes, _ = federation(home, decided=False)
     (home / "made.txt").write_text("\n".join(made.open_to_others))
     own = nodes[0] | {"site": "clinic-0"}
@@ -126,7 +126,7 @@ def node_of(home: Path) -> NodeConfig:
 
 def test_a_run_leaves_nothing_that_other_accounts_can_read(home: Path) -> None:
     node = node_of(home)
-    kept = {node.state, node.cache, node.witness}
+    kept = {node.state, node.cache, node.check_log}
     assert not readable(*kept)
     names = {path.relative_to(folder).parts[0] for folder in kept for path in folder.rglob("*")}
     assert {"features", "site.log", "ledgers", "models"} <= names, "of the run"
@@ -199,7 +199,7 @@ def tried(home: Path, out: Path, patch: pytest.MonkeyPatch, name: str, **places:
     kept = [home / f"clinic-0-{kind}" for kind in ("state", "cache")]
     with open_umask():
         patch.setattr(tempfile, "tempdir", str(home / "tmp"))
-        made = Made(patch, *kept, out, home / "tmp", home / "witness")
+        made = Made(patch, *kept, out, home / "tmp", home / "check-log")
         done = site(*name.split(), *(places.get(word, word) for word in words))
         patch.undo()
     # Without a model that was in use before, `site models back` refuses. `site doctor` looks at all
@@ -207,7 +207,7 @@ def tried(home: Path, out: Path, patch: pytest.MonkeyPatch, name: str, **places:
     assert name == "doctor" or done.code == int(name == "models back"), done
     assert not made.open_to_others
     node = node_of(home)
-    assert not readable(out, node.state, node.cache, node.witness)
+    assert not readable(out, node.state, node.cache, node.check_log)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_what_an_earlier_version_left_readable_is_closed_at_the_next_request(
         done = site("doctor", "--node-config", (home / "node.txt").read_text())
         assert f"they may read {len(every)} files or folders" in " ".join(done.stdout.split())
         close_to_others(node)
-        assert readable(node.state, node.cache, node.witness) == [f"{mine} 644"]
+        assert readable(node.state, node.cache, node.check_log) == [f"{mine} 644"]
         assert (
             "none can read what is kept here"
             in site("doctor", "--node-config", (home / "node.txt").read_text()).stdout
@@ -359,7 +359,7 @@ def test_every_name_that_a_site_keeps_is_one_of_its_own(home: Path) -> None:
     """A new file in the state folder would not be closed, were it missing in the list."""
     node = node_of(home)
     known = set(own_files(node))
-    for folder in (node.state, node.cache, node.witness):
+    for folder in (node.state, node.cache, node.check_log):
         found = set(folder.rglob("*"))
         assert found <= known, f"missing in client_app/own_files.py: {found - known}"
 

@@ -19,7 +19,7 @@ from fedsurrogate.client_app.governance import work_limits
 from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.release import Failure, entry
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig, packages_of
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.client_app.requests import WORK, answer
@@ -83,7 +83,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
 
     def done(asked: SiteRequest, _: Gate) -> tuple[bytes, dict[str, Any]]:
         calls.made.append(("done", asked))
-        if run.settings.secure_sum:
+        if run.settings.secure_aggregation:
             with pytest.raises(Timeout), FileLock(node.state / "sums" / f"{SITE}.lock", 0):
                 pass
         return b"reply", {"found": 1}
@@ -103,7 +103,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("open_gate", node, run.settings.data, FLOWER),
         ("note_policy", node, own.policy),
         ("check_work", own.policy, run.settings.fedpft.seal, node.peers, work),
-        ("check_counting", run.settings.counting, run.settings.secure_sum, work),
+        ("check_counting", run.settings.counting, run.settings.secure_aggregation, work),
         ("from_record", content, LARGEST if work in with_model else 0),
         ("work", planned, own.policy, run.settings),
         ("admit", run.settings, node, own.policy, FLOWER),
@@ -114,7 +114,7 @@ def test_a_request_is_checked_before_it_is_read_counted_before_it_is_done_and_th
         ("in_clear", own.policy, work, {"found": 1}),
         ("new_receipt", 41),
     ]
-    assert (node.state / "sums").is_dir() == run.settings.secure_sum
+    assert (node.state / "sums").is_dir() == run.settings.secure_aggregation
     assert from_record(reply, LARGEST) == (
         b"reply",
         {
@@ -202,7 +202,7 @@ def test_a_request_for_another_run_is_refused_before_the_ledger_is_opened(
     calls: Calls, tmp_path: Path
 ) -> None:
     own, run = gate(calls), parse_run({})
-    for work, numbers in product(("surrogate", "introduction"), ({"run_": "other"}, {})):
+    for work, numbers in product(("surrogate", "identification"), ({"run_": "other"}, {})):
         with pytest.raises(SurrogateError, match=f"these settings are run '{run.digest}'"):
             WORK[work](request(tmp_path, run, **numbers), own)
     assert calls.made == []
@@ -210,15 +210,15 @@ def test_a_request_for_another_run_is_refused_before_the_ledger_is_opened(
 
 @pytest.mark.parametrize("settings", [{}, {"classes": "a,c"}, PRIVATE, SUMMED, SEALED,
                                       {"method": "fedavg"}, {"method": "fedavg", "classes": "a,b"}])  # fmt: skip
-def test_an_introduction_is_checked_and_what_it_says_of_records_is_charged(
+def test_an_identification_is_checked_and_what_it_says_of_records_is_charged(
     calls: Calls, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     for simulated, exact in product([False, True], repeat=2):
         calls.made.clear()
-        introduce(calls, tmp_path, settings, simulated, exact)
+        identify(calls, tmp_path, settings, simulated, exact)
 
 
-def introduce(
+def identify(
     calls: Calls, tmp_path: Path, settings: dict[str, Any], simulated: bool, exact: bool
 ) -> None:
     run, found, own = parse_run(settings), features(simulated), gate(calls, exact)
@@ -229,7 +229,7 @@ def introduce(
     ):
         calls.instead(name, result)
     asked = request(tmp_path, run, "" if simulated else "imagefolder", run_=run.digest, sum="x")
-    payload, reported = WORK["introduction"](asked, own)
+    payload, reported = WORK["identification"](asked, own)
     assert payload is None
     node = asked.node
     hidden = run.hides_sites and not simulated
@@ -238,11 +238,11 @@ def introduce(
     assert calls.made[:2] == [load, ("check_size", run.plan.work, 5, named)]
     facts: dict[str, Any] = {}
     if simulated or exact:
-        task = Task(run, node, SITE, found, SiteLimits(smallest_class=2))
+        job = Job(run, node, SITE, found, SiteLimits(smallest_class=2))
         # One record of class c is too few to name it.
         facts = {} if named else {"classes": '["a", "b"]'}
         if settings.get("method") == "fedavg":
-            frame = task.own_frame(run.settings.classes or ("a", "b"))
+            frame = job.own_frame(run.settings.classes or ("a", "b"))
             assert frame
             facts["frame"] = base64.b64encode(frame).decode()
         assert calls.of("smallest_class") == (run.plan.mechanism_name,)
@@ -265,14 +265,19 @@ def test_a_site_without_a_frame_to_make_says_so_in_its_first_round(
 ) -> None:
     run, found = parse_run({"method": "fedavg", "classes": "x,y"}), features(False)
     calls.instead("load_site", found)
-    _, reported = WORK["introduction"](request(tmp_path, run, run_=run.digest), gate(calls))
+    _, reported = WORK["identification"](request(tmp_path, run, run_=run.digest), gate(calls))
     assert set(reported) == {"fingerprint", "dimension", "simulated"}
     assert "let_out" not in calls.names()
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({}, ""), (PRIVATE, "private or sealed"), (SUMMED, "secure sum"), (SEALED, "sealed run")],
+    [
+        ({}, ""),
+        (PRIVATE, "private or sealed"),
+        (SUMMED, "secure aggregation"),
+        (SEALED, "sealed run"),
+    ],
 )
 def test_a_head_of_own_records_is_charged_and_leaves_no_run_that_hides(
     calls: Calls,

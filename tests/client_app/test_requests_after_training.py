@@ -16,7 +16,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.requests import WORK
 from fedsurrogate.common.errors import (
@@ -72,12 +72,12 @@ def evaluate(
     calls.instead("without_records", found)
     calls.instead("load", calls.noting("evaluate", {"correct": 3, "tested": 4}))
     asked = request(tmp_path, run, data, payload=b"model")
-    node, task = asked.node, asked.task(found)
+    node, job = asked.node, asked.job(found)
     silent = bool(data) and (limits or not exact or not at_models)
     result = WORK["evaluation"](asked, own)
     loaded: Note = ("load_site", run, node, CACHE)
     wanted: list[Note] = [("_keep", asked, own)]
-    evaluated: list[Note] = [("load", run.plan.combination.evaluate), ("evaluate", task, own)]
+    evaluated: list[Note] = [("load", run.plan.combination.evaluate), ("evaluate", job, own)]
     if silent:
         generates = settings.get("method") == "dpcvae"
         private = "epsilon" in settings
@@ -98,7 +98,10 @@ def evaluate(
 def test_a_target_has_no_share_of_right_answers_to_log(
     calls: Calls, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own, number = gate(calls), {"target": "number", "target-range": "0,1", "value-columns": "size"}
+    own, number = (
+        gate(calls),
+        {"task": "regression", "target-range": "0,1", "value-columns": "size"},
+    )
     for settings, results in ((number, {"errors": 1.0}), ({}, {"correct": 3, "tested": 4})):
         calls.instead("load_site", features(False))
         calls.instead("load", calls.noting("evaluate", results))
@@ -164,7 +167,7 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
         assert bool(personal) == (method == "local")
         models: list[Note] = [
             ("load_site", run, node, CACHE),
-            ("own_classifier", asked.task(found)),
+            ("own_classifier", asked.job(found)),
         ]
         if not personal:
             digest = "" if method == "survey" else run.digest
@@ -219,7 +222,7 @@ def test_a_log_that_cannot_be_opened_names_the_setting(
 ) -> None:
     for error, words in (
         (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError("odd"), "OSError"),
+        (OSError("warnings"), "OSError"),
     ):
 
         def fails(*_: Any, error: OSError = error, **__: Any) -> Any:

@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app import requests, secure_sum
+from fedsurrogate.client_app import requests, secure_aggregation
 from fedsurrogate.client_app.audit import output
 from fedsurrogate.client_app.features.cache import read_entry
 from fedsurrogate.client_app.features.site_features import log_once
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import check_room, hold, why_held
 from fedsurrogate.client_app.methods.fedlap.approximation import _last
@@ -43,7 +43,7 @@ from fedsurrogate.common.errors import (
     SurrogateError,
 )
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import SumState, begin
+from fedsurrogate.common.secure_aggregation.protocol import SumState, begin
 from fedsurrogate.common.security.sealing import new_key
 from tests.attacks.test_damaged_files import KEPT, Kept
 from tests.common.signed_models.test_signed_model import model
@@ -88,14 +88,14 @@ WRITES: dict[str, tuple[Callable[[NodeConfig], object], type[FedSurrogateError],
     ),
     "key": (lambda node: private_key(node, "north"), SealError, "north.key' cannot be used"),
     "sites of a sum": (
-        lambda node: secure_sum.why_changed(node, {}, {}),
+        lambda node: secure_aggregation.why_changed(node, {}, {}),
         StateError,
         "cannot be read or written",
     ),
     "read a sum": (
-        lambda node: secure_sum.read_state(parse_run({}), node, "0" * 32, "north"),
+        lambda node: secure_aggregation.read_state(parse_run({}), node, "0" * 32, "north"),
         StateError,
-        "has no state of the secure sum",
+        "has no state of the secure aggregation",
     ),
     "log": (requests._open_log, StorageError, "state-dir"),
     "seed of an audit": (output._seed, PolicyError, "cannot be used"),
@@ -209,14 +209,14 @@ def test_a_charged_file_that_cannot_be_put_in_place_is_named(tmp_path: Path) -> 
         release._put(temporary, file)
 
 
-def test_a_witness_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_check_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    seen = Witness(tmp_path / "file", "a" * 16, tmp_path / "state")
+    seen = CheckLog(tmp_path / "file", "a" * 16, tmp_path / "state")
     for work in (lambda: seen.begin(1, "b" * 64), lambda: seen.record_answer("c" * 16)):
         with pytest.raises(LedgerError, match=r"(cannot be written|cannot be read)"):
             work()
     (tmp_path / "folder").mkdir()
-    seen = Witness(tmp_path / "folder", "a" * 16, tmp_path / "state")
+    seen = CheckLog(tmp_path / "folder", "a" * 16, tmp_path / "state")
     seen.begin(1, "b" * 64)
     seen._answers.mkdir()
     with pytest.raises(LedgerError, match="the answered requests, cannot be read"):
@@ -227,7 +227,7 @@ def test_a_witness_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         seen.answered()
     # One file that cannot be read hides no other.
     (tmp_path / "folder" / f"{'d' * 16}.witness").mkdir()
-    other = Witness(tmp_path / "folder", "e" * 16, tmp_path / "state")
+    other = CheckLog(tmp_path / "folder", "e" * 16, tmp_path / "state")
     other.begin(1, "b" * 64)
     assert [each.secret for each in seen._others()] == [other.read().secret]  # type: ignore[union-attr]
 
@@ -310,7 +310,7 @@ def test_a_data_report_that_cannot_be_written_decides_nothing(
     (content,) = (tmp_path / "other").glob("data-report-*.json")
     assert content.read_bytes() in (b"\xff", json.dumps(report.facts(), indent=1).encode())
     caplog.clear()
-    log_once(replace(report, odd=("odd",)), nodes[1])
+    log_once(replace(report, warnings=("odd",)), nodes[1])
 
 
 def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -320,10 +320,10 @@ def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:
     other = NodeConfig(site="north", state_dir=str(tmp_path / "other"))
     for node in (blocked(tmp_path), other):
         with pytest.raises(StateError, match=r"cannot be written .*see state-dir"):
-            secure_sum.create_state(node, Policy(), "0" * 32, sum_state())
-        with pytest.raises(StateError, match="state of a secure sum cannot be written"):
-            secure_sum.write_state(node, "0" * 32, sum_state())
+            secure_aggregation.create_state(node, Policy(), "0" * 32, sum_state())
+        with pytest.raises(StateError, match="state of secure aggregation cannot be written"):
+            secure_aggregation.write_state(node, "0" * 32, sum_state())
     node = NodeConfig(site="north", state_dir=str(tmp_path / "third"))
-    secure_sum.create_state(node, Policy(), "0" * 32, sum_state())
+    secure_aggregation.create_state(node, Policy(), "0" * 32, sum_state())
     with pytest.raises(StateError, match="it does not begin a second time"):
-        secure_sum.create_state(node, Policy(), "0" * 32, sum_state())
+        secure_aggregation.create_state(node, Policy(), "0" * 32, sum_state())

@@ -22,14 +22,14 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.governance.release import prepare
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.fedpft import form_of
 from fedsurrogate.common.privacy.mechanism import STATED
 from fedsurrogate.common.run import REASONS, UNSIGNED, Run, parse_run
-from fedsurrogate.common.secure_sum.rules import (
+from fedsurrogate.common.secure_aggregation.rules import (
     numbers_of,
     projected_dimensions,
     rules_of,
@@ -50,14 +50,14 @@ BUDGET: Flat = {"epsilon": 8.0, "delta": 1e-5} | {
 SITUATIONS: tuple[Flat, ...] = (
     {},
     BUDGET,
-    {"secure-sum": True},
-    BUDGET | {"secure-sum": True},
+    {"secure-aggregation": True},
+    BUDGET | {"secure-aggregation": True},
 )
 TARGETS: tuple[Flat, ...] = (
     {"classes": CLASSES},
-    {"target": "labels", "label-columns": "edema,mass"},
-    {"target": "number", "value-columns": "age", "target-range": "0,100"},
-    {"target": "time", "time-column": "months", "event-column": "died", "horizon": 3.0},
+    {"task": "multilabel", "label-columns": "edema,mass"},
+    {"task": "regression", "value-columns": "age", "target-range": "0,100"},
+    {"task": "survival", "time-column": "months", "event-column": "died", "horizon": 3.0},
 )
 KINDS: tuple[Flat, ...] = (
     *({"method": name} for name in METHODS),
@@ -87,8 +87,8 @@ COMPUTED_WITH = {
     "image-size": "it makes the features",
     "fedpft.public": "sites subtract a centre",
     "fedpft.order": "people sign in which order a chain asks the sites, kd's too",
-    "secure-sum-range": "people sign the limits of a sum; one with noise, or of counts, reaches none",
-    "secure-sum-records": "as secure-sum-range",
+    "secure-aggregation-range": "people sign the limits of a sum; one with noise, or of counts, reaches none",
+    "secure-aggregation-records": "as secure-aggregation-range",
     **{
         kebab(name): "people sign what is learned in words, of which several may mean the same"
         for name in TargetSettings.model_fields
@@ -165,11 +165,11 @@ def plan_of(run: Run) -> dict[str, Any]:
             for first in firsts
         ]
         found[f"work {d}"] = asdict(plan.work(classes, d))
-        found[f"mapped {d}"] = projected_dimensions(run, d), plan.own_mean_weight(d)
+        found[f"mapped {d}"] = projected_dimensions(run, d), plan.mean_over_columns_weight(d)
         if "fedpft" in run.method.reads and not plan.sent_by_solver and run.target is None:
             form = form_of(own, d)
             found[f"form {d}"] = [form.family] + [form.rank, form.bits] * (form.family == "lowrank")
-    if own.secure_sum:
+    if own.secure_aggregation:
         found["sum"] = [
             asdict(rules_of(own, SITES)),
             shapes_of(plan, classes, 8),
@@ -269,7 +269,7 @@ def test_a_site_answers_alike_whatever_a_setting_says_that_nobody_signs(
             "data": "safetensors",
             "data-dir": str(folder),
             "state-dir": str(tmp_path / "state"),
-            "witness-dir": str(tmp_path / "witness"),
+            "check-log-dir": str(tmp_path / "check-log"),
             "policy": str(tmp_path / "policy.toml"),
         }
     )

@@ -146,8 +146,8 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         "client_app/features/extraction.py": {"replace", "fsync"},
         # The list of revoked keys only grows, and two commands may add to it at a time.
         "common/security/registrations.py": {"fsync"},
-        # A state of a secure sum is written once: one that exists is an error.
-        "client_app/secure_sum.py": {"fsync", "replace"},
+        # A state of secure aggregation is written once: one that exists is an error.
+        "client_app/secure_aggregation.py": {"fsync", "replace"},
         # A folder of a study, which is whole then.
         "client_app/datasets/pacs.py": {"replace"},
         # What is moved aside, and a file that is locked while it is open.

@@ -188,5 +188,5 @@ def test_a_setting_of_another_method_is_named_before_the_start(tmp_path: Path) -
     events: list[dict[str, object]] = []
     settings = {"method": "average", "fedavg.keep": 0.25, "output-dir": str(tmp_path)}
     simulate_here(2, settings, events.append, report=False)
-    reasons = [str(event["reason"]) for event in events if event["event"] == "remark"]
+    reasons = [str(event["reason"]) for event in events if event["event"] == "warning"]
     assert [each for each in reasons if "has no effect" in each] == [first]

@@ -47,7 +47,7 @@ def test_a_budget_of_a_preset_can_be_taken_away() -> None:
         ("fedpft", "rank", r"'fedpft\.rank'\?"),
         ("fedpft", "epochs", r"'head\.epochs'"),
         ("fedpft", "epsilom", r"'epsilon'\?"),
-        ("fedpft", "power", r"'features\.power'"),
+        ("fedpft", "power-transform", r"'features\.power-transform'"),
     ],
 )
 def test_an_unknown_key_leads_to_the_section_that_has_it(method: str, key: str, hint: str) -> None:
@@ -58,15 +58,15 @@ def test_an_unknown_key_leads_to_the_section_that_has_it(method: str, key: str, 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("survival", "time"),
-        ("Regression", "number"),
-        ("multilabel", "labels"),
-        ("classes", "class"),
+        ("time-to-event", "survival"),
+        ("Value", "regression"),
+        ("multi-label", "multilabel"),
+        ("classes", "classification"),
     ],
 )
 def test_the_name_of_a_target_elsewhere_leads_to_ours(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
-        parse_run({"target": given})
+        parse_run({"task": given})
 
 
 @pytest.mark.parametrize("call", [fs.fit, fs.simulate, fs.sweep])
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_said_not_to_be_there(name: str, tmp_path: Path) ->
         ({"epsilon": 21.0, "delta": 0.005}, ["epsilon = 21", "delta = 0.005"]),
     ],
 )
-def test_a_budget_that_promises_little_is_remarked(
+def test_a_budget_that_promises_little_is_warned_of(
     budget: dict[str, float], said: list[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     fs.fit(X * 100, Y * 100, classes=[0, 1], **budget)

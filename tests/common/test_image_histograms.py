@@ -87,7 +87,7 @@ def test_cells_that_are_no_public_plain_list_are_refused(bins: str, reason: str)
     [
         {"counting.kind": "evaluation", "counting.digest": "a" * 64},
         {"counting.kind": "none"},
-        {"secure-sum": True, "epsilon": 1.0, "delta": 1e-5},
+        {"secure-aggregation": True, "epsilon": 1.0, "delta": 1e-5},
     ],
 )
 def test_only_a_survey_that_shows_each_site_counts_images(more: dict[str, Any]) -> None:

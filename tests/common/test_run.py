@@ -237,7 +237,7 @@ def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
         (["seed=1", "seed=2"], {"seed": 2}),
         (["method=fedpft classes=no,yes"], {"method": "fedpft", "classes": "no,yes"}),
         (["data-dir=/a/b.c site=1st"], {"data-dir": "/a/b.c", "site": "1st"}),
-        (["compare=True secure-sum=FALSE"], {"compare": True, "secure-sum": False}),
+        (["compare=True secure-aggregation=FALSE"], {"compare": True, "secure-aggregation": False}),
         (["dataset=2026-01-31 seed=1e3"], {"dataset": "2026-01-31", "seed": 1e3}),
         ([r'dataset="a \"b\""'], {"dataset": 'a "b"'}),
         ([""], {}),

@@ -38,7 +38,7 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.tensors import Expectation, check_header
-from fedsurrogate.strategies.base.introductions import Introduction, settle
+from fedsurrogate.strategies.base.identifications import Identification, settle
 
 ROOT = Path(__file__).parents[2]
 # Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.
@@ -216,7 +216,7 @@ def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
     from fedsurrogate.common.wire.tensors import check_class_number
 
     message = {
-        i: Introduction(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)
+        i: Identification(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)
         for i in range(2)
     }
     group, _ = settle(message, (), "")

@@ -14,6 +14,7 @@ from fedsurrogate.client_app.datasets.pacs import VARIABLES
 from fedsurrogate.client_app.datasets.pacs import settings_of as let_in
 from fedsurrogate.client_app.kit import KNOWN, read_kit
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.renamed import SETTING_LINES
 from fedsurrogate.common.setting_lines import read_setting_lines
 from fedsurrogate.server_app.deployment import federation
 
@@ -85,3 +86,10 @@ def test_all_who_read_such_lines_have_this_reader(tmp_path: Path) -> None:
     written(tmp_path, "COORDINATOR=fl.example.org:9092\nGRAFANA_PASSWORD=x\n")
     for reader in (read_kit, federation.settings_of):
         reader(tmp_path)
+
+
+def test_a_name_of_an_earlier_version_gives_the_new_one(tmp_path: Path) -> None:
+    for old, new in SETTING_LINES.items():
+        (tmp_path / ".env").write_text(f"{old}=/there\n")
+        with pytest.raises(ConfigError, match=f"line 1: {old} is now {new};"):
+            read_setting_lines(tmp_path / ".env", {new})

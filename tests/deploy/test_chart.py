@@ -110,7 +110,7 @@ def test_every_volume_that_is_mounted_exists_and_every_claim_is_made(
         assert mounted == named
         claims = {each for each in sources(pod) if each.startswith("north-")}
         assert claims <= made
-    kept = {"state", "witness", "cache", "runs"} & set(kind(objects, "PersistentVolumeClaim"))
+    kept = {"state", "check-log", "cache", "runs"} & set(kind(objects, "PersistentVolumeClaim"))
     for name in kept:
         notes = kind(objects, "PersistentVolumeClaim")[name]["metadata"]["annotations"]
         assert notes["helm.sh/resource-policy"] == "keep"
@@ -167,10 +167,10 @@ def test_a_site_has_its_data_in_its_app_and_its_key_in_its_node(tmp_path: Path) 
     environment = {each["name"]: each.get("value") for each in app["env"]}
     config = parse_node_config(parse_overrides([environment[SETTINGS]]))
     assert "--node-config" not in node["command"]
-    assert (config.site, config.patient_column, str(config.witness)) == (
+    assert (config.site, config.patient_column, str(config.check_log)) == (
         "north",
         "patient",
-        "/witness",
+        "/check-log",
     )
     assert config.held_out_dir == "/held-out"
     assert "--runtime unix:/runtime/own/app" in " ".join(node["readinessProbe"]["exec"]["command"])
@@ -209,7 +209,7 @@ def test_a_coordinator_shows_the_fleet_port_alone_and_keeps_the_authority_outsid
     app = pods(objects)["app"]
     (signing,) = [volume["secret"]["items"] for volume in app["volumes"] if volume.get("secret")]
     assert [item["key"] for item in signing] == ["coordinator.key"]
-    assert {"name": "FEDSURROGATE_SIGNING", "value": "/papers"} in app["containers"][0]["env"]
+    assert {"name": "FEDSURROGATE_SIGNING", "value": "/certificates"} in app["containers"][0]["env"]
     projected = next(volume for volume in pod["volumes"] if volume["name"] == "keys")["projected"][
         "sources"
     ]

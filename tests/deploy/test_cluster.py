@@ -71,7 +71,7 @@ def test_a_job_opens_the_ledger_of_the_kits_data_and_the_next_one_finds_it(kit: 
     opened = job(kit, "ledger", "open")
     assert opened.returncode == 0, opened.stderr
     assert list((kit / "state" / "ledgers").glob("*.jsonl"))
-    assert list((kit / "witness").glob("*.witness"))
+    assert list((kit / "check-log").glob("*.witness"))
     shown = job(kit, "ledger", "show")
     assert shown.returncode == 0
     assert "nothing has left yet" in shown.stdout

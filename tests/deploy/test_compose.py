@@ -55,9 +55,13 @@ PUBLIC_PORTS = {"9092"}
 
 def settings_of_a_kit(folder: Path) -> dict[str, str]:
     """The .env file of a kit for the site north, parsed."""
-    issue(folder / "papers", ("fl.example.org",), ("north",))
+    issue(folder / "certificates", ("fl.example.org",), ("north",))
     pack_kit(
-        folder / "papers", "north", "fl.example.org:9092", "fedsurrogate", folder / "north.tar.gz"
+        folder / "certificates",
+        "north",
+        "fl.example.org:9092",
+        "fedsurrogate",
+        folder / "north.tar.gz",
     )
     with tarfile.open(folder / "north.tar.gz") as archive:
         archive.extractall(folder)
@@ -135,7 +139,7 @@ def test_figures_are_shown_by_a_container_that_sees_no_data_no_ledger_and_no_key
     assert "ports" not in service
     seen = set(volumes(service))
     assert seen <= {
-        "./papers/ca.crt", "./papers/server.crt", "./runs", "./registered", "./runtime", "./control",
+        "./certificates/ca.crt", "./certificates/server.crt", "./runs", "./registered", "./runtime", "./control",
     }  # fmt: skip
     shared = service.get("network_mode", "").partition(":")[2]
     joined = compose["services"][shared] if shared else service
@@ -220,7 +224,7 @@ def test_only_the_fleet_port_can_be_reached_and_nothing_runs_as_root(
             places = service["environment"]["FEDSURROGATE_CONTROL"], command[-1]
             assert places == ("unix:/control/link/control:9093", "unix:/runtime/link/app:9091")
             assert "--control-api-address" not in command
-            assert {"/papers/ca.key", "/papers", "/papers/sites"}.isdisjoint(
+            assert {"/certificates/ca.key", "/certificates", "/certificates/sites"}.isdisjoint(
                 where.split(":")[0] for where in volumes(service).values()
             )
     assert "USER 10001:10001" in (DEPLOY / "Dockerfile").read_text()
@@ -327,20 +331,20 @@ def test_no_guide_shows_a_supernode_without_isolation() -> None:
 def test_data_and_papers_are_read_only(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for volume, where in volumes(service).items():
-            read = ("/data", "/papers", "/server", "/kit", "/weights", "/policy", "/held-out")
-            if where.split(":")[0].startswith(read) and name != "papers":
+            read = ("/data", "/certificates", "/server", "/kit", "/weights", "/policy", "/held-out")
+            if where.split(":")[0].startswith(read) and name != "certificates":
                 assert where.endswith(":ro"), f"{name}: {volume}"
 
 
-def test_a_hospitals_ledger_and_its_witness_are_on_volumes_of_their_own(tmp_path: Path) -> None:
+def test_a_hospitals_ledger_and_its_check_log_are_on_volumes_of_their_own(tmp_path: Path) -> None:
     settings_of_a_kit(tmp_path)
     text = interpolated(DEPLOY / "compose.hospital.yml", settings_of_a_kit(tmp_path / "once-more"))
     services = yaml.safe_load(text)["services"]
     for name in ("app", "site"):
         mounted = volumes(services[name])
-        assert {mounted["./state"], mounted["./witness"]} == {"/state", "/witness"}
+        assert {mounted["./state"], mounted["./check-log"]} == {"/state", "/check-log"}
     node = parse_node_config(parse_overrides([settings_of(services["app"])]))
-    assert (node.state, node.witness) == (Path("/state"), Path("/witness"))
+    assert (node.state, node.check_log) == (Path("/state"), Path("/check-log"))
 
 
 def test_compose_and_site_join_know_the_same_settings_of_a_kit(tmp_path: Path) -> None:
@@ -357,7 +361,7 @@ def test_compose_and_site_join_know_the_same_settings_of_a_kit(tmp_path: Path) -
         {"HELD_OUT": "/held-out", "HELD_OUT_DIR": "{home}/h"},
         {"HELD_OUT": "/data", "PEERS": "/state/peers.toml"},
         {"DATASET": "a,b", "LABEL_COLUMN": "class", "PATIENT_COLUMN": "who", "DEVICE": "cpu"},
-        {"PARTITION_ID": "1", "NUM_PARTITIONS": "3", "WITNESS": "{home}/other"},
+        {"PARTITION_ID": "1", "NUM_PARTITIONS": "3", "CHECK_LOG": "{home}/other"},
     ],
     ids=lambda more: "-".join(more),
 )
@@ -375,41 +379,51 @@ def test_a_kit_is_the_same_site_in_containers_and_as_a_process(
     here = parse_overrides([read_kit(kit).node_config()])
     places = {place.removesuffix(":ro"): kit / folder for folder, place in volumes(app).items()}
     for name in ("data-dir", "weights-path", "held-out-dir", "peers", "policy", "coordinator-key",
-                 "state-dir", "witness-dir", "cache-dir"):  # fmt: skip
+                 "state-dir", "check-log-dir", "cache-dir"):  # fmt: skip
         if place := str(shown.get(name, "")):
             inside = max((each for each in places if place.startswith(each)), key=len)
             shown[name] = str(places[inside]) + place.removeprefix(inside)
     assert parse_node_config(shown) == parse_node_config(here)
 
 
-def test_a_kit_holds_one_sites_papers_for_nobody_else_to_read(tmp_path: Path) -> None:
+def test_a_kit_holds_one_sites_certificates_for_nobody_else_to_read(tmp_path: Path) -> None:
     settings_of_a_kit(tmp_path)
-    archive, kit, papers = tmp_path / "north.tar.gz", tmp_path / "north", tmp_path / "papers"
+    archive, kit, credentials = (
+        tmp_path / "north.tar.gz",
+        tmp_path / "north",
+        tmp_path / "certificates",
+    )
     assert archive.stat().st_mode & 0o77 == 0
-    assert (kit / "papers" / "site.key").stat().st_mode & 0o77 == 0
+    assert (kit / "certificates" / "site.key").stat().st_mode & 0o77 == 0
     for name in ("ca.crt", "site.key", "site.pub"):
-        assert (kit / "papers" / name).read_bytes() == (
-            papers / "sites" / "north" / name
+        assert (kit / "certificates" / name).read_bytes() == (
+            credentials / "sites" / "north" / name
         ).read_bytes()
-    assert {path.name for path in (kit / "papers").iterdir()} == {
+    assert {path.name for path in (kit / "certificates").iterdir()} == {
         "ca.crt",
         "site.key",
         "site.pub",
         "coordinator.pub",
     }
-    pinned = parse_node_config({"coordinator-key": str(kit / "papers" / "coordinator.pub")})
-    assert coordinator_key(pinned) == public_key((papers / "coordinator.key").read_bytes())
+    pinned = parse_node_config({"coordinator-key": str(kit / "certificates" / "coordinator.pub")})
+    assert coordinator_key(pinned) == public_key((credentials / "coordinator.key").read_bytes())
     assert all(
         (kit / folder).is_dir()
-        for folder in ("state", "witness", "cache", "runtime", "data", "weights", "held-out")
+        for folder in ("state", "check-log", "cache", "runtime", "data", "weights", "held-out")
     )
     with pytest.raises(ConfigError, match=r"north.tar.gz' exists"):
-        pack_kit(papers, "north", "fl.example.org:9092", "fedsurrogate", archive)
+        pack_kit(credentials, "north", "fl.example.org:9092", "fedsurrogate", archive)
     with pytest.raises(ConfigError, match=r"make it with coordinator sites certs --site east"):
-        pack_kit(papers, "east", "fl.example.org:9092", "fedsurrogate", tmp_path / "east.tar.gz")
+        pack_kit(
+            credentials, "east", "fl.example.org:9092", "fedsurrogate", tmp_path / "east.tar.gz"
+        )
     with pytest.raises(ConfigError, match=r"coordinator = 'https://fl.example.org'"):
         pack_kit(
-            papers, "north", "https://fl.example.org", "fedsurrogate", tmp_path / "again.tar.gz"
+            credentials,
+            "north",
+            "https://fl.example.org",
+            "fedsurrogate",
+            tmp_path / "again.tar.gz",
         )
 
 
@@ -486,7 +500,7 @@ def test_the_coordinators_app_signs_models_with_the_key_that_kits_pin(tmp_path: 
         for own, place in volumes(app).items()
         if place == f"{app['environment']['FEDSURROGATE_SIGNING']}/coordinator.key:ro"
     )
-    pinned = (tmp_path / "north" / "papers" / "coordinator.pub").read_text().strip()
+    pinned = (tmp_path / "north" / "certificates" / "coordinator.pub").read_text().strip()
     assert public_key(read_request_key((tmp_path / own).parent)).hex() == pinned
 
 
@@ -519,7 +533,7 @@ def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
     secured.set_alpn_protocols(["h2"])
     fleet = socket.create_server(("127.0.0.1", 0))
     control = socket.create_server(str(tmp_path / "control:9093"), family=socket.AF_UNIX)
-    code = check[-1].replace("/papers", str(tmp_path)).replace("/control/link", str(tmp_path))
+    code = check[-1].replace("/certificates", str(tmp_path)).replace("/control/link", str(tmp_path))
     code = code.replace("9092", str(fleet.getsockname()[1]))
 
     def answer() -> None:

@@ -44,7 +44,7 @@ class Containers:
     def config(self) -> str:
         return (
             f'site="north" data="imagefolder" data-dir="{self.data}" policy="{self.policy}" '
-            f'state-dir="{self.folder}/state" witness-dir="{self.folder}/witness" '
+            f'state-dir="{self.folder}/state" check-log-dir="{self.folder}/check-log" '
             f'cache-dir="{self.folder}/cache"'
         )
 

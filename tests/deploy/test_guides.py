@@ -20,7 +20,7 @@ GUIDES = [
     *sorted((DOCS / "deployment").glob("*.md")),
 ]
 IN_A_SERVICE = re.compile(r"docker compose (?:run --rm|exec)(?: -T)? ([\w-]+)(.*)")
-# `papers` is a function that the guide defines: `coordinator` in a container without a network.
+# `in_folder` is a function that the guide defines: `coordinator` in a container without a network.
 IN_A_CONTAINER = re.compile(r"papers((?: [^()=].*)?)")
 
 

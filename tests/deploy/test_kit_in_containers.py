@@ -91,8 +91,10 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Itera
     owned(folder)
     machine = Machine(folder)
     named = ["--host", address.rpartition(":")[0], "--site", "north", "--site", "east"]
-    papers(machine, "sites", "certs", "papers", *named)
-    papers(machine, "sites", "kit", "papers", "north", "--coordinator", address, "--image", IMAGE)
+    credentials(machine, "sites", "certs", "certificates", *named)
+    credentials(
+        machine, "sites", "kit", "certificates", "north", "--coordinator", address, "--image", IMAGE
+    )
     try:
         machine.compose("up", "-d")
         until(lambda: (folder / "registered" / "registered.json").exists(), 180)
@@ -101,7 +103,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory, address: str) -> Itera
         machine.compose("down", "--timeout", "5")
 
 
-def papers(machine: Machine, *words: str) -> str:
+def credentials(machine: Machine, *words: str) -> str:
     """The function of the guide."""
     mounted = ["--user", USER, "--network", "none", "-v", f"{machine.folder}:/work", "-w", "/work"]
     return run(machine.engine, "run", "--rm", *mounted, IMAGE, "coordinator", *words)
@@ -192,13 +194,17 @@ def test_the_guides_commands_work_as_printed(
     for page, service, line in calls():
         words = [" ".join(line[:3]), *line] if page == "deploy/README.md" else []
         # What the fixtures have done already.
-        if not words or {"--host", "open"} & set(line) or line[2:5] == ["kit", "papers", "north"]:
+        if (
+            not words
+            or {"--host", "open"} & set(line)
+            or line[2:5] == ["kit", "certificates", "north"]
+        ):
             continue
         for old, new in known.items():
             line = [word.replace(old, new) for word in line]
         before(words[0], coordinator, hospital)
         if service == "":
-            found = papers(coordinator, *line[1:])
+            found = credentials(coordinator, *line[1:])
         elif service == "superlink":
             found = coordinator.inside(service, *line)
         else:

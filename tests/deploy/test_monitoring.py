@@ -396,11 +396,11 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
     tmp_path: Path,
 ) -> None:
     program("prometheus")
-    papers, home = tmp_path / "papers", tmp_path / "flower"
-    issue(papers, ("127.0.0.1",), ("north", "south"))
+    credentials, home = tmp_path / "certificates", tmp_path / "flower"
+    issue(credentials, ("127.0.0.1",), ("north", "south"))
     sites = [Hospital(tmp_path, name, seed) for seed, name in enumerate(("north", "south"))]
     with federation(
-        home, [each.node_config for each in sites], papers, names=("north", "south")
+        home, [each.node_config for each in sites], credentials, names=("north", "south")
     ) as running:
         runs = tmp_path / "out"
         settings_ = (
@@ -409,10 +409,10 @@ def test_over_real_pages_every_query_has_an_answer_and_a_stopped_site_an_alert(
         done = coordinator("run", *running.control, "-c", settings_, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         known = {
-            "FEDSURROGATE_ROOT_CERTIFICATES": str(papers / "ca.crt"),
-            "FEDSURROGATE_REGISTERED": str(papers / "registered.json"),
+            "FEDSURROGATE_ROOT_CERTIFICATES": str(credentials / "ca.crt"),
+            "FEDSURROGATE_REGISTERED": str(credentials / "registered.json"),
         }
-        certificates = ("--certificate", str(papers / "server.crt"))
+        certificates = ("--certificate", str(credentials / "server.crt"))
         pages = [
             Page(
                 "fedsurrogate.server_app.cli.main", "log", str(runs), "--to", "prometheus", *certificates,

@@ -24,7 +24,7 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import load_model
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies import strategy_of
 from tests.documents import check_shown, masked, shown_after, words
 from tests.grid import ROOT, InProcessGrid, metrics_of, run_federation, sites
@@ -34,13 +34,13 @@ BLOCK = re.compile(r"```python\n# (\S+)\n(.*?)```", re.S)
 MOST_LINES = 80
 CLASSES = ",".join(map(str, range(10)))
 PRIVATE = {"epsilon": 2.0, "delta": 1e-5}
-SUMMED = {"secure-sum": True, "classes": CLASSES}
+SUMMED = {"secure-aggregation": True, "classes": CLASSES}
 """Settings of the four ways to run the first method, and the least accuracy on the digits."""
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "exact": ({}, 0.85),
     "private": (PRIVATE, 0.75),
-    "secure sum": (SUMMED, 0.85),
-    "private secure sum": (SUMMED | PRIVATE, 0.8),
+    "secure aggregation": (SUMMED, 0.85),
+    "private secure aggregation": (SUMMED | PRIVATE, 0.8),
 }
 
 
@@ -160,7 +160,7 @@ def test_the_head_is_scikit_learns_nearest_centroid() -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_a_secure_sum_gives_the_model_of_the_single_sums(tmp_path: Path) -> None:
+def test_secure_aggregation_gives_the_model_of_the_single_sums(tmp_path: Path) -> None:
     alone = run_federation(
         tmp_path / "alone",
         sites(3),
@@ -175,7 +175,7 @@ def test_a_secure_sum_gives_the_model_of_the_single_sums(tmp_path: Path) -> None
 @pytest.mark.usefixtures("added")
 def test_it_is_learned_again_without_a_site_also_from_noisy_sums(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(3), method="nearest-mean", **PRIVATE, classes=CLASSES)
-    without, _ = relearn(folder, without=["1"])
+    without, _ = refit(folder, without=["1"])
     assert json.loads((without / "manifest.json").read_text())["sites"] == ["0", "2"]
 
 

@@ -17,7 +17,7 @@ MECHANISMS = (
     mechanism.THEOREM,
     mechanism.SGD,
     mechanism.NOISY_COUNTS,
-    mechanism.JOINT_SUMS,
+    mechanism.DISTRIBUTED_SUMS,
 )
 PLACE = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+(?:\.py)?)(::?[A-Za-z_]\w*)?`")
 
@@ -37,7 +37,7 @@ def places(text: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     "page",
     [PROOFS, EDGES, THREATS, PAPERS],
-    ids=["proofs", "sharp-edges", "threat-model", "papers"],
+    ids=["proofs", "sharp-edges", "threat-model", "certificates"],
 )
 def test_code_and_tests_that_a_page_names_exist(page: object) -> None:
     found = list(places(page.read_text()))  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def test_the_tutorial_about_a_budget_can_be_followed_from_its_first_command_to_i
         shown.append(printed.out)
     checked, opened, tried, left = shown
     assert "policy.toml is fine" in checked
-    assert "witness" in opened
+    assert "check-log" in opened
     assert "epsilon" in tried
     assert "nothing has left yet" in left
     for (_, expected), printed in zip(shown_after(BUDGET), shown, strict=True):

@@ -12,7 +12,7 @@ LONGEST, MOST, MOST_IN_A_CELL = 35, 45_000, 40
 LIMITS = {
     "privacy/hostile-hospitals.md": 1200,
     "methods/fedpft.md": 2000,
-    "privacy/secure-sums.md": 2000,
+    "privacy/secure-aggregation.md": 2000,
 }
 PAGES_OF_WORDS = [*PAGES, ROOT / "AGENTS.md"]
 

@@ -142,7 +142,7 @@ class Federation:
         self,
         home: Path,
         node_configs: Sequence[str],
-        papers: Path | None = None,
+        certificates_and_keys: Path | None = None,
         at_nodes: Environment | None = None,
         isolated: bool = True,
         names: Sequence[str] = (),
@@ -150,8 +150,12 @@ class Federation:
     ) -> None:
         self._names = list(names or (str(index) for index in range(len(node_configs))))
         self._isolation = ["--isolation", "process"] if isolated else []
-        self.home, self.papers, self._at_nodes = home, papers, at_nodes or {}
-        self._kits = kits or (papers and papers / "sites")
+        self.home, self.certificates_and_keys, self._at_nodes = (
+            home,
+            certificates_and_keys,
+            at_nodes or {},
+        )
+        self._kits = kits or (certificates_and_keys and certificates_and_keys / "sites")
         self._fleet, http = free_ports(2)
         # Its SuperNodes speak HTTP.
         self._http = {"fleet-http": http} if version("flwr").startswith("1.42") else {}
@@ -163,8 +167,10 @@ class Federation:
             f'[superlink.local-test]\naddress = "{self.control[1]}"\ninsecure = true\n'
         )
         self.superlink = self.start_superlink()
-        if papers:
-            done = coordinator("sites", "register", str(papers), *self.control, cwd=home)
+        if certificates_and_keys:
+            done = coordinator(
+                "sites", "register", str(certificates_and_keys), *self.control, cwd=home
+            )
             assert done.returncode == 0, done.stderr
         self._configs, self._lines = list(node_configs), [self.fleet] * len(node_configs)
         self.nodes = [self._start_node(index) for index in range(len(node_configs))]
@@ -182,7 +188,11 @@ class Federation:
     @property
     def control(self) -> list[str]:
         """Flags with which the coordinator's commands reach the SuperLink."""
-        trust = ["--root-certificates", f"{self.papers}/ca.crt"] if self.papers else []
+        trust = (
+            ["--root-certificates", f"{self.certificates_and_keys}/ca.crt"]
+            if self.certificates_and_keys
+            else []
+        )
         return ["--control", f"unix:{self.sockets}/control:9093", *trust]
 
     def credentials(self, site: str) -> list[str]:
@@ -226,7 +236,11 @@ class Federation:
         flags = ["app", "--runtime", f"unix:{self.sockets}/app:9091"]
         # Separate from the SuperLink, as in the containers: it does not inherit the path of the
         # table of registered sites.
-        table = {VARIABLE: str(self.papers / "registered.json")} if self.papers else {}
+        table = (
+            {VARIABLE: str(self.certificates_and_keys / "registered.json")}
+            if self.certificates_and_keys
+            else {}
+        )
         return self._start("superexec", "coordinator", *flags, more=table)
 
     def _app_address(self, index: int) -> str:
@@ -236,7 +250,11 @@ class Federation:
         )
 
     def _start_node(self, index: int) -> subprocess.Popen[bytes]:
-        link = ["--insecure"] if self.papers is None else self.credentials(self._names[index])
+        link = (
+            ["--insecure"]
+            if self.certificates_and_keys is None
+            else self.credentials(self._names[index])
+        )
         link += ["--superlink", self._lines[index]]
         command, own = ["python", "-P", "-m", NODE_MODULE, self._apps[index]], dict(self._at_nodes)
         if not self._isolation:
@@ -256,7 +274,7 @@ class Federation:
         flags = [part for name, at in addresses.items() for part in (f"--{name}-address", at)]
         database = str(self.home / "state.db")
         flags += ["--insecure"]
-        if self.papers is not None:
+        if self.certificates_and_keys is not None:
             named = {
                 "ssl-ca-certfile": "ca.crt",
                 "ssl-certfile": "server.crt",
@@ -266,7 +284,7 @@ class Federation:
             flags += [
                 part
                 for name, file in named.items()
-                for part in (f"--{name}", str(self.papers / file))
+                for part in (f"--{name}", str(self.certificates_and_keys / file))
             ]
         self.superlink = self._start(
             "superlink",
@@ -293,7 +311,7 @@ class Federation:
 
         Over one connection a second, and not by `flwr list`, whose start takes longer than many runs.
         """
-        authority = self.papers / "ca.crt" if self.papers else None
+        authority = self.certificates_and_keys / "ca.crt" if self.certificates_and_keys else None
         end, status = time.monotonic() + seconds, "unknown"
         while time.monotonic() < end and not status.startswith("finished"):
             time.sleep(0.5)

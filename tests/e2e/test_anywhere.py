@@ -32,7 +32,7 @@ FAST = "test-fraction=0.8 head.min-steps=100 fedpft.rank=4"
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkout in a folder with a blank and an umlaut, and the `bin` of an environment in it."""
-    folder = tmp_path_factory.mktemp("odd") / "mein projekt ä"
+    folder = tmp_path_factory.mktemp("warnings") / "mein projekt ä"
     folder.mkdir()
     return checkout_at(folder), environment_at(folder)
 
@@ -118,8 +118,8 @@ def test_a_simulation_runs_on_an_odd_machine(
     assert metrics_of(folder)["sites"]["used"] == 2
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "report.html").is_file()
-    remarks = [line for line in found.stderr.splitlines() if " remark " in line and "XDG_" in line]
-    assert ["XDG_STATE_HOME" in remarks[0], "XDG_CACHE_HOME" in remarks[1]] == [True, True]
+    warnings = [line for line in found.stderr.splitlines() if " remark " in line and "XDG_" in line]
+    assert ["XDG_STATE_HOME" in warnings[0], "XDG_CACHE_HOME" in warnings[1]] == [True, True]
     assert not list(Path(odd_machine["TMPDIR"]).iterdir())
 
 
@@ -138,8 +138,8 @@ def test_few_addresses_are_refused_in_one_line_that_names_ulimit(
         "--engine", engine, "--sites", "2", "-c", FAST, cwd=tmp_path, env=variables(), before=before
     )
     assert found.returncode == 1
-    *remarks, line = found.stderr.splitlines()
-    assert all(" remark " in each for each in remarks), remarks
+    *warnings, line = found.stderr.splitlines()
+    assert all(" remark " in each for each in warnings), warnings
     assert f"`ulimit -v` = {kib}" in line
     assert run_folders(tmp_path / "runs") == []
 

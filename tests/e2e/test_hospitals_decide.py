@@ -42,27 +42,27 @@ def enrol(home: Path, name: str) -> None:
     assert said, done.stderr
     request = str(home / "kits" / name / f"{name}.csr")
     ok(
-        *("sites", "accept", request, "--folder", "papers", "--fingerprint", said.group(1)),
+        *("sites", "accept", request, "--folder", "certificates", "--fingerprint", said.group(1)),
         *("--coordinator", "127.0.0.1:9092", "--out", f"{name}.tar.gz"),
         cwd=home,
     )
     with tarfile.open(home / f"{name}.tar.gz") as kit:
         assert not [each for each in kit.getnames() if each.endswith(".key")]
         kit.extractall(home / "unpacked", filter="data")
-    for file in (home / "unpacked" / name / "papers").iterdir():
-        shutil.copy(file, home / "kits" / name / "papers")
-    (home / "kits" / name / "papers").rename(home / "credentials" / name)
+    for file in (home / "unpacked" / name / "certificates").iterdir():
+        shutil.copy(file, home / "kits" / name / "certificates")
+    (home / "kits" / name / "certificates").rename(home / "credentials" / name)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("decide")
     (home / "credentials").mkdir()
-    ok("sites", "certs", "papers", "--host", "127.0.0.1", cwd=home)
+    ok("sites", "certs", "certificates", "--host", "127.0.0.1", cwd=home)
     for name in NAMES:
         enrol(home, name)
     line = ok("approval", "key", "ada.key", "--name", "Ada", cwd=home)
-    (home / "papers" / APPROVERS).write_text(line)
+    (home / "certificates" / APPROVERS).write_text(line)
     return home
 
 
@@ -71,7 +71,7 @@ def hospitals(home: Path) -> dict[str, Hospital]:
     made = {name: Hospital(home, name, seed) for seed, name in enumerate(NAMES)}
     for each in made.values():
         each.policy_file.write_text(POLICY)
-        shutil.copy(home / "papers" / APPROVERS, each.home)
+        shutil.copy(home / "certificates" / APPROVERS, each.home)
     return made
 
 
@@ -79,10 +79,10 @@ def hospitals(home: Path) -> dict[str, Hospital]:
 def running(home: Path, hospitals: dict[str, Hospital]) -> Iterator[Federation]:
     nodes = [each.node_config for each in hospitals.values()]
     with federation(
-        home / "flower", nodes, home / "papers", names=NAMES, kits=home / "credentials"
+        home / "flower", nodes, home / "certificates", names=NAMES, kits=home / "credentials"
     ) as found:
         # From here on a second signature is needed.
-        (home / "papers" / RULES).write_text("approvals = 1\n")
+        (home / "certificates" / RULES).write_text("approvals = 1\n")
         yield found
 
 
@@ -149,15 +149,23 @@ def test_a_run_that_another_program_submits_needs_the_signatures_too(
 
 
 def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation) -> None:
-    command = ["sites", "unregister", "papers", "west", *running.control]
+    command = ["sites", "unregister", "certificates", "west", *running.control]
     refused = coordinator(*command, cwd=home)
     assert refused.returncode == 1
     assert "approvals = 1" in refused.stderr
-    what = ["--what", "unregister", "--folder", "papers", "--site", "west"]
+    what = ["--what", "unregister", "--folder", "certificates", "--site", "west"]
     ok("approval", "propose", "leave.json", "--purpose", "west leaves", *what, cwd=home)
     ok("approval", "approve", "leave.json", "--key", "ada.key", "--yes", cwd=home)
     wrong = coordinator(
-        *("sites", "unregister", "papers", "south", *running.control, "--proposal", "leave.json"),
+        *(
+            "sites",
+            "unregister",
+            "certificates",
+            "south",
+            *running.control,
+            "--proposal",
+            "leave.json",
+        ),
         cwd=home,
     )
     assert "allows something else" in wrong.stderr
@@ -166,9 +174,9 @@ def test_who_is_in_changes_only_with_a_signature(home: Path, running: Federation
 
 def test_the_audit_log_has_what_was_done_and_shows_a_changed_line(home: Path) -> None:
     """After the tests above."""
-    shown = ok("approval", "log", "papers", "--verify", cwd=home)
+    shown = ok("approval", "log", "certificates", "--verify", cwd=home)
     assert "whole" in shown
-    file = home / "papers" / NAME
+    file = home / "certificates" / NAME
     done = [entry["action"] for entry, _ in entries(file)]
     assert done[:5] == ["certify", "accept", "accept", "accept", "register"]
     run = ["start", "submit", "end"]
@@ -178,7 +186,7 @@ def test_the_audit_log_has_what_was_done_and_shows_a_changed_line(home: Path) ->
     assert all(each["proposal"] for each in started)
     honest = file.read_bytes()
     file.write_bytes(honest.replace(b'"north"', b'"n0rth"', 1))
-    changed = coordinator("approval", "log", "papers", "--verify", cwd=home)
+    changed = coordinator("approval", "log", "certificates", "--verify", cwd=home)
     assert changed.returncode == 1
     assert "a line was changed, removed or inserted" in changed.stderr
     file.write_bytes(honest)

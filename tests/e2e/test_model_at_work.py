@@ -47,7 +47,7 @@ def write_dicom(folder: Path, pixels: Any, labels: Any) -> None:
 def node(home: Path, name: str, kind: str) -> str:
     return (
         f'site="{name}" data="{kind}" data-dir="{home}/{name}" cache-dir="{home}/cache-{name}" '
-        f'state-dir="{home}/state-{name}" witness-dir="{home}/witness-{name}" '
+        f'state-dir="{home}/state-{name}" check-log-dir="{home}/check-log-{name}" '
         f'policy="{home}/policy.toml" held-out-dir="{home}/held-{name}"'
     )
 
@@ -58,7 +58,7 @@ NODES = {"png-a": "imagefolder", "png-b": "imagefolder", "dicom": "dicom"}
 COUNTS: dict[str, tuple[tuple[str, ...], float]] = {
     "evaluate": (("evaluate", "{run}"), 1.0),
     "survey": (("survey", "--classes", ",".join(CLASSES), "--dimension", "16"), 0.5),
-    "summed": (("evaluate", "{run}", "--secure-sum"), 1.0),
+    "summed": (("evaluate", "{run}", "--secure-aggregation"), 1.0),
 }
 
 
@@ -68,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, samples: Samples) -> Path:
     commands' output: NAME.json.
     """
     home = tmp_path_factory.mktemp("work")
-    mechanisms = 'mechanisms = ["sums", "counts", "secure-sums"]\n'
+    mechanisms = 'mechanisms = ["sums", "counts", "secure-aggregation"]\n'
     (home / "policy.toml").write_text(f"{mechanisms}epsilon-per-run = 2.0\nepsilon-total = 4.5\n")
     with np.load(samples("data/pneumonia/pneumonia-28px.npz")) as content:
         pixels = np.concatenate([content["train_images"], content["test_images"]])
@@ -242,11 +242,11 @@ def test_the_coordinator_learns_how_good_the_model_is_from_noisy_counts_alone(ho
     assert not list(Path(result["folder"]).rglob("surrogates/*"))
 
 
-def test_a_secure_sum_over_grpc_has_one_joint_noise(home: Path) -> None:
+def test_secure_aggregation_over_grpc_has_one_distributed_noise(home: Path) -> None:
     alone, summed = (
         json.loads((home / f"{name}.json").read_text()) for name in ("evaluate", "summed")
     )
-    assert (summed["sites"], summed["secure_sum"], "per_site" in summed) == (3, True, False)
+    assert (summed["sites"], summed["secure_aggregation"], "per_site" in summed) == (3, True, False)
     # Without the one that may collude, two sites give the whole noise of one, so three give 3 / 2
     # of its variance.
     for name, noise in summed["noise"].items():

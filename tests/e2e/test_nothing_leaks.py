@@ -107,7 +107,7 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hospit
         "policy": str(policy),
     }
     node |= {
-        name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir", "witness-dir")
+        name: str(root / f"{MARK}-{name}") for name in ("state-dir", "cache-dir", "check-log-dir")
     }
     open_new(node)
     with ExitStack() as undo:
@@ -205,8 +205,8 @@ def lose(h: Hospital, *folders: str) -> None:
         shutil.rmtree(str(h.node[folder]))
 
 
-def damaged_witness(h: Hospital) -> None:
-    (file,) = Path(str(h.node["witness-dir"])).glob("*.witness")
+def damaged_check_log(h: Hospital) -> None:
+    (file,) = Path(str(h.node["check-log-dir"])).glob("*.witness")
     file.write_text(f"{MARK}-witness")
 
 
@@ -366,11 +366,11 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "ledger edited": (ledger(f'{{"{MARK}": 1}}\n'.encode()), "ledger"),
     "ledger that is none": (ledger(MARK.encode() * 100 + b"\n"), "ledger"),
     "ledger locked": (a_locked_ledger, "ledger"),
-    "ledger that was never opened": (lambda h: lose(h, "state-dir", "witness-dir"), "ledger"),
+    "ledger that was never opened": (lambda h: lose(h, "state-dir", "check-log-dir"), "ledger"),
     "ledger lost": (lambda h: lose(h, "state-dir"), "ledger"),
-    "witness lost": (lambda h: lose(h, "witness-dir"), "ledger"),
-    "witness damaged": (damaged_witness, "ledger"),
-    "witness folder a file": (file_in_the_way("witness-dir"), "ledger"),
+    "check log lost": (lambda h: lose(h, "check-log-dir"), "ledger"),
+    "check log damaged": (damaged_check_log, "ledger"),
+    "check log folder a file": (file_in_the_way("check-log-dir"), "ledger"),
     "ledger on a full disk": (a_full_disk, "ledger"),
     "state folder a file": (file_in_the_way("state-dir"), "storage"),
     "cache folder a file": (file_in_the_way("cache-dir"), "data"),

@@ -28,7 +28,7 @@ def _node(home: Path, name: str) -> str:
     return (
         f'site="{name}" data="safetensors" data-dir="{home}/{SECRET}-{name}" dataset="f" '
         f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" '
-        f'witness-dir="{home}/witness-{name}"{policy}'
+        f'check-log-dir="{home}/check-log-{name}"{policy}'
     )
 
 

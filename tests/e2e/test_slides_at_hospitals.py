@@ -15,7 +15,7 @@ from tests.slides import slides, write
 
 HOSPITALS = ("north", "south", "east")
 RUN = (
-    'features.bag="mean" features.power=1.0 sites=3 quorum=1.0 deadline=600.0 '
+    'features.bag="mean" features.power-transform=1.0 sites=3 quorum=1.0 deadline=600.0 '
     'classes="benign,tumour" '
 )
 
@@ -24,7 +24,7 @@ def node(home: Path, name: str) -> str:
     return (
         f'site="{name}" data="slides" data-dir="{home}/{name}" patient-column="case" '
         f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" '
-        f'witness-dir="{home}/witness-{name}" policy="{home}/policy.toml"'
+        f'check-log-dir="{home}/check-log-{name}" policy="{home}/policy.toml"'
     )
 
 

@@ -25,11 +25,11 @@ SETS = {
     name: [each for each in FINDINGS if each != FINDINGS[at]] for at, name in enumerate(HOSPITALS)
 }
 COMMON = 'backbone="pixels" image-size=8 sites=3 quorum=1.0 deadline=600.0 '
-PRIVATE = "secure-sum=true dropouts=0.0 epsilon=4.0 delta=1e-5"
+PRIVATE = "secure-aggregation=true dropouts=0.0 epsilon=4.0 delta=1e-5"
 RUNS = {
-    "findings": COMMON + 'target="labels" label-columns="' + ",".join(FINDINGS) + '" label-sets="'
+    "findings": COMMON + 'task="multilabel" label-columns="' + ",".join(FINDINGS) + '" label-sets="'
     "" + "; ".join(f"{name}={','.join(own)}" for name, own in SETS.items()) + '" ' + PRIVATE,
-    "times": COMMON + 'target="time" time-column="years" event-column="event" horizon=5.0 '
+    "times": COMMON + 'task="survival" time-column="years" event-column="event" horizon=5.0 '
     'time-unit="years" ' + PRIVATE,
 }
 
@@ -39,7 +39,7 @@ def node(home: Path, name: str) -> str:
         f'site="{name}" data="imagefolder" data-dir="{home}/xrays/hospitals/{name}" '
         f'patient-column="patient" target-columns="{",".join((*FINDINGS, "years", "event"))}" '
         f'cache-dir="{home}/cache-{name}" state-dir="{home}/state-{name}" '
-        f'witness-dir="{home}/witness-{name}" policy="{home}/policy.toml"'
+        f'check-log-dir="{home}/check-log-{name}" policy="{home}/policy.toml"'
     )
 
 
@@ -64,7 +64,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 known = {each: row[each] if each in SETS[name] else "" for each in FINDINGS}
                 writer.writerow(row | known)
     (home / "policy.toml").write_text(
-        'without-dp = true\nmechanisms = ["sums", "counts", "secure-sums"]\n'
+        'without-dp = true\nmechanisms = ["sums", "counts", "secure-aggregation"]\n'
         "epsilon-per-run = 4.0\nepsilon-total = 8.0\n"
         "exact-sums-at-models = true\nexact-runs-may-differ = true\n"
     )
@@ -124,7 +124,9 @@ def test_new_patients_are_answered_at_every_hospital_and_judged(home: Path, kind
     assert picture in (home / kind / "evaluation.html").read_text()
     if kind == "findings":
         # Something is found under noise, although no hospital annotated all three.
-        ranks = [each["auroc"]["value"] for each in facts["measures"].values() if "auroc" in each]
+        ranks = [
+            each["auroc"]["value"] for each in facts["metric_values"].values() if "auroc" in each
+        ]
         assert max(ranks) > 0.6
 
 

@@ -37,15 +37,24 @@ NODE = 'data="digits" partition-id={} num-partitions=2'
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     home = tmp_path_factory.mktemp("tls")
     done = coordinator(
-        "sites", "certs", "papers", "--host", "127.0.0.1", "--site", "0", "--site", "1", cwd=home
+        "sites",
+        "certs",
+        "certificates",
+        "--host",
+        "127.0.0.1",
+        "--site",
+        "0",
+        "--site",
+        "1",
+        cwd=home,
     )
     assert done.returncode == 0, done.stderr
     nodes = [
         f'{NODE.format(i)} cache-dir="{home}/cache" state-dir="{home}/state-{i}"' for i in range(2)
     ]
-    with federation(home / "flower", nodes, home / "papers") as found:
+    with federation(home / "flower", nodes, home / "certificates") as found:
         # Made after the sites' keys were registered, so it is not registered.
-        issue(home / "papers", (), ("stranger",))
+        issue(home / "certificates", (), ("stranger",))
         yield found
 
 
@@ -62,30 +71,40 @@ def doctor(running: Federation, *flags: str) -> dict[str, str]:
 def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    papers, own = tmp_path / "papers", tmp_path / "west" / "papers"
+    certificates_and_keys, own = tmp_path / "certificates", tmp_path / "west" / "certificates"
     # A folder of its own, where the others' keys are not; the table is one.
-    shutil.copytree(running.papers, papers, ignore=shutil.ignore_patterns("sites"))  # type: ignore[arg-type]
-    table_file = running.papers / TABLE  # type: ignore[operator]
+    shutil.copytree(
+        running.certificates_and_keys, certificates_and_keys, ignore=shutil.ignore_patterns("sites")
+    )  # type: ignore[arg-type]
+    table_file = running.certificates_and_keys / TABLE  # type: ignore[operator]
     monkeypatch.setenv(VARIABLE, str(table_file))
     words = ["--hospital", "West", "--contact", "it@west.example", "--out", str(own.parent)]
     asked = site_command("enrol", "west", *words).stdout
     fingerprint = asked.partition("fingerprint ")[2].splitlines()[0]
     request = str(own.parent / "west.csr")
-    words = ["sites", "accept", request, "--folder", str(papers), "--fingerprint", fingerprint]
+    words = [
+        "sites",
+        "accept",
+        request,
+        "--folder",
+        str(certificates_and_keys),
+        "--fingerprint",
+        fingerprint,
+    ]
     done = coordinator(*words, *running.control, cwd=running.home)
     assert done.returncode == 0, done.stderr
     assert "registered west" in done.stdout
-    link = ["--root-certificates", f"{papers}/ca.crt"]
+    link = ["--root-certificates", f"{certificates_and_keys}/ca.crt"]
     link += ["--auth-supernode-private-key", f"{own}/site.key"]
 
     def take_kit(certificate: bytes) -> None:
         (own / "site.crt").write_bytes(certificate)
 
-    take_kit((papers / "sites" / "west" / "site.crt").read_bytes())
+    take_kit((certificates_and_keys / "sites" / "west" / "site.crt").read_bytes())
     assert set(doctor(running, *link).values()) == {"PASS"}
     # A day ends, which no test waits for.
     asks, _ = request_in(Path(request))
-    take_kit(certify(papers, asks, 0))
+    take_kit(certify(certificates_and_keys, asks, 0))
     table = read_table(table_file)
     write_table(table_file, table | {"west": replace(table["west"], expires=EARLIER)})
     node = ["--superlink", running.fleet, *link, "--node-config", NODE.format(0)]
@@ -100,12 +119,19 @@ def test_a_site_that_enrolled_is_heard_until_its_certificate_ends(
     assert "the time has ended for which the coordinator accepts this site's key" in done.stdout
     # The others are heard, and this one after its renewal.
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
-    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
+    done = coordinator(
+        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
+    )
     assert "known      west" in done.stdout
-    take_kit((papers / "sites" / "west" / "site.crt").read_bytes())
+    take_kit((certificates_and_keys / "sites" / "west" / "site.crt").read_bytes())
     assert set(doctor(running, *link).values()) == {"PASS"}
     done = coordinator(
-        "sites", "unregister", str(papers), "west", *running.control, cwd=running.home
+        "sites",
+        "unregister",
+        str(certificates_and_keys),
+        "west",
+        *running.control,
+        cwd=running.home,
     )
     assert doctor(running, *link)["key"] == "FAIL"
 
@@ -125,7 +151,7 @@ def test_a_run_that_fails_exits_with_one_and_says_why(running: Federation) -> No
 
 def test_keys_that_are_known_stay_known(running: Federation) -> None:
     (running.home / "known" / "sites" / "0").mkdir(parents=True)
-    key = (running.papers / "sites" / "0" / "site.pub").read_bytes()  # type: ignore[operator]
+    key = (running.certificates_and_keys / "sites" / "0" / "site.pub").read_bytes()  # type: ignore[operator]
     (running.home / "known" / "sites" / "0" / "site.pub").write_bytes(key)
     done = coordinator("sites", "register", "known", *running.control, cwd=running.home)
     assert (done.returncode, done.stdout.split()) == (0, ["known", "0"])
@@ -237,7 +263,7 @@ def test_a_barred_node_tries_again_by_itself_where_it_is_told_to(
 def test_the_fleet_port_answers_no_control_request(running: Federation) -> None:
     home = running.home / "attacker"
     home.mkdir()
-    trust = f'root-certificates = "{running.papers}/ca.crt"'
+    trust = f'root-certificates = "{running.certificates_and_keys}/ca.crt"'
     (home / "config.toml").write_text(f'[superlink.fleet]\naddress = "{running.fleet}"\n{trust}\n')
     command = [str(BIN / "flwr"), "supernode", "list", "fleet"]
     done = subprocess.run(
@@ -264,10 +290,12 @@ def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_anothe
     running: Federation,
 ) -> None:
     """Its registered key is that of site 2; its node-config names site 1."""
-    papers = running.papers
-    assert papers is not None
-    issue(papers, (), ("2",))
-    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
+    certificates_and_keys = running.certificates_and_keys
+    assert certificates_and_keys is not None
+    issue(certificates_and_keys, (), ("2",))
+    done = coordinator(
+        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
+    )
     # This includes the unknown site: it is registered from now on, but does not connect.
     assert done.stdout.split() == [
         "known",
@@ -304,65 +332,77 @@ def test_a_run_finishes_over_tls_without_the_site_that_claims_the_name_of_anothe
 
 
 def test_a_new_key_under_a_known_name_puts_the_old_one_out(running: Federation) -> None:
-    papers = running.papers
-    assert papers is not None
-    if not (papers / "sites" / "2").exists():
+    certificates_and_keys = running.certificates_and_keys
+    assert certificates_and_keys is not None
+    if not (certificates_and_keys / "sites" / "2").exists():
         # Another worker runs the test that registers this site.
-        issue(papers, (), ("2",))
+        issue(certificates_and_keys, (), ("2",))
         assert (
             coordinator(
-                "sites", "register", str(papers), *running.control, cwd=running.home
+                "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
             ).returncode
             == 0
         )
-    (papers / "sites" / "2").rename(running.home / "old")
-    issue(papers, (), ("2",))
-    node = read_table(papers / TABLE)["2"].node
-    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
+    (certificates_and_keys / "sites" / "2").rename(running.home / "old")
+    issue(certificates_and_keys, (), ("2",))
+    node = read_table(certificates_and_keys / TABLE)["2"].node
+    done = coordinator(
+        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
+    )
     assert done.stdout.split()[4:6] == ["replaced", "2"]
-    assert read_table(papers / TABLE)["2"].node != node
-    (running.home / "old").rename(papers / "sites" / "old")
+    assert read_table(certificates_and_keys / TABLE)["2"].node != node
+    (running.home / "old").rename(certificates_and_keys / "sites" / "old")
     assert doctor(running, *running.credentials("old"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("2"))["key"] == "PASS"
-    done = coordinator("sites", "register", str(papers), *running.control, cwd=running.home)
+    done = coordinator(
+        "sites", "register", str(certificates_and_keys), *running.control, cwd=running.home
+    )
     # A revoked key stays revoked.
     assert "taken back old" in done.stdout
-    assert "old" not in read_table(papers / TABLE)
+    assert "old" not in read_table(certificates_and_keys / TABLE)
 
 
 def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
     running: Federation,
 ) -> None:
     """The last test: a site is missing after it."""
-    papers = str(running.papers)
+    certificates_and_keys = str(running.certificates_and_keys)
     doomed = running.nodes[1]
     for sentence in ("unregistered", "not known"):
-        done = coordinator("sites", "unregister", papers, "1", *running.control, cwd=running.home)
+        done = coordinator(
+            "sites", "unregister", certificates_and_keys, "1", *running.control, cwd=running.home
+        )
         assert (done.returncode, done.stdout.strip()) == (0, f"{sentence:<14}1"), done.stderr
-    assert "1" not in read_table(running.papers / TABLE)  # type: ignore[operator]
+    assert "1" not in read_table(running.certificates_and_keys / TABLE)  # type: ignore[operator]
     doomed.wait(PATIENCE)
     assert doctor(running, *running.credentials("1"))["key"] == "FAIL"
     assert doctor(running, *running.credentials("0"))["key"] == "PASS"
     # The site takes part again with a new key, by the steps that `register` prints.
-    refused = coordinator("sites", "register", papers, *running.control, cwd=running.home)
+    refused = coordinator(
+        "sites", "register", certificates_and_keys, *running.control, cwd=running.home
+    )
     assert "taken back 1" in refused.stdout
     steps = [
         line.partition(": ")[2].strip()
         for line in refused.stdout.splitlines()
-        if f"coordinator sites certs {papers}" in line
+        if f"coordinator sites certs {certificates_and_keys}" in line
     ]
     (step,) = [each for each in steps if "--site 1 " in f"{each} "]
     renewed = coordinator(*step.split()[1:], cwd=running.home)
     assert renewed.returncode == 0, renewed.stderr
-    again = coordinator("sites", "register", papers, *running.control, cwd=running.home)
+    again = coordinator(
+        "sites", "register", certificates_and_keys, *running.control, cwd=running.home
+    )
     assert "registered 1" in again.stdout
     running.restart_node(1)
     assert doctor(running, *running.credentials("1"))["key"] == "PASS"
     listed = json.loads(
-        coordinator("sites", "list", papers, "--json", *running.control, cwd=running.home).stdout
+        coordinator(
+            "sites", "list", certificates_and_keys, "--json", *running.control, cwd=running.home
+        ).stdout
     )
     assert {"connected", "key revoked"} <= {row["health"] for row in listed}
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
-        done = coordinator("sites", "unregister", papers, *wrong, cwd=running.home)
+        done = coordinator("sites", "unregister", certificates_and_keys, *wrong, cwd=running.home)
         assert done.returncode == 1
         assert done.stderr.startswith("error: ")

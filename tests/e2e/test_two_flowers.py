@@ -44,7 +44,7 @@ FLWR = (
     "from flwr.cli.app import app; app(prog_name='flwr')",
 )
 ALL = 'sites=4 deadline=600.0 classes="0,1,2,3,4,5,6,7,8,9" '
-PRIVATE = ALL + "epsilon=1.0 delta=1e-5 secure-sum=true"
+PRIVATE = ALL + "epsilon=1.0 delta=1e-5 secure-aggregation=true"
 LONG = 'method="fedavg" sites=4 deadline=600.0 fedavg.rounds=300 head.epochs=1'
 # A coordinator that has its own code run by Flower's SuperLink, and sends it to every node from there.
 AGENT = """
@@ -121,12 +121,14 @@ class Two:
         home = self.home
         names = [part for each in (*range(4), "bare") for part in ("--site", str(each))]
         done = self.command(
-            "coordinator", "sites", "certs", "papers", "--host", "127.0.0.1", *names
+            "coordinator", "sites", "certs", "certificates", "--host", "127.0.0.1", *names
         )
         assert done.returncode == 0, done.stderr
-        papers = home / "papers"
+        credentials = home / "certificates"
         named = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-        trust = [part for each, file in named.items() for part in (f"--ssl-{each}", papers / file)]
+        trust = [
+            part for each, file in named.items() for part in (f"--ssl-{each}", credentials / file)
+        ]
         link = ["superlink", "--enable-supernode-auth", "--database", str(home / "state.db")]
         link += ["--control-api-address", self.control[1]]
         link += ["--fleet-api-address", f"127.0.0.1:{self._fleet}", *map(str, trust)]
@@ -151,7 +153,7 @@ class Two:
         """Register the sites' keys once the SuperLink listens."""
         until(lambda: listens(self.control[1]))
         done = self.command(
-            "coordinator", "sites", "register", "papers", *self.control, flower=flower
+            "coordinator", "sites", "register", "certificates", *self.control, flower=flower
         )
         assert done.returncode == 0, done.stderr
         word = "registered" if flower is OLD else "known"
@@ -160,14 +162,14 @@ class Two:
     @property
     def control(self) -> list[str]:
         """Flags by which the coordinator's commands reach the SuperLink."""
-        authority = str(self.home / "papers" / "ca.crt")
+        authority = str(self.home / "certificates" / "ca.crt")
         control = f"unix:{self.sockets}/control:9093"
         return ["--control", control, "--root-certificates", authority]
 
     def link(self, site: int | str, flower: Mapping[str, str] | None = None) -> list[str]:
         """Flags by which a site reaches the SuperLink."""
         flower = flower or FLOWERS[int(site)]
-        kit = self.home / "papers" / "sites" / str(site)
+        kit = self.home / "certificates" / "sites" / str(site)
         port = self._fleet if flower is OLD else self._http
         key = ["--auth-supernode-private-key", str(kit / "site.key")]
         return [
@@ -261,7 +263,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         found.stop()
 
 
-def test_both_take_part_in_one_private_run_with_a_secure_sum(two: Two) -> None:
+def test_both_take_part_in_one_private_run_with_a_secure_aggregation(two: Two) -> None:
     metrics = two.run(PRIVATE)
     assert metrics["status"] == "ok"
     assert metrics["sites"] == {"invited": 4, "used": 4, "rejected": 0, "dropped": 0}
@@ -281,13 +283,13 @@ def test_the_doctor_of_each_knows_where_its_key_stands(two: Two, site: int) -> N
 def test_the_doctor_of_each_finds_a_key_that_is_not_registered(
     two: Two, flower: Mapping[str, str]
 ) -> None:
-    if not (two.home / "papers" / "sites" / "stranger").exists():
-        issue(two.home / "papers", (), ("stranger",))
+    if not (two.home / "certificates" / "sites" / "stranger").exists():
+        issue(two.home / "certificates", (), ("stranger",))
     assert two.doctor("stranger", flower)["key"] == "FAIL"
 
 
 def test_a_coordinator_lists_sites_and_follows_and_stops_runs(two: Two) -> None:
-    done = two.command("coordinator", "sites", "list", "papers", *two.control)
+    done = two.command("coordinator", "sites", "list", "certificates", *two.control)
     connected = re.findall(r"│ \d +│ \w+ +│ connected", done.stdout)
     assert len(connected) == len(FLOWERS), done.stdout
     assert "never" in done.stdout, "the key of a node that has not come"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.renamed_commands import RENAMED
+from fedsurrogate.common.renamed import RENAMED
 from tests.e2e.hospitals import CLASSES, write_features
 from tests.e2e.processes import until
 from tests.grid import events_of, metrics_of, run_folders
@@ -55,7 +55,7 @@ class Version:
         """Run a command to its end, which must be a success, and return its output. The version
         before may have it under another name.
         """
-        if not (self.source / "common" / "renamed_commands.py").exists():
+        if not any(self.source.glob("common/renamed*.py")):
             before = {new: old for old, new in RENAMED[words[0]].items()}
             words = (
                 words[0],
@@ -93,11 +93,11 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
 ) -> None:
     before, now = versions
     write_features(tmp_path / "data", 0)
-    before.run("coordinator", "sites", "key", "papers")
+    before.run("coordinator", "sites", "key", "certificates")
     node = (
         f'site="north" data="safetensors" data-dir="{tmp_path}/data" dataset="f" '
-        f'state-dir="{tmp_path}/state" witness-dir="{tmp_path}/witness" '
-        f'cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/papers/coordinator.pub"'
+        f'state-dir="{tmp_path}/state" check-log-dir="{tmp_path}/check-log" '
+        f'cache-dir="{tmp_path}/cache" coordinator-key="{tmp_path}/certificates/coordinator.pub"'
     )
     before.run("site", "ledger", "open", "--node-config", node)
     (tmp_path / "keys.toml").write_text(before.run("site", "offline", "key", "--node-config", node))
@@ -108,7 +108,14 @@ def test_a_hospitals_ledger_keys_and_bundles_pass_from_version_to_version_and_ba
         # A site of the version before knows no public map.
         plain = ' features.projection=""' if coordinator is now else ""
         coordinator.run(
-            "coordinator", "offline", "request", "papers", "--out", request, "-c", PRIVATE + plain
+            "coordinator",
+            "offline",
+            "request",
+            "certificates",
+            "--out",
+            request,
+            "-c",
+            PRIVATE + plain,
         )
         site.run("site", "offline", "release", request, "--out", bundle, "--node-config", node)
         learner = now if coordinator is before else before

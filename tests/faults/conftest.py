@@ -119,13 +119,15 @@ def opened(home: Path, *names: str, isolated: bool = False, keys: bool = False) 
     its node id.
     """
     sites = {name: Hospital(home, name, seed) for seed, name in enumerate(names)}
-    configs, papers = (
+    configs, credentials = (
         [site.node_config for site in sites.values()],
-        home / "papers" if keys else None,
+        home / "certificates" if keys else None,
     )
-    if papers is not None:
-        issue(papers, ("127.0.0.1",), names)
-    with federation(home / "flower", configs, papers, isolated=isolated, names=names) as running:
+    if credentials is not None:
+        issue(credentials, ("127.0.0.1",), names)
+    with federation(
+        home / "flower", configs, credentials, isolated=isolated, names=names
+    ) as running:
         yield Scene(running, sites, home)
 
 

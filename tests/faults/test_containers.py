@@ -152,7 +152,7 @@ def test_nothing_is_root_and_nothing_but_the_fleet_port_can_be_reached(demo: Dem
         check=False,
     )
     assert alone.returncode != 0, "a hospital's app reaches the coordinator"
-    seen = docker("exec", demo.container("superlink"), "sh", "-c", "ls /server /papers")
+    seen = docker("exec", demo.container("superlink"), "sh", "-c", "ls /server /certificates")
     assert "server.key" in seen
     assert "ca.key" not in seen
 

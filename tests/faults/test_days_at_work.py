@@ -46,12 +46,12 @@ class Day(Scene):
     """
 
     def __init__(self, home: Path, kept: ExitStack) -> None:
-        self.papers, flower, self.disk = home / "papers", home / "flower", None
-        issue(self.papers, ("127.0.0.1", NAME), ("north", "south"))
+        self.credentials, flower, self.disk = home / "certificates", home / "flower", None
+        issue(self.credentials, ("127.0.0.1", NAME), ("north", "south"))
         with suppress(pytest.skip.Exception):
             self.disk = Disk(flower, "64m")
             kept.callback(self.disk.gone)
-        running = kept.enter_context(federation(flower, [], self.papers))
+        running = kept.enter_context(federation(flower, [], self.credentials))
         sites = {name: Hospital(home, name, seed) for seed, name in enumerate(("north", "south"))}
         super().__init__(running, sites, home)
         self.south, self.line = sites["south"], Link(running.fleet)
@@ -71,7 +71,7 @@ class Day(Scene):
             at = f"{NAME}:{self.line.address.rpartition(':')[2]}"
             own = 'mount --bind "$0" /etc/hosts && exec "$@"'
             before = ["unshare", "--mount", "sh", "-c", own, str(self.hosts)]
-        kit = self.papers / "sites" / name
+        kit = self.credentials / "sites" / name
         link = ["--superlink", at, "--root-certificates", f"{kit}/ca.crt"]
         link += ["--auth-supernode-private-key", f"{kit}/site.key"]
         return JoinedSite(self.running, self.sites[name], link, before, variables)
@@ -220,13 +220,13 @@ def test_a_superlink_whose_disk_is_full_charges_nobody_twice_and_serves_the_next
 
 
 def test_the_coordinators_certificate_ends_and_sites_come_back_once_it_is_renewed(day: Day) -> None:
-    issue(day.papers, (), (), renew=True, days=0)
+    issue(day.credentials, (), (), renew=True, days=0)
     stop_process(day.running.superlink.pid)
     day.running.start_superlink()
     day.shows(
         "FAIL TLS: the certificate is refused: certificate has expired", "certs FOLDER --renew"
     )
-    done = coordinator("sites", "certs", str(day.papers), "--renew", cwd=day.home)
+    done = coordinator("sites", "certs", str(day.credentials), "--renew", cwd=day.home)
     assert done.returncode == 0, done.stderr
     day.restart_superlink()
     day.works()
@@ -235,7 +235,7 @@ def test_the_coordinators_certificate_ends_and_sites_come_back_once_it_is_renewe
 def test_the_time_of_one_site_ends_in_a_run_which_goes_on_and_once_renewed_it_comes_back(
     day: Day,
 ) -> None:
-    before, file = day.charged(), day.papers / TABLE
+    before, file = day.charged(), day.credentials / TABLE
     table, connected = read_table(file), day.joined["south"].shown().count("connected; only")
     run = day.submit_held("south", deadline=SOON)
     write_table(

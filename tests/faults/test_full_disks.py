@@ -75,7 +75,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, dic
             west = f'site="west" data="imagefolder" data-dir="{home}/west/data"'
             west += (
                 f' cache-dir="{home}/west/cache" state-dir="{home}/west/state" '
-                f'witness-dir="{home}/west/witness"'
+                f'check-log-dir="{home}/west/check-log"'
             )
             open_ledger(parse_node_config(parse_overrides([west])))
             scene.running.join(west, scene.running.fleet)

@@ -77,13 +77,13 @@ class Coordinator:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     home = tmp_path_factory.mktemp("handles")
-    issue(home / "papers", ("127.0.0.1",), ("0", "1"))
+    issue(home / "certificates", ("127.0.0.1",), ("0", "1"))
     nodes = [
         f'site="{i}" data="digits" partition-id={i} num-partitions=2 cache-dir="{home}/c" '
         f'state-dir="{home}/{i}"'
         for i in range(2)
     ]
-    with federation(home / "flower", nodes, home / "papers") as running:
+    with federation(home / "flower", nodes, home / "certificates") as running:
         yield Coordinator(running, home)
 
 
@@ -202,7 +202,7 @@ def test_the_command_that_stop_prints_continues_the_run_wherever_a_container_rea
 
 
 def test_sites_are_listed_by_name_with_what_became_of_them(here: Coordinator) -> None:
-    found = here.call("sites", "list", str(here.running.papers), "--json")
+    found = here.call("sites", "list", str(here.running.credentials), "--json")
     rows = {row["name"]: row for row in json.loads(found.stdout)}
     assert set(rows) == {"0", "1"}
     assert {row["health"] for row in rows.values()} == {"connected"}
@@ -213,13 +213,15 @@ def test_sites_are_listed_by_name_with_what_became_of_them(here: Coordinator) ->
     stop_process(here.running.nodes[1].pid)
 
     def silent() -> bool:
-        rows = json.loads(here.call("sites", "list", str(here.running.papers), "--json").stdout)
+        rows = json.loads(
+            here.call("sites", "list", str(here.running.credentials), "--json").stdout
+        )
         return {row["name"]: row["health"] for row in rows} == {"0": "connected", "1": "silent"}
 
     until(silent, 120)
-    assert here.call("sites", "list", str(here.running.papers)).returncode == 1
+    assert here.call("sites", "list", str(here.running.credentials)).returncode == 1
     here.running.restart_node(1)
-    until(lambda: here.call("sites", "list", str(here.running.papers)).returncode == 0, 120)
+    until(lambda: here.call("sites", "list", str(here.running.credentials)).returncode == 0, 120)
 
 
 def test_a_command_whose_superlink_is_restarted_ends_with_the_truth(here: Coordinator) -> None:

@@ -36,8 +36,8 @@ def moves_the_clock() -> bool:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """A SuperLink that knows the keys of the sites 0 and 1, of which 0 is connected."""
     home = tmp_path_factory.mktemp("ended")
-    issue(home / "papers", ("127.0.0.1",), ("0", "1"))
-    with federation(home / "flower", [NODE.format(0, home)], home / "papers") as found:
+    issue(home / "certificates", ("127.0.0.1",), ("0", "1"))
+    with federation(home / "flower", [NODE.format(0, home)], home / "certificates") as found:
         yield found
 
 

@@ -249,7 +249,17 @@ GOOD: dict[str, list[Any]] = {
     "name": ["mine"],
     "module": [nn.Flatten()],
 }
-MORE = ("epsilon", "delta", "rank", "seed", "classes", "target", "bags", "features__power", "odd")
+MORE = (
+    "epsilon",
+    "delta",
+    "rank",
+    "seed",
+    "classes",
+    "task",
+    "bags",
+    "features__power_transform",
+    "odd",
+)
 
 
 @st.composite

@@ -14,9 +14,9 @@ from fedsurrogate.common.errors import ConfigError, DataError
 
 TARGETS: dict[str, dict[str, Any]] = {
     "class": {"covariance": "gram"},
-    "number": {"target": "number", "target_range": (-3, 3)},
-    "labels": {"target": "labels", "label_columns": "edema,mass"},
-    "time": {"target": "time", "horizon": 3.0, "bins": 3, "secure_sum": True},
+    "number": {"task": "regression", "target_range": (-3, 3)},
+    "labels": {"task": "multilabel", "label_columns": "edema,mass"},
+    "time": {"task": "survival", "horizon": 3.0, "bins": 3, "secure_aggregation": True},
 }
 
 
@@ -67,8 +67,8 @@ def test_a_run_on_images_in_bags_is_one_on_the_means_of_the_bags(kind: str, tmp_
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert pooled.metrics["accuracy"] == plain.metrics["accuracy"]
-    for output, measures in plain.measures.items():
-        assert pooled.measures[output] == pytest.approx(measures, rel=1e-4)
+    for output, metric_values in plain.metric_values.items():
+        assert pooled.metric_values[output] == pytest.approx(metric_values, rel=1e-4)
     assert "images in 60 bags" in str(pooled.metrics)
 
 

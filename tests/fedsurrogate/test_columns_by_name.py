@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import fedsurrogate as fs
 from fedsurrogate.common.backbones.backbone_names import with_columns
 from fedsurrogate.common.errors import DataError, FedSurrogateError
-from fedsurrogate.strategies.base.introductions import Introduction, settle
+from fedsurrogate.strategies.base.identifications import Identification, settle
 
 N = 120
 NAMES = ("age", "bmi", "heart rate", "\xe9l\xe9vation")
@@ -77,13 +77,13 @@ def test_whole_numbers_as_names_are_names(order: list[int]) -> None:
     assert model.score(X, Y) == model.score(frame.iloc[:, order], Y) > 0.9
 
 
-SECURE = {"secure_sum": True, "classes": "0,1"}
+SECURE = {"secure_aggregation": True, "classes": "0,1"}
 PRIVATE = {"epsilon": 20.0, "delta": 1e-3, "noise_seed": 1}
 RUNS: dict[str, dict[str, Any]] = {
     "once": {},
     "in rounds": {"method": "fedavg"},
-    "secure sum": SECURE,
-    "secure sum in rounds": SECURE | {"method": "fedavg"},
+    "secure aggregation": SECURE,
+    "secure aggregation in rounds": SECURE | {"method": "fedavg"},
     "one noise for all": SECURE | PRIVATE,
 }
 
@@ -185,22 +185,22 @@ def test_broken_names_of_a_file_are_refused(columns: str, tmp_path: Path) -> Non
 # Targets by name: settings, values of a frame, and what a model scores.
 TIMES = np.exp(-X[:, 0] / 4) + 0.1
 TARGETS: dict[str, tuple[dict[str, Any], Any]] = {
-    "labels": ({"target": "labels"}, pd.DataFrame({"edema": Y, "mass": 1 - Y})),
+    "labels": ({"task": "multilabel"}, pd.DataFrame({"edema": Y, "mass": 1 - Y})),
     "nullable labels": (
-        {"target": "labels"},
+        {"task": "multilabel"},
         pd.DataFrame({"edema": Y, "mass": 1 - Y}).astype("boolean").mask(X[:, :2] > 6),
     ),
     "numbers": (
-        {"target": "number", "target_range": "-20,20"},
+        {"task": "regression", "target_range": "-20,20"},
         pd.DataFrame({"dose": X[:, 0], "score": -X[:, 1] * 2}),
     ),
     "times": (
-        {"target": "time", "time_unit": "days", "horizon": 3.0},
+        {"task": "survival", "time_unit": "days", "horizon": 3.0},
         pd.DataFrame({"time": TIMES, "event": np.ones(N, int)}),
     ),
     "named times": (
         {
-            "target": "time",
+            "task": "survival",
             "time_unit": "days",
             "horizon": 3.0,
             "time_column": "days",
@@ -223,8 +223,8 @@ def test_columns_of_a_target_are_matched_by_name(kind: str, tmp_path: Path) -> N
         output_dir=tmp_path,
         **settings,
     )
-    for output, own in straight.measures.items():
-        assert found.measures[output] == pytest.approx(own, nan_ok=True)
+    for output, own in straight.metric_values.items():
+        assert found.metric_values[output] == pytest.approx(own, nan_ok=True)
     assert found.model.score(X, swapped) == pytest.approx(straight.model.score(X, frame))
     assert found.model.score(X, frame) > 0.6
     if kind != "times":
@@ -254,13 +254,13 @@ def test_sites_with_other_orders_of_targets_fit_each_other(kind: str, blank: str
 def test_an_order_that_settings_give_stays(tmp_path: Path) -> None:
     """Each column has its own range, by position."""
     frame = TARGETS["numbers"][1]
-    settings = {"target": "number", "target_range": "-40,40; -20,20"}
+    settings = {"task": "regression", "target_range": "-40,40; -20,20"}
     sent = fs.fit(X, frame.iloc[:, ::-1], **settings)
     assert dict(sent.config.settings.flat())["value-columns"] == "score,dose"
     frame = TARGETS["labels"][1]
     orders = (["edema", "mass"], ["mass", "edema"])
     two = [
-        fs.fit(X[r], frame[r], site=s, target="labels", label_columns=order)
+        fs.fit(X[r], frame[r], site=s, task="multilabel", label_columns=order)
         for r, order, s in zip(HALVES, orders, "ab", strict=True)
     ]
     with pytest.raises(FedSurrogateError, match=r"label-columns = 'mass,edema'.*'edema,mass'"):
@@ -293,7 +293,7 @@ def test_surrogates_of_other_settings_are_refused_by_the_name_of_the_setting(
         k: v for k, v in settings.items() if k in own and (k != "delta" or key == "epsilon")
     }
     y = TARGETS["times"][1] if times else Y
-    more = {"target": "time"} if times else {}
+    more = {"task": "survival"} if times else {}
     name = key.rpartition(".")[2].replace("-", "_")
     sent = [
         fs.fit(X, y, site=site, **(settings | more | {name: value}))
@@ -307,12 +307,12 @@ def test_surrogates_of_other_settings_are_refused_by_the_name_of_the_setting(
 def test_before_a_sum_a_site_with_other_columns_is_refused_with_both_lists(
     other: list[str],
 ) -> None:
-    """A sum shows no site's columns, so they are compared as sites introduce themselves."""
-    introduced = {
-        node: Introduction(str(node), with_columns("f", names), 2, ("0", "1"), "", False)
+    """A sum shows no site's columns, so they are compared as sites identify themselves."""
+    identified = {
+        node: Identification(str(node), with_columns("f", names), 2, ("0", "1"), "", False)
         for node, names in enumerate([["age", "bmi"], ["age", "bmi"], other])
     }
-    group, refused = settle(introduced, ("0", "1"), "")
+    group, refused = settle(identified, ("0", "1"), "")
     assert list(group.nodes) == ["0", "1"]
     assert list(refused) == [2]
     assert "'age', 'bmi'" in refused[2]

@@ -24,7 +24,7 @@ from fedsurrogate.common.errors import (
 )
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from tests.replies import as_received
 
 DIGITS = load_digits()
@@ -143,14 +143,14 @@ def test_a_run_folder_is_a_model_and_a_power_of_its_features_is_applied(tmp_path
     images, labels = load_digits(return_X_y=True)
     x = images / 16
     sites = [(x[k::3], labels[k::3]) for k in range(3)]
-    result = fs.simulate(sites, output_dir=str(tmp_path), features__power=0.5)
+    result = fs.simulate(sites, output_dir=str(tmp_path), features__power_transform=0.5)
     model = fs.load(result.folder)
     assert isinstance(model, fs.Model)
     assert model.score(x, labels) > 0.9
     # The power is in the file: squared features are not what it was learned from.
     assert model.score(x**2, labels) < model.score(x, labels)
     learned = fs.learn(
-        [fs.fit(*site, site=str(k), features__power=0.5) for k, site in enumerate(sites)]
+        [fs.fit(*site, site=str(k), features__power_transform=0.5) for k, site in enumerate(sites)]
     )
     assert learned.score(x, labels) > 0.9
 
@@ -200,7 +200,7 @@ def test_type_checkers_read_the_types_of_the_package() -> None:
     assert (Path(fs.__file__).parent / "py.typed").is_file()
 
 
-def test_a_public_centre_is_used_as_in_a_run_and_relearning_needs_its_file_no_longer(
+def test_a_public_mean_is_used_as_in_a_run_and_refitting_needs_its_file_no_longer(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "public.safetensors"
@@ -223,7 +223,7 @@ def test_a_public_centre_is_used_as_in_a_run_and_relearning_needs_its_file_no_lo
         PARTS, test=TEST, output_dir=tmp_path / "runs", **QUICK, **private, public=str(file)
     )
     file.unlink()
-    again = relearn(run.folder, without=["2"])[1]
+    again = refit(run.folder, without=["2"])[1]
     assert isinstance(again, Head)
     assert again.centre is not None
     assert torch.allclose(again.centre.float(), centre, atol=1e-3)

@@ -18,8 +18,8 @@ N = 80
 X = np.random.default_rng(1).normal(size=(N, 3))
 DAYS = np.exp(X[:, 0]) + 0.5
 DIED = np.arange(N) % 3 > 0
-TIME: dict[str, Any] = {"target": "time", "horizon": 5.0, "time_unit": "years", "bins": 2}
-NUMBER: dict[str, Any] = {"target": "number", "target_range": "-9,9"}
+TIME: dict[str, Any] = {"task": "survival", "horizon": 5.0, "time_unit": "years", "bins": 2}
+NUMBER: dict[str, Any] = {"task": "regression", "target_range": "-9,9"}
 
 # Values that are no real numbers, (n,).
 WRONG: dict[str, Any] = {
@@ -118,7 +118,7 @@ def test_labels_that_are_missing_are_missing_in_every_type(dtype: str) -> None:
         typed = frame.astype(object).where(frame.notna(), None)
     else:
         typed = frame.astype(dtype)
-    wanted = fs.fit(X, frame, target="labels")
-    assert fs.fit(X, typed, target="labels").payload == wanted.payload
+    wanted = fs.fit(X, frame, task="multilabel")
+    assert fs.fit(X, typed, task="multilabel").payload == wanted.payload
     model = fs.learn([wanted])
     assert model.score(X, typed) == model.score(X, frame)

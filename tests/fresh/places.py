@@ -61,7 +61,7 @@ NUMERIC = (
     "tests/common/backbones",
     "tests/common/models",
     "tests/common/privacy",
-    "tests/common/secure_sum",
+    "tests/common/secure_aggregation",
     "tests/common/signed_models",
     "tests/common/surrogates",
     "tests/common/targets",

@@ -14,12 +14,12 @@ CLASSES = "a,b,c"
 # All records in every step: accounting is then a closed form. The keys of sample rates below have
 # others.
 BUDGET: Flat = {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES, "fedavg.sample-rate": 1.0}
-SUM: Flat = {"secure-sum": True, "classes": CLASSES}
+SUM: Flat = {"secure-aggregation": True, "classes": CLASSES}
 SITUATIONS: dict[str, Flat] = {
     "": {},
     "private": BUDGET,
-    "secure sum": SUM,
-    "private secure sum": BUDGET | SUM,
+    "secure aggregation": SUM,
+    "private secure aggregation": BUDGET | SUM,
 }
 SHA = "5e" * 32
 # By key: values other than the default. Values that are out of range, or clash with others, give
@@ -66,13 +66,13 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "defence": ("none", "harm", "median", "trimmed", "screen"),
     "epsilon": (1.0, 0.25),
     "delta": (1e-6,),
-    "secure-sum-threshold": (3,),
-    "secure-sum-records": (5000,),
-    "secure-sum-range": (4.0,),
+    "secure-aggregation-threshold": (3,),
+    "secure-aggregation-records": (5000,),
+    "secure-aggregation-range": (4.0,),
     "colluding": (0.5, 0.0),
     "dropouts": (0.0, 0.4),
     # Another target than classes needs settings of its own.
-    "target": ("number",),
+    "task": ("regression",),
     "target-range": ("0,1",),
     "value-columns": ("age",),
     "label-columns": ("edema",),
@@ -101,7 +101,7 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "head.max-samples": (1000,),
     "head.solver": ("lda", "ridge", "naive-bayes", "qda", "sampled", "logistic"),
     "head.shrinkage": (0.3,),
-    "features.power": (0.5, 1.0),
+    "features.power-transform": (0.5, 1.0),
     "features.bag": ("mean",),
     "features.ranges": ("0,1",),
     "features.mean": ("0.5,0.5,0.5",),
@@ -153,8 +153,8 @@ VALUES: dict[str, tuple[Scalar, ...]] = {
     "fedlap.sample-rate": (0.5,),
     "fedlap.noise-multiplier": (5.0,),
     "dpcvae.rounds": (4,),
-    "dpcvae.opening": ("counts",),
-    "dpcvae.opening-share": (0.25,),
+    "dpcvae.first-round": ("counts",),
+    "dpcvae.first-round-fraction": (0.25,),
     "dpcvae.latent": (4,),
     "dpcvae.hidden": (16,),
     "dpcvae.learned-variance": (False,),
@@ -202,7 +202,7 @@ UNREADABLE: Flat = {
         "head.shrinkage": "none",
     },
     **{
-        "features.power": "half",
+        "features.power-transform": "half",
         "features.bag": "max",
         "fedavg.augment": "mirror",
         "dpcvae.rounds": 1,
@@ -225,7 +225,7 @@ UNREADABLE: Flat = {
     **{
         "fedlap.labels": "some",
         "fedlap.start": "first",
-        "dpcvae.opening": "means",
+        "dpcvae.first-round": "means",
         "dpcvae.optimiser": "lion",
     },
     **{
@@ -237,7 +237,7 @@ UNREADABLE: Flat = {
     },
 }
 # Keys that subjects vary.
-OF_SUBJECTS = ("method", "secure-sum", "counting.kind")
+OF_SUBJECTS = ("method", "secure-aggregation", "counting.kind")
 # Settings that no method supports, or that cannot be read: only the text of the refusal is pinned.
 WRONG: tuple[Flat, ...] = (
     *({key: value} for key, value in UNREADABLE.items()),
@@ -278,37 +278,42 @@ WRONG: tuple[Flat, ...] = (
     },
     {"method": "dpcvae", "epsilon": 1.0, "delta": 1e-5, "dpcvae.noise-multiplier": 0.2},
     {"method": "fedavg", "fedavg.noise-multiplier": 1.0},
-    {"method": "fedavg", "secure-sum": True},
-    {"method": "fedavg", "secure-sum": True, "classes": "a,b", "max-share": 2.0},
-    {"method": "fedavg", "secure-sum": True, "classes": "a,b", "resume": "runs/x"},
-    {"method": "fedavg", "secure-sum": True, "classes": "a,b", "secure-sum-records": 10**9},
-    {"secure-sum": True, "fedpft.topology": "chain", "fedpft.seal": True},
+    {"method": "fedavg", "secure-aggregation": True},
+    {"method": "fedavg", "secure-aggregation": True, "classes": "a,b", "max-share": 2.0},
+    {"method": "fedavg", "secure-aggregation": True, "classes": "a,b", "resume": "runs/x"},
+    {
+        "method": "fedavg",
+        "secure-aggregation": True,
+        "classes": "a,b",
+        "secure-aggregation-records": 10**9,
+    },
+    {"secure-aggregation": True, "fedpft.topology": "chain", "fedpft.seal": True},
     {"fedpft.seal": True},
     {"partition": "column"},
-    {"target": "number", "target-range": "1,0"},
-    {"target": "labels", "label-columns": "edema", "label-sets": "north"},
-    {"target": "labels"},
+    {"task": "regression", "target-range": "1,0"},
+    {"task": "multilabel", "label-columns": "edema", "label-sets": "north"},
+    {"task": "multilabel"},
     {
-        "target": "labels",
+        "task": "multilabel",
         "label-columns": "edema,mass",
         "label-sets": "north=edema,mass; south=edema",
-        "secure-sum": True,
+        "secure-aggregation": True,
         "colluding": 0.0,
     },
-    {"target": "time"},
-    {"target": "time", "horizon": 3.0, "time-column": "months"},
-    {"target": "number", "target-range": "0,1", "method": "fedrep"},
-    {"target": "number", "target-range": "0,1", "classes": CLASSES},
-    {"target": "number", "target-range": "0,1", "partition": "classes"},
-    {"target": "number", "target-range": "0,1", "fedpft.covariance": "diag"},
-    {"target": "number", "target-range": "0,1", "value-columns": "age,sex", "bins": 3},
-    {"target": "number", "target-range": "0,1;0,1;0,1", "value-columns": "age,sex"},
+    {"task": "survival"},
+    {"task": "survival", "horizon": 3.0, "time-column": "months"},
+    {"task": "regression", "target-range": "0,1", "method": "fedrep"},
+    {"task": "regression", "target-range": "0,1", "classes": CLASSES},
+    {"task": "regression", "target-range": "0,1", "partition": "classes"},
+    {"task": "regression", "target-range": "0,1", "fedpft.covariance": "diag"},
+    {"task": "regression", "target-range": "0,1", "value-columns": "age,sex", "bins": 3},
+    {"task": "regression", "target-range": "0,1;0,1;0,1", "value-columns": "age,sex"},
     *({"counting.kind": kind} for kind in ("evaluation", "survey")),
     {"counting.kind": "evaluation", "classes": CLASSES},
     {
         "counting.kind": "survey",
         "classes": CLASSES,
-        "secure-sum": True,
+        "secure-aggregation": True,
         "method": "fedlap",
         "defence": "median",
     },
@@ -329,11 +334,11 @@ OF_COUNTS = (
         "sites",
     ),
     *(
-        "secure-sum-records",
+        "secure-aggregation-records",
         "counting.digest",
         "counting.bins",
         "fedpft.topology",
-        "features.power",
+        "features.power-transform",
     ),
 )
 
@@ -344,7 +349,7 @@ def subjects(methods: tuple[str, ...], kinds: tuple[str, ...]) -> Iterator[tuple
     """
     for method in methods:
         for name, more in SITUATIONS.items():
-            # The sums of FedPFT that a secure sum can add up.
+            # The sums of FedPFT that secure aggregation can add up.
             own: Flat = (
                 {"fedpft.covariance": "gram"} if method == "fedpft" and "secure" in name else {}
             )
@@ -368,7 +373,7 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
     for key, values in VALUES.items():
         if not counts or key in OF_COUNTS:
             yield from ({key: value} for value in values if settings.get(key) != value)
-    if subject in ("fedpft", "fedpft, private", "fedpft, secure sum"):
+    if subject in ("fedpft", "fedpft, private", "fedpft, secure aggregation"):
         yield from _combined(
             {
                 "fedpft.covariance": ("full", "diag", "spherical", "lowrank", "gram"),
@@ -406,15 +411,15 @@ def variations(subject: str, settings: Mapping[str, Scalar]) -> Iterator[Flat]:
             "dpcvae.learned-variance": (True, False),
             "dpcvae.class-prior": (True, False),
         }
-        yield from _combined(layers | {"dpcvae.opening": ("sums", "counts")})
+        yield from _combined(layers | {"dpcvae.first-round": ("sums", "counts")})
     if subject.startswith("dp-fedavg"):
-        joint = {
-            "fedavg.noise": ("joint", "site"),
+        distributed = {
+            "fedavg.noise": ("distributed", "site"),
             "epsilon": (0.5, 2.0),
             "fedavg.rounds": (0, 4),
             "fedavg.model": ("auto", "mlp"),
         }
-        yield from _combined(joint)
+        yield from _combined(distributed)
 
 
 def _combined(axes: Mapping[str, tuple[Scalar, ...]]) -> Iterator[Flat]:

@@ -12,7 +12,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import planned
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.methods import METHODS
@@ -20,7 +20,7 @@ from fedsurrogate.common.methods.counting import KINDS_OF_COUNTS
 from fedsurrogate.common.methods.method import Field, Method, Plan, Sizes
 from fedsurrogate.common.privacy.mechanism import STATED, Mechanism, relation_of
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.rules import (
+from fedsurrogate.common.secure_aggregation.rules import (
     context_of,
     dimensions_of,
     local_epsilon,
@@ -101,7 +101,7 @@ def whole_digest(settings: Mapping[str, Scalar]) -> str:
 
 
 def claims(settings: Mapping[str, Scalar]) -> list[Facts]:
-    """The claim for records, for patients, and for records after a public centre; empty without
+    """The claim for records, for patients, and for records after a public mean; empty without
     privacy.
     """
     run = parse_run(settings)
@@ -163,7 +163,7 @@ def _properties(method: Method, plan: Plan) -> Iterable[str]:
         "only private": method.needs_budget,
         "stored": combination.stored,
         "a maker of surrogates": combination.makes_surrogates,
-        "introduced": messages.introduces,
+        "identified": messages.identifies,
         "of norm one": plan.training.unit_features,
         "adversarial": method.adversarial,
         "proximal": plan.training.proximal,
@@ -251,7 +251,7 @@ def _entry(config: Run, number: int) -> Facts:
 
 
 def _sum(run: Run) -> Facts | None:
-    if not run.settings.secure_sum:
+    if not run.settings.secure_aggregation:
         return None
     rules = rules_of(run.settings, SITES)
     rounds = (1, 2) if run.plan.combination.first_sums else (1,)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsurrogate.client_app.governance.budget import Budget
 from fedsurrogate.client_app.governance.entries import Release, canonical, digest
-from fedsurrogate.client_app.governance.ledger import Ledger, Witnessed
+from fedsurrogate.client_app.governance.ledger import CheckLogEntry, Ledger
 from fedsurrogate.common.counts import Counts, pack_counts, unpack_counts
 from fedsurrogate.common.message_files import (
     MessageReply,
@@ -37,8 +37,8 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import GaussianEvent
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import SumState, signed_list
-from fedsurrogate.common.secure_sum.secrets import (
+from fedsurrogate.common.secure_aggregation.protocol import SumState, signed_list
+from fedsurrogate.common.secure_aggregation.secrets import (
     Dealt,
     Member,
     Secrets,
@@ -88,11 +88,11 @@ from fedsurrogate.common.wire.model_proto import (
 )
 from fedsurrogate.common.wire.records import (
     pack_bundle,
-    pack_question,
+    pack_public_mean,
     pack_surrogate,
     to_record,
     unpack_bundle,
-    unpack_question,
+    unpack_public_mean,
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import (
@@ -128,7 +128,7 @@ CLAIM = Mechanism(
     0.5,
     {"counts": (2.0, 1.0), "sums": (0.5, 1.0), "squares": (4.0, 1.0)},
 )
-# A sealed relay from SITE to OTHER, as it was made once.
+# A sealed chain message from SITE to OTHER, as it was made once.
 RECORDED = Path(__file__).parent / "recorded.json"
 
 
@@ -183,7 +183,7 @@ def _readers() -> Iterator[tuple[str, Callable[[bytes], bytes]]]:
     yield "synthetic", lambda content: pack_synthetic(unpack_synthetic(content))
     yield "relay", lambda content: pack_relay(unpack_relay(content))
     yield "counts", lambda content: pack_counts(unpack_counts(content))
-    yield "public centre", lambda content: pack_question(unpack_question(content)) or b""
+    yield "public mean", lambda content: pack_public_mean(unpack_public_mean(content)) or b""
     yield "gaussians", lambda content: pack_gaussians(unpack_gaussians(content.decode())).encode()
     yield "receipts", lambda content: join_receipts(parse_receipts(content.decode())).encode()
     yield (
@@ -271,8 +271,8 @@ def _surrogates() -> Iterator[tuple[str, bytes]]:
             {key: sigma for key, (sigma, _) in noise.items()},
         )
         yield f"surrogate of sums, {name}", pack_surrogate(SumsSurrogate(HEADER, sums, claim))
-    yield "public centre", pack_question(numbers(4, start=2)) or b""
-    yield "digest of a public centre", centre_digest(numbers(4, start=2)).encode()
+    yield "public mean", pack_public_mean(numbers(4, start=2)) or b""
+    yield "digest of a public mean", centre_digest(numbers(4, start=2)).encode()
     tables = {
         "decisions": torch.tensor([[5, -2], [0, 70000]]),
         "scores": torch.arange(8).reshape(1, 2, 4),
@@ -359,7 +359,7 @@ def _signed(privacy: Privacy | None) -> SignedModel:
         fingerprint=HEADER.fingerprint,
         classes=["a", "b", "c"],
         dimension=4,
-        settings={"backbone": "pixels", "image-size": 2, "features.power": 0.5},
+        settings={"backbone": "pixels", "image-size": 2, "features.power-transform": 0.5},
         form={},
         sites=3,
         privacy=privacy,
@@ -471,8 +471,8 @@ def _sums() -> Iterator[tuple[str, bytes]]:
     yield "sum: map", pack_map(PublicMap(numbers(2, 4), numbers(4)))
     yield "sum: signed list", signed_list(seen, ("north", "south"))
     words = (np.arange(9, dtype=np.uint64) * 1_234_567_891 % 2**32).astype(np.uint32)
-    joint = replace(CLAIM, name="secure-sums")
-    yield "sum: masked", pack_masked(HEADER, words, joint)
+    distributed = replace(CLAIM, name="secure-aggregation")
+    yield "sum: masked", pack_masked(HEADER, words, distributed)
     yield (
         "sum: total",
         pack_total(replace(HEADER, site="coordinator"), ["north", "south"], words, None),
@@ -557,8 +557,8 @@ def _ledger() -> Iterator[tuple[str, bytes]]:
         )
         previous = digest(entry)
         yield f"ledger: {name}", canonical(entry | {"hash": previous}) + b"\n"
-    witness = Witnessed(1_767_322_800, 3, previous, "5a" * 32)
-    receipts = [witness.receipt(3, previous), replace(witness, opened=5).receipt(2, "ab" * 32)]
+    check_log = CheckLogEntry(1_767_322_800, 3, previous, "5a" * 32)
+    receipts = [check_log.receipt(3, previous), replace(check_log, opened=5).receipt(2, "ab" * 32)]
     yield "receipts", join_receipts(receipts).encode()
 
 

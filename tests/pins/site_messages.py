@@ -1,5 +1,5 @@
 """What a site sends in each method of sums, with a stream of noise that is always the same: its message,
-or the whole numbers of its part of a secure sum before the masks.
+or the whole numbers of its part of secure aggregation before the masks.
 
 Features are ones of both signs, and the number of records is a power of two, so that norms, means, sums
 and products of what is around a mean are exact on any processor.
@@ -17,16 +17,16 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from fedsurrogate.client_app import secure_sum
+from fedsurrogate.client_app import secure_aggregation
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import SumState, begin
+from fedsurrogate.common.secure_aggregation.protocol import SumState, begin
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_classifier
@@ -38,20 +38,20 @@ COUNT, D, CLASSES = 2**5, 16, ("a", "b", "c", "e")
 LABELS = torch.arange(COUNT) * 7 % 4
 PATIENTS = tuple(f"patient {row // 2}" for row in range(COUNT))
 NAMED = {"classes": ",".join(CLASSES)}
-SUM, NOISE = {"secure-sum": True, "dropouts": 0.25}, {"epsilon": 4.0, "delta": 1e-5}
+SUM, NOISE = {"secure-aggregation": True, "dropouts": 0.25}, {"epsilon": 4.0, "delta": 1e-5}
 WAYS: dict[str, dict[str, Any]] = {
     "exact": {},
     "noisy": NOISE,
     "summed": SUM,
     "summed with noise": SUM | NOISE,
 }
-TIMES = {"target": "time", "horizon": 4.0, "bins": 4}
+TIMES = {"task": "survival", "horizon": 4.0, "bins": 4}
 RANGES = {"features.ranges": "-2,2"}
 SETS = "a=u,v; b=u,v; c=u,v; e=u,v; f=u; g=u; h=u; i=u"
 TARGETS: dict[str, tuple[dict[str, Any], Tensor]] = {
-    "number": ({"target": "number", "target-range": "-4,4"}, LABELS[:, None] - 2.0),
+    "number": ({"task": "regression", "target-range": "-4,4"}, LABELS[:, None] - 2.0),
     "labels": (
-        {"target": "labels", "label-columns": "u,v"},
+        {"task": "multilabel", "label-columns": "u,v"},
         torch.stack([LABELS % 2, LABELS // 2], 1).double(),
     ),
     "cells": (TIMES | {"time-head": "cells"}, torch.stack([LABELS + 0.5, LABELS % 2], 1)),
@@ -67,11 +67,11 @@ def features() -> Tensor:
 
 def messages() -> Iterator[tuple[str, bytes]]:
     """By name: of every method of sums, in every way."""
-    for name, task in _tasks():
+    for name, job in _tasks():
         drawn = Drawn(name)
         # The tests replace the first; a script has the second everywhere.
         with patch.object(gaussian_mechanism.os, "urandom", drawn), patch("os.urandom", drawn):
-            yield f"site: {name}", (_part if task.run.settings.secure_sum else _message)(task)
+            yield f"site: {name}", (_part if job.run.settings.secure_aggregation else _message)(job)
 
 
 class Drawn:
@@ -85,63 +85,63 @@ class Drawn:
         return hashlib.shake_256(f"{self.name} {self.count}".encode()).digest(count)
 
 
-def _message(task: Task) -> bytes:
-    payload: bytes = load(task.run.plan.combination.site)(task).payload
+def _message(job: Job) -> bytes:
+    payload: bytes = load(job.run.plan.combination.site)(job).payload
     return payload
 
 
-def _part(task: Task) -> bytes:
+def _part(job: Job) -> bytes:
     """The vector of a site of three, without the masks."""
     seen = []
     members = tuple(
         begin(name, bytes([number]) * 32, b"context")[1] for number, name in enumerate(CLASSES[:3])
     )
     state, _ = begin("a", bytes(32), b"context")
-    state = replace(state, members=members, phase="shares", public=map_digest(task.payload or b""))
+    state = replace(state, members=members, phase="shares", public=map_digest(job.payload or b""))
 
     def mask(state: SumState, delivered: Any, rules: Any, vector: Any) -> Any:
         seen.append(vector)
         return state, vector.astype("uint32")
 
-    asked = replace(task, payload=pack_delivery([], "sum", task.payload or b""))
-    asked = replace(asked, info={**task.info, "sum": "0" * 32})
+    asked = replace(job, payload=pack_delivery([], "sum", job.payload or b""))
+    asked = replace(asked, info={**job.info, "sum": "0" * 32})
     with (
-        patch.object(secure_sum, "mask", mask),
-        patch.object(secure_sum, "read_state", lambda *_: state),
+        patch.object(secure_aggregation, "mask", mask),
+        patch.object(secure_aggregation, "read_state", lambda *_: state),
     ):
-        secure_sum.masked_sum(asked)
+        secure_aggregation.masked_sum(asked)
     vector: bytes = seen[0].astype("<i8").tobytes()
     return vector
 
 
-def _tasks() -> Iterator[tuple[str, Task]]:
+def _tasks() -> Iterator[tuple[str, Job]]:
     for way, given in WAYS.items():
-        yield f"class sums, {way}", _task(class_sums_run(**NAMED, **given), pack_map(PublicMap()))
+        yield f"class sums, {way}", _job(class_sums_run(**NAMED, **given), pack_map(PublicMap()))
         for (name, (own, values)), (words, ranges) in product(
             TARGETS.items(), (("", {}), (" in ranges", RANGES))
         ):
             sets = {"label-sets": SETS} if name == "labels" and way == "summed" else {}
             run = parse_run(own | given | ranges | sets)
             for round in (1, 2)[: 1 + (name == "residuals")]:
-                task = _task(run, _asked(run), values.double(), round)
-                yield f"{name}{words}, {way}, round {round}", task
+                job = _job(run, _asked(run), values.double(), round)
+                yield f"{name}{words}, {way}, round {round}", job
         for kind in ("survey", "evaluation"):
             header = Header("fedpft", "0" * 16, "coordinator", "f" * 16, CLASSES)
             model = pack_classifier(Head(header, torch.zeros(4, D), torch.zeros(4)))
             digest = hashlib.sha256(model).hexdigest() if kind == "evaluation" else ""
             own = {"counting.kind": kind, "counting.digest": digest, **NAMED}
-            yield f"{kind}, {way}", _task(parse_run(own | given), model)
+            yield f"{kind}, {way}", _job(parse_run(own | given), model)
     for way in ("noisy", "summed with noise"):
         run = parse_run({"head.solver": "logistic", "features.projection": ""} | NAMED | WAYS[way])
         training = Training.begin(run, CLASSES, "f" * 16, D)
         for round in (1, 2):
-            yield f"logistic, {way}, round {round}", _task(run, training.payload(), None, round)
+            yield f"logistic, {way}, round {round}", _job(run, training.payload(), None, round)
     for covariance in ("spherical", "diag", "gram"):
         run = parse_run(NOISE | NAMED | {"fedpft.covariance": covariance})
-        yield f"fedpft, {covariance}, noisy", _task(run, None)
+        yield f"fedpft, {covariance}, noisy", _job(run, None)
     for way in ("summed", "summed with noise"):
         run = parse_run({"fedpft.covariance": "gram", **RANGES} | NAMED | WAYS[way])
-        yield f"fedpft in ranges, {way}", _task(run, pack_map(PublicMap()))
+        yield f"fedpft in ranges, {way}", _job(run, pack_map(PublicMap()))
 
 
 def _asked(run: Run) -> bytes:
@@ -155,13 +155,11 @@ def _asked(run: Run) -> bytes:
     return training.payload()
 
 
-def _task(run: Run, payload: bytes | None, values: Tensor | None = None, round: int = 1) -> Task:
+def _job(run: Run, payload: bytes | None, values: Tensor | None = None, round: int = 1) -> Job:
     labels = LABELS if values is None else torch.zeros(COUNT, dtype=torch.int64)
     patients = PATIENTS if run.private else None
     part = LabelledFeatures(features(), labels, patients, values=values)
     names = CLASSES if run.target is None else run.target.rows
     site = SiteFeatures(part, part, names, "f" * 16, 0.0, simulated=False)
     limits = SiteLimits(smallest_class=2, smallest_cell=2)
-    return Task(
-        run, NodeConfig(site="a"), "a", site, limits, payload=payload, info={"round": round}
-    )
+    return Job(run, NodeConfig(site="a"), "a", site, limits, payload=payload, info={"round": round})

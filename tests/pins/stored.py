@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.budget import Budget, spent
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"
@@ -43,7 +43,11 @@ CHAIN: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     "fedpft": {"fedpft.rank": 2},
     "fedpft-private": BUDGET | {"fedpft.covariance": "diag"},
-    "fedpft-secure-sum": {"fedpft.covariance": "gram", "secure-sum": True, "classes": NAMED},
+    "fedpft-secure-sum": {
+        "fedpft.covariance": "gram",
+        "secure-aggregation": True,
+        "classes": NAMED,
+    },
     "fedpft-chain": CHAIN,
     "fedpft-chain-interrupted": CHAIN,
     "dpcvae": {
@@ -120,7 +124,7 @@ def nodes(home: Path, policy: str = OPEN_POLICY) -> list[NodeConfig]:
         own = home / "sites" / name
         own.mkdir(parents=True, exist_ok=True)
         (own / "policy.toml").write_text(policy)
-        folders = {f"{each}-dir": str(own / each) for each in ("state", "witness", "cache")}
+        folders = {f"{each}-dir": str(own / each) for each in ("state", "check-log", "cache")}
         data: NodeConfig = {
             "data": "safetensors",
             "data-dir": str(home / "data" / name),
@@ -219,7 +223,7 @@ def _hospital(home: Path, out: Path) -> dict[str, Any]:
     shutil.copy(home / "2.json", out / "exchange" / "request.json")
     shutil.copy(home / "2.bundle", out / "exchange" / "north.bundle")
     federate(home, InProcessGrid(nodes(home, POLICY)), **FAST, **SAMPLED)
-    for name in ("state", "witness"):
+    for name in ("state", "check-log"):
         ignored = shutil.ignore_patterns("*.log", "*.lock", "requests.json")
         shutil.copytree(home / "sites" / "north" / name, out / "site" / name, ignore=ignored)
     ledger = ledger_in(out / "site")
@@ -240,9 +244,9 @@ def budget() -> Budget:
 
 
 def ledger_in(site: Path) -> Ledger:
-    """The one ledger of a site's state, with its witness."""
+    """The one ledger of a site's state, with its check log."""
     (file,) = (site / "state" / "ledgers").glob("*.jsonl")
-    return Ledger(file.parent, file.stem, Witness(site / "witness", file.stem, site / "state"))
+    return Ledger(file.parent, file.stem, CheckLog(site / "check-log", file.stem, site / "state"))
 
 
 def write(out: Path) -> None:

@@ -25,7 +25,7 @@ PINNED = {
     **{
         "Surrogate": "surrogate",
         "Counts": "counts",
-        "Centre": "public centre",
+        "Centre": "public mean",
         "Parameters": "parameters",
     },
     **{

@@ -97,7 +97,7 @@ def test_a_claim_for_patients_or_with_a_centre_differs_in_that_alone(
     assert len(private) > 10
     for name, (record, patient, centred) in private:
         assert record | {"unit": "patient"} == patient, name
-        # Joint noise and counts have no centre of their own.
+        # Distributed noise and counts have no centre of their own.
         assert centred in (record, record | {"centre": "0f" * 8}), name
 
 

@@ -24,7 +24,7 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.run import stored_run
 from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.signed_models.signed_model import read_signed_model, settings_of_run
@@ -33,7 +33,7 @@ from fedsurrogate.common.wire.model_proto import load_model
 from fedsurrogate.common.wire.records import unpack_bundle, unpack_surrogate
 from fedsurrogate.server_app.exchange import learn_from_files
 from fedsurrogate.server_app.lifecycle.before_start import check_resume
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import read_payloads, read_run
 from fedsurrogate.strategies.fedpft import private_head
@@ -57,7 +57,7 @@ from tests.totals import unpack_total
 
 # Heads in closed form: other processors round differently.
 CLOSE = 1e-6
-RELEARNED = ("fedpft", "fedpft-private")
+REFITTED = ("fedpft", "fedpft-private")
 EXPECTED = json.loads((STORED / "site" / "expected.json").read_text())
 Copy = Callable[[str], Path]
 # Folders of a machine. A stored run names none, nor a user or host by them.
@@ -110,7 +110,7 @@ def test_a_stored_run_is_read_in_full_and_reported(copy: Copy, name: str) -> Non
     assert (run.failure is None) == (name not in BEFORE_THE_BREAK)
     assert [site.name for site in run.sites] == list(SITES)
     assert run.used == run.invited == len(SITES)
-    config = parse_run(run.manifest["config"])
+    config = stored_run(run.manifest["config"])
     # Earlier versions gave these settings other digests; the folder keeps its own.
     assert run.manifest["run"] == settings_of_run(folder).digest != config.digest
     # The last site of a chain makes its model.
@@ -134,7 +134,7 @@ def test_the_parts_of_single_methods_are_read() -> None:
     assert read_generator(STORED / "dpcvae" / "generator.safetensors").header.classes == CLASSES
 
 
-@pytest.mark.parametrize("name", RELEARNED)
+@pytest.mark.parametrize("name", REFITTED)
 def test_learning_again_gives_the_stored_head(
     copy: Copy, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +144,9 @@ def test_learning_again_gives_the_stored_head(
     monkeypatch.setattr(private_head, "differ_across", lambda own, of_sum: 1.0)
     monkeypatch.setattr(private_head, "ENOUGH_COLUMNS", 1)
     folder = copy(name)
-    again, _ = relearn(folder)
+    again, _ = refit(folder)
     assert close(again, folder, name in CALIBRATED)
-    without, model = relearn(folder, without=["south"])
+    without, model = refit(folder, without=["south"])
     assert sorted(json.loads((without / "manifest.json").read_text())["sites"]) == ["north", "west"]
     assert model.header.classes == CLASSES
     assert not close(without, folder, name in CALIBRATED)
@@ -162,7 +162,7 @@ def test_a_run_of_a_method_that_is_gone_is_shown_and_learned_from_by_the_version
     with pytest.raises(
         ConfigError, match=r"'afl' is gone: version 0\.2\.0 .*use method = 'fedpft'"
     ):
-        relearn(folder)
+        refit(folder)
 
 
 def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
@@ -170,9 +170,9 @@ def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
     records too.
     """
     folder = copy("fedpft-chain")
-    _, again = relearn(folder)
+    _, again = refit(folder)
     surrogates = [unpack_surrogate(payload) for payload in read_payloads(folder)]
-    config = parse_run(json.loads((folder / "manifest.json").read_text())["config"])
+    config = stored_run(json.loads((folder / "manifest.json").read_text())["config"])
     learned = learn(surrogates, config, "cpu", config.settings.classes).head
     assert isinstance(again, Head)
     assert isinstance(learned, Head)
@@ -181,12 +181,12 @@ def test_a_stored_chain_is_learned_from_again(copy: Copy) -> None:
 
 def test_no_site_is_taken_out_of_a_stored_chain(copy: Copy) -> None:
     with pytest.raises(RunError, match="one site cannot be removed"):
-        relearn(copy("fedpft-chain"), without=["south"])
+        refit(copy("fedpft-chain"), without=["south"])
 
 
-def test_a_stored_secure_sum_is_not_learned_again(copy: Copy) -> None:
+def test_a_stored_secure_aggregation_is_not_learned_again(copy: Copy) -> None:
     with pytest.raises(RunError, match="only the sum over its sites"):
-        relearn(copy("fedpft-secure-sum"))
+        refit(copy("fedpft-secure-sum"))
 
 
 @pytest.mark.parametrize("name", ["fedavg-interrupted", "fedpft-chain-interrupted"])
@@ -199,7 +199,7 @@ def test_an_interrupted_run_is_continued_by_the_version_that_began_it(
         "resume": str(tmp_path / name),
     }
     with pytest.raises(RunError, match=r"continue it with version 0\.2\.0"):
-        check_resume(parse_run(settings), simulated=False)
+        check_resume(stored_run(settings), simulated=False)
     # Also where the manifest is lost: the checkpoint names its run.
     (tmp_path / name / "manifest.json").unlink()
     copy("data")

@@ -32,7 +32,7 @@ from fedsurrogate.common.surrogate_pb2 import Bundle
 from fedsurrogate.common.wire.records import (
     pack_bundle,
     unpack_bundle,
-    unpack_question,
+    unpack_public_mean,
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
@@ -309,12 +309,12 @@ def test_the_commands_go_from_request_to_head(
 
     monkeypatch.chdir(tmp_path)
     given = " ".join(f"{key}={json.dumps(value)}" for key, value in PLAIN.items())
-    known = run(fedsurrogate.server_app.cli.main.main, "sites", "key", "papers").strip()
+    known = run(fedsurrogate.server_app.cli.main.main, "sites", "key", "certificates").strip()
     run(
         fedsurrogate.server_app.cli.main.main,
         "offline",
         "request",
-        "papers",
+        "certificates",
         "--out",
         "r.json",
         "-c",
@@ -354,7 +354,7 @@ def test_the_commands_go_from_request_to_head(
     assert (Path(shown[-1]) / "model.safetensors").is_file()
 
 
-def test_sites_subtract_the_public_centre_of_a_request(tmp_path: Path) -> None:
+def test_sites_subtract_the_public_mean_of_a_request(tmp_path: Path) -> None:
     """They took the mean of each feature's own columns instead, as without public images."""
     images = torch.rand(100, 64, generator=torch.Generator().manual_seed(0))
     save_file({"x": images}, tmp_path / "public.safetensors")
@@ -363,7 +363,7 @@ def test_sites_subtract_the_public_centre_of_a_request(tmp_path: Path) -> None:
     sent = unpack_bundle(post.bundles[0].read_bytes(), post.request, post.keys)
     claim = unpack_surrogate(sent.payload).claim
     assert claim is not None
-    assert claim.centre == centre_digest(unpack_question(post.request.centre))
+    assert claim.centre == centre_digest(unpack_public_mean(post.request.centre))
     # The folder of the coordinator is its own affair.
     assert str(tmp_path) not in post.request_file.read_text()
     assert metrics_of(post.learn())["sites"]["used"] == 3

@@ -17,7 +17,12 @@ from fedsurrogate.server_app.counting import write_public_map
 from fedsurrogate.strategies.pooling.class_means import read_map
 from tests.grid import metrics_of, run_federation, sites
 
-SECURE: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+SECURE: dict[str, Any] = {
+    "secure-aggregation": True,
+    "classes": "a,b",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+}
 
 
 def public(folder: Path, head: torch.Tensor | None = None) -> tuple[str, str, torch.Tensor]:
@@ -70,15 +75,15 @@ def test_a_map_for_another_power_is_refused(tmp_path: Path) -> None:
     chosen = SECURE | {"features.projection": str(tmp_path / "map.safetensors")}
     with pytest.raises(ConfigError, match=r"power = 0\.5"):
         read_map(parse_run(chosen))
-    assert read_map(parse_run(chosen | {"features.power": 0.5})).centre is not None
+    assert read_map(parse_run(chosen | {"features.power-transform": 0.5})).centre is not None
 
 
-def test_budget_and_classes_are_all_that_a_secure_sum_needs(
+def test_budget_and_classes_are_all_that_a_secure_aggregation_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsurrogate.common.secure_sum.rules.FEWEST_MAPPED", 64)
+    monkeypatch.setattr("fedsurrogate.common.secure_aggregation.rules.FEWEST_MAPPED", 64)
     classes = ",".join(map(str, range(10)))
-    chosen = {"secure-sum": True, "epsilon": 8.0, "delta": 1e-5, "classes": classes}
+    chosen = {"secure-aggregation": True, "epsilon": 8.0, "delta": 1e-5, "classes": classes}
     metrics = metrics_of(run_federation(tmp_path, sites(3), **chosen))
     assert "63 of 64 directions: random" in metrics["learning"]["projection"]
     assert metrics["accuracy"]["model"] > 0.8

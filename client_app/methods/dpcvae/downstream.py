@@ -28,7 +28,7 @@ from ...features.site_features import SiteFeatures
 from ...governance.gate import Gate
 from ...governance.work_limits import has_room
 from ...node_config import NodeConfig
-from ..task import Task
+from ..job import Job
 
 # Candidate weights of a site's own head in the mixture, as in the paper.
 SHARES = torch.linspace(0, 1, 11)
@@ -93,7 +93,7 @@ class Mixture:
             for name, each in zip(SOURCES, probabilities, strict=True)
         }
 
-    def measures(self, test: LabelledEmbeddings) -> dict[str, float]:
+    def metric_values(self, test: LabelledEmbeddings) -> dict[str, float]:
         """The same as named numbers, and the weight."""
         scores = self.scores(test)
         numbers = {f"accuracy-{name}": each.accuracy for name, each in scores.items()}
@@ -309,58 +309,58 @@ def generators(node: NodeConfig) -> Path:
     return node.state / "generators"
 
 
-def use_generator(task: Task, gate: Gate) -> Info:
+def use_generator(job: Job, gate: Gate) -> Info:
     """Keep the received generator and evaluate it on this site's records.
 
     The caller decides which results may leave.
 
     Args:
-        task: the request, with the generator.
+        job: the request, with the generator.
         gate: of the site; its ledger names the runs in which the site took part.
 
     Raises:
         SurrogateError: for a generator of another run, or of a run in which the site took no part.
         DataError: where it cannot be evaluated.
     """
-    if not any(entry.get("flower_run") == task.flower_run for entry in gate.ledger.entries()):
+    if not any(entry.get("flower_run") == job.flower_run for entry in gate.ledger.entries()):
         raise SurrogateError(
-            f"a generator of run {task.flower_run}, in which this site has taken no part"
+            f"a generator of run {job.flower_run}, in which this site has taken no part"
         )
-    received = task.received_model()
-    generator = Generator(received.header, task.run, received.tensors).checked()
+    received = job.received_model()
+    generator = Generator(received.header, job.run, received.tensors).checked()
     content = pack_generator(generator)
-    if has_room(task.node, gate.policy.kept_mib, len(content)):
-        replace_file(generators(task.node) / f"{task.flower_run}-{task.site}.safetensors", content)
-    return _judged(task, generator)
+    if has_room(job.node, gate.policy.kept_mib, len(content)):
+        replace_file(generators(job.node) / f"{job.flower_run}-{job.site}.safetensors", content)
+    return _judged(job, generator)
 
 
-def _judged(task: Task, generator: Generator) -> Info:
+def _judged(job: Job, generator: Generator) -> Info:
     classes = generator.header.classes
-    if not len(task.found.test.labels):
+    if not len(job.found.test.labels):
         return {"correct": 0, "tested": 0}
-    own, test = (site_records(task.found, classes, part) for part in ("train", "test"))
-    labels = labels_evenly(len(classes), task.run.settings.dpcvae.synthetic)
+    own, test = (site_records(job.found, classes, part) for part in ("train", "test"))
+    labels = labels_evenly(len(classes), job.run.settings.dpcvae.synthetic)
     synthetic = LabelledEmbeddings(
-        generator.draw(labels, stream(task.run.settings.seed, "site", task.site)), labels
+        generator.draw(labels, stream(job.run.settings.seed, "site", job.site)), labels
     )
-    shared = head_on(synthetic, generator.header, task.run.settings.head, task.run.settings.seed)
-    measures = mix(
+    shared = head_on(synthetic, generator.header, job.run.settings.head, job.run.settings.seed)
+    metric_values = mix(
         own,
         shared,
-        task.run.settings.head,
-        task.run.settings.seed,
-        task.run.settings.baseline.validation,
-    ).measures(test)
-    like = generator.draw(test.labels, stream(task.run.settings.seed, "fidelity", task.site))
+        job.run.settings.head,
+        job.run.settings.seed,
+        job.run.settings.baseline.validation,
+    ).metric_values(test)
+    like = generator.draw(test.labels, stream(job.run.settings.seed, "fidelity", job.site))
     if len(test.labels) > 1:
-        measures |= fidelity(test.features, like, task.run.settings.seed)
-    right = round(measures["accuracy-mixed"] * len(test.labels))
+        metric_values |= fidelity(test.features, like, job.run.settings.seed)
+    right = round(metric_values["accuracy-mixed"] * len(test.labels))
     log.info(
         "the site's own, synthetic and mixed heads: %s",
-        {name: round(value, 4) for name, value in measures.items()},
+        {name: round(value, 4) for name, value in metric_values.items()},
     )
     answer: Info = {"correct": right, "tested": len(test.labels)}
-    return answer | {f"downstream.{key}": value for key, value in measures.items()}
+    return answer | {f"downstream.{key}": value for key, value in metric_values.items()}
 
 
 def site_records(

@@ -43,7 +43,7 @@ from fedsurrogate.common.wire.model_proto import pack_parameters
 
 from ...features.site_features import site_device
 from ..dp.record_gradients import Units, clipped_sums
-from ..task import MethodOutput, SiteStatistic, Task
+from ..job import Job, MethodOutput, SiteStatistic
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import DPCVAESettings
@@ -343,18 +343,18 @@ class Trained:
     keep: dict[Path, bytes]
 
 
-def train_generator(task: Task) -> MethodOutput:
+def train_generator(job: Job) -> MethodOutput:
     """This site's update of the generator in one round, for DP-CVAE and, as a baseline, DP-CGAN.
     Raises as `trained`.
     """
-    made = trained(task)
+    made = trained(job)
     return MethodOutput(
         pack_parameters(made.reply), made.reply.claim, made.facts, keep=made.keep, must_keep=True
     )
 
 
-def generator_sums(task: Task) -> SiteStatistic:
-    """This site's part of a secure sum, float64.
+def generator_sums(job: Job) -> SiteStatistic:
+    """This site's part of secure aggregation, float64.
 
     In the first round it is the site's class sizes (C,) and sums (C, d); in the others its records
     (1,), which are its weight, and update (P,), the change of all parameters in the order of their
@@ -365,23 +365,23 @@ def generator_sums(task: Task) -> SiteStatistic:
     the sum would show the others'.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Raises:
         SurrogateError: for a request that does not follow this site's last round, or a model of
             another round; and all errors of `trained`.
     """
-    if (number := task.received_model().round) != task.round or task.confirmed != task.round - 1:
+    if (number := job.received_model().round) != job.round or job.confirmed != job.round - 1:
         raise SurrogateError(
-            f"a request for round {task.round} after {task.confirmed} rounds, with the model of "
+            f"a request for round {job.round} after {job.confirmed} rounds, with the model of "
             f"{number}"
         )
-    made = trained(task)
+    made = trained(job)
     tensors = {name: tensor.double() for name, tensor in made.reply.tensors.items()}
-    if task.round > 1:
+    if job.round > 1:
         weight = (
             max(1.0, float(made.sizes.sum().round()))
-            if task.run.settings.dpcvae.weights == "records"
+            if job.run.settings.dpcvae.weights == "records"
             else 1.0
         )
         tensors = {
@@ -391,7 +391,7 @@ def generator_sums(task: Task) -> SiteStatistic:
     return SiteStatistic(tensors, made.reply.claim, keep=made.keep)
 
 
-def trained(task: Task) -> Trained:
+def trained(job: Job) -> Trained:
     """This site's part of one round, before anything is packed.
 
     Encoder and decoder are both trained under privacy. A record's gradient of the decoder depends
@@ -399,32 +399,32 @@ def trained(task: Task) -> Trained:
     into the decoder, past any clip.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Raises:
         DataError: if no training record is left.
         SurrogateError: for a model that is not this run's.
         StateError: where the site's kept file is lost.
     """
-    run, received = task.run, task.received_model()
+    run, received = job.run, job.received_model()
     classes, private = received.header.classes, bool(run.settings.epsilon)
-    features, labels = task.training_data(classes)
-    units = Units.of(task.training_units(classes) if private else None, len(labels))
+    features, labels = job.training_data(classes)
+    units = Units.of(job.training_units(classes) if private else None, len(labels))
     companion = fresh_companion(
         run.settings, run.method.adversarial, len(classes), features.shape[1]
     )
-    if task.round == 1:
-        return _opening(task, classes, (features, labels, units), companion)
-    counts = _restore(task, companion, len(classes))
+    if job.round == 1:
+        return _first_round(job, classes, (features, labels, units), companion)
+    counts = _restore(job, companion, len(classes))
     shared = fresh_generator(run.settings, run.method.adversarial, len(classes), features.shape[1])
     load_into(shared, received.tensors)
-    device = site_device(run.settings.device, task.node)
+    device = site_device(run.settings.device, job.node)
     embeddings, labels = scaled(features).to(device), labels.to(device)
     shared, companion = shared.to(device), companion.to(device)
-    random = stream(run.settings.seed, run.settings.method, task.site, task.round)
-    round = (task.round, run.rounds)
+    random = stream(run.settings.seed, run.settings.method, job.site, job.round)
+    round = (job.round, run.rounds)
     trainer = trainer_of(shared, companion, run.settings.dpcvae, round, counts, private, random)
-    claim = task.mechanism()
+    claim = job.mechanism()
     facts: dict[str, float] = {}
     if private:
         assert claim is not None
@@ -437,25 +437,23 @@ def trained(task: Task) -> Trained:
     moved = {
         name: p.detach().cpu() - received.tensors[name] for name, p in shared.named_parameters()
     }
-    reply = Parameters(
-        task.header(classes), task.round, moved, 0 if private else len(labels), claim
-    )
-    return Trained(reply, counts, facts, _kept(task, companion, counts))
+    reply = Parameters(job.header(classes), job.round, moved, 0 if private else len(labels), claim)
+    return Trained(reply, counts, facts, _kept(job, companion, counts))
 
 
-def _opening(
-    task: Task, classes: tuple[str, ...], data: tuple[Tensor, Tensor, Units], companion: nn.Module
+def _first_round(
+    job: Job, classes: tuple[str, ...], data: tuple[Tensor, Tensor, Units], companion: nn.Module
 ) -> Trained:
     """The first round: the size of every class and, if set, the sum of its unit-norm embeddings;
     noisy under privacy.
     """
-    run, count, (features, labels, units) = task.run, len(classes), data
+    run, count, (features, labels, units) = job.run, len(classes), data
     unit = clip(features.double(), 0.0)[0]
     weights = torch.ones(len(labels)) if units.weights is None else units.weights
     exact = dict(zip((COUNTS, SUMS), class_sums(unit, labels, weights, count), strict=True))
     sums = {name: sum_.value for name, sum_ in exact.items()}
-    chosen = {COUNTS, SUMS} if run.settings.dpcvae.opening == "sums" else {COUNTS}
-    claim = task.mechanism()
+    chosen = {COUNTS, SUMS} if run.settings.dpcvae.first_round == "sums" else {COUNTS}
+    claim = job.mechanism()
     facts: dict[str, float] = {}
     if claim is not None:
         # Of the mechanism's noise, that of this round's statistics.
@@ -467,10 +465,10 @@ def _opening(
     records = 0 if run.settings.epsilon else len(labels)
     sizes = shared[COUNTS]
     return Trained(
-        Parameters(task.header(classes), 1, shared, records, claim),
+        Parameters(job.header(classes), 1, shared, records, claim),
         sizes,
         facts,
-        _kept(task, companion, sizes),
+        _kept(job, companion, sizes),
     )
 
 
@@ -522,7 +520,7 @@ def _file(state: Path, round: int) -> Path:
     return state / f"kept-{round}.safetensors"
 
 
-def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]:
+def _kept(job: Job, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]:
     """File and content that the site needs in the next round; written after this round is charged,
     and never released.
     """
@@ -532,11 +530,11 @@ def _kept(task: Task, companion: nn.Module, counts: Tensor) -> dict[Path, bytes]
         COMPANION + name: tensor.cpu().contiguous()
         for name, tensor in parameters_of(companion).items()
     }
-    content: bytes = save({**tensors, COUNTS: counts}, {"run": task.run.digest})
-    return {_file(task.state, task.round): content}
+    content: bytes = save({**tensors, COUNTS: counts}, {"run": job.run.digest})
+    return {_file(job.state, job.round): content}
 
 
-def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
+def _restore(job: Job, companion: nn.Module, classes: int) -> Tensor:
     """Load the companion as it was after the last round that counted; return the released class
     sizes (C,).
 
@@ -546,12 +544,12 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
-    if not task.confirmed:
+    if not job.confirmed:
         return torch.zeros(classes)
-    file = _file(task.state, task.confirmed)
+    file = _file(job.state, job.confirmed)
     try:
         with safe_open(file, "pt") as content:
-            if (content.metadata() or {}).get("run") != task.run.digest:
+            if (content.metadata() or {}).get("run") != job.run.digest:
                 raise KeyError("of another run")
         tensors = load_file(file)
         counts: Tensor = tensors.pop(COUNTS)
@@ -560,15 +558,15 @@ def _restore(task: Task, companion: nn.Module, classes: int) -> Tensor:
         )
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise StateError(
-            f"{file} cannot be read ({type(error).__name__}), but round {task.confirmed} of this "
+            f"{file} cannot be read ({type(error).__name__}), but round {job.confirmed} of this "
             "run counted: without this file the site's encoder, and its budget with it, would "
             "begin anew; restore the state folder"
         ) from None
-    for old in task.state.glob("kept-*.safetensors"):
+    for old in job.state.glob("kept-*.safetensors"):
         if (
             old != file
             and (number := old.stem.removeprefix("kept-")).isdecimal()
-            and int(number) < task.confirmed
+            and int(number) < job.confirmed
         ):
             old.unlink(missing_ok=True)
     return counts

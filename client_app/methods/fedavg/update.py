@@ -27,7 +27,7 @@ from fedsurrogate.common.models.parameters import (
 )
 from fedsurrogate.common.models.training_parts import stream, train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from fedsurrogate.common.settings import HeadSettings, Model
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.wire.model_proto import pack_parameters
@@ -36,6 +36,7 @@ from fedsurrogate.common.wire.records import Info
 from ...governance.gate import Gate
 from ..dp.record_gradients import UnitRecords, Units, clipped_gradients, train_privately
 from ..evaluation import checked_classifier, counted
+from ..job import Job, MethodOutput, SiteStatistic
 from ..local_training import (
     Losses,
     Variant,
@@ -46,10 +47,9 @@ from ..local_training import (
     step_length,
     train,
 )
-from ..task import MethodOutput, SiteStatistic, Task
 
 
-def update(task: Task) -> MethodOutput:
+def update(job: Job) -> MethodOutput:
     """Train the received model on this site's records.
 
     Methods: FedAvg, FedProx, FedSGD, SCAFFOLD; DSFL, which sends only the largest entries; and
@@ -57,7 +57,7 @@ def update(task: Task) -> MethodOutput:
     together.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Returns:
         The change of its parameters.
@@ -69,71 +69,71 @@ def update(task: Task) -> MethodOutput:
     Source: FedAvg (McMahan et al. 2017), FedProx (Li et al. 2020), SCAFFOLD (Karimireddy et al.
     2020).
     """
-    received = task.received_model()
-    if task.run.settings.epsilon:
-        return _private_update(task, received)
-    return MethodOutput(pack_parameters(_trained(task, received)))
+    received = job.received_model()
+    if job.run.settings.epsilon:
+        return _private_update(job, received)
+    return MethodOutput(pack_parameters(_trained(job, received)))
 
 
-def weighted_update(task: Task) -> SiteStatistic:
-    """The weighted change of the parameters, for a secure sum.
+def weighted_update(job: Job) -> SiteStatistic:
+    """The weighted change of the parameters, for secure aggregation.
 
     Under privacy the update has its noise already, and every site counts as the same public number
-    of records; with one joint noise for all sites, see `gradient_sums`.
+    of records; with one distributed noise for all sites, see `gradient_sums`.
 
     All sites receive the same model: with another one for a single site, the mean update would show
     that site's (Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning").
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Returns:
         Records (1,) of this site, and update (P,), its change of the parameters times them,
         float64; and the claim. Parameters in the order of their names.
     """
-    if task.run.plan.mechanism_name == JOINT_SUMS:
-        return gradient_sums(task)
-    received = task.received_model()
-    trained = (
-        _privately(task, received)[0] if task.run.settings.epsilon else _trained(task, received)
+    if job.run.plan.mechanism_name == DISTRIBUTED_SUMS:
+        return gradient_sums(job)
+    received = job.received_model()
+    trained = _privately(job, received)[0] if job.run.settings.epsilon else _trained(job, received)
+    records = (
+        job.run.settings.secure_aggregation_records if job.run.settings.epsilon else trained.records
     )
-    records = task.run.settings.secure_sum_records if task.run.settings.epsilon else trained.records
     moved = flat(trained.tensors)
     weight = torch.tensor([float(records)], dtype=torch.float64)
     return SiteStatistic({"records": weight, "update": records * moved}, trained.claim)
 
 
-def gradient_sums(task: Task) -> SiteStatistic:
-    """The sum of clipped gradients, for a secure sum with joint noise.
+def gradient_sums(job: Job) -> SiteStatistic:
+    """The sum of clipped gradients, for secure aggregation with distributed noise.
 
     All units, records or patients, take part, so that the noise needs no accounting of samples:
     rounds compose as Gaussian mechanisms.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Returns:
         Records (1,) of this site, or its patients; and gradients (P,), the sum of their gradients
         at the received model, each divided by the clip after it was shortened to it; float64,
         without noise. And the claim.
     """
-    claim, module, (features, labels, units) = _private_start(task, task.received_model())
-    losses = _losses(task.run.objective)
+    claim, module, (features, labels, units) = _private_start(job, job.received_model())
+    losses = _losses(job.run.objective)
     gradients = clipped_gradients(module, features, labels, claim.clip, losses, units.weights)
     summed = flat(gradients) / claim.clip
     count = torch.tensor([float(units.count)], dtype=torch.float64)
     return SiteStatistic({"records": count, "gradients": summed}, claim)
 
 
-def _trained(task: Task, received: Parameters) -> Parameters:
-    run, frame = task.run, received.header.frame
-    features, labels = task.training_data(received.header.classes, frame)
+def _trained(job: Job, received: Parameters) -> Parameters:
+    run, frame = job.run, received.header.frame
+    features, labels = job.training_data(received.header.classes, frame)
     start, common = split_control(received.tensors)
     settings, kind = run.settings.fedavg, run.settings.fedavg.kind
     module = _network(run.objective, kind, features.shape[1], received, start)
     objective = run.objective
     rate = step_length(kind, settings, features, objective.rates.site if objective else 0.0)
-    own = read_control(task.state, task.confirmed, start) if common else {}
+    own = read_control(job.state, job.confirmed, start) if common else {}
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0,
         correction={name: common[name] - own[name] for name in common} if common else None,
@@ -147,7 +147,7 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         labels,
         settings,
         rate,
-        stream(run.settings.seed, task.site, task.round),
+        stream(run.settings.seed, job.site, job.round),
         variant,
     )
     moved: Tensors = {
@@ -157,22 +157,22 @@ def _trained(task: Task, received: Parameters) -> Parameters:
         rates = {name: rate * variant.faster.get(name, 1.0) for name in moved}
         new = next_control(own, common, moved, steps, rates)
         moved = {**moved, **{CONTROL + name: new[name] - own[name] for name in new}}
-        write_control(task.state, received.round, new)
+        write_control(job.state, received.round, new)
     if run.plan.training.sparse:
         moved = largest(moved, settings.keep)
-    header = task.header(received.header.classes, frame)
+    header = job.header(received.header.classes, frame)
     return Parameters(header, received.round, moved, len(labels))
 
 
-def _private_update(task: Task, received: Parameters) -> MethodOutput:
-    answer, facts = _privately(task, received)
+def _private_update(job: Job, received: Parameters) -> MethodOutput:
+    answer, facts = _privately(job, received)
     return MethodOutput(pack_parameters(answer), answer.claim, facts)
 
 
-def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, float]]:
+def _privately(job: Job, received: Parameters) -> tuple[Parameters, dict[str, float]]:
     """The update with the noise of DP-SGD, and facts that stay at the site."""
-    run, settings = task.run, task.run.settings.fedavg
-    claim, module, records = _private_start(task, received)
+    run, settings = job.run, job.run.settings.fedavg
+    claim, module, records = _private_start(job, received)
     rate = settings.rate(True, run.objective.rates.private if run.objective else 0.0)
     variant = Variant(
         mu=settings.mu if run.plan.training.proximal else 0.0, losses=_losses(run.objective)
@@ -182,20 +182,20 @@ def _privately(task: Task, received: Parameters) -> tuple[Parameters, dict[str, 
         name: parameter.detach() - received.tensors[name]
         for name, parameter in module.named_parameters()
     }
-    header = task.header(received.header.classes, received.header.frame)
+    header = job.header(received.header.classes, received.header.frame)
     return Parameters(header, received.round, moved, 0, claim), facts
 
 
-def _private_start(task: Task, received: Parameters) -> tuple[Mechanism, nn.Module, UnitRecords]:
+def _private_start(job: Job, received: Parameters) -> tuple[Mechanism, nn.Module, UnitRecords]:
     """The claim, the received network, and all records."""
-    kind, claim = task.run.settings.fedavg.kind, task.mechanism()
+    kind, claim = job.run.settings.fedavg.kind, job.mechanism()
     assert claim is not None
     # No minimum class size applies here: everything that leaves has noise.
-    features, labels = task.training_data(received.header.classes, received.header.frame)
+    features, labels = job.training_data(received.header.classes, received.header.frame)
     if kind == "linear":
         features = clip(features, 0.0)[0].float()
-    units = Units.of(task.training_units(received.header.classes), len(labels))
-    module = _network(task.run.objective, kind, features.shape[1], received, received.tensors)
+    units = Units.of(job.training_units(received.header.classes), len(labels))
+    module = _network(job.run.objective, kind, features.shape[1], received, received.tensors)
     return claim, module, UnitRecords(features, labels, units)
 
 
@@ -289,43 +289,43 @@ Scores = Callable[[Tensor], Tensor]
 Fit = Callable[[Tensor, Tensor, int], Scores]
 
 
-def with_head(task: Task, gate: Gate) -> Info:
+def with_head(job: Job, gate: Gate) -> Info:
     """Evaluate the received head mixed with a head of the site's own (FedLambda).
 
     Args:
-        task: the request, with the received head.
+        job: the request, with the received head.
         gate: of the site.
 
     Raises:
         SurrogateError: for a head that is not this run's.
     """
-    own = task.run.settings
+    own = job.run.settings
     fit = partial(own_head, head=own.head, seed=own.seed)
-    return counted(personal_accuracy(task, checked_classifier(task), fit))
+    return counted(personal_accuracy(job, checked_classifier(job), fit))
 
 
-def with_neighbours(task: Task, gate: Gate) -> Info:
+def with_neighbours(job: Job, gate: Gate) -> Info:
     """Evaluate the received head mixed with the site's nearest records (kNN-Per).
 
     Args:
-        task: as in `with_head`.
+        job: as in `with_head`.
         gate: as in `with_head`.
 
     Raises:
         SurrogateError: for a head that is not this run's.
     """
-    fit = partial(nearest_records, neighbours=task.run.settings.baseline.neighbours)
-    return counted(personal_accuracy(task, checked_classifier(task), fit))
+    fit = partial(nearest_records, neighbours=job.run.settings.baseline.neighbours)
+    return counted(personal_accuracy(job, checked_classifier(job), fit))
 
 
-def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int]:
+def personal_accuracy(job: Job, model: Classifier, fit: Fit) -> tuple[int, int]:
     """Evaluate a mixture of the site's own and federated probabilities.
 
     The weight of the own part, 0 to 1, maximises validation accuracy; among equals, the likelihood
     decides. The share `baseline.validation` of the training records is held out for that.
 
     Args:
-        task: the request.
+        job: the request.
         model: the federated head.
         fit: makes the site's own part.
 
@@ -335,13 +335,13 @@ def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int
     Source: kNN-Per (Marfoq et al. 2022).
     """
     names = model.header.classes
-    features, labels = task.training_data(names)
+    features, labels = job.training_data(names)
     order = torch.randperm(
-        len(labels), generator=torch.Generator().manual_seed(task.run.settings.seed)
+        len(labels), generator=torch.Generator().manual_seed(job.run.settings.seed)
     )
-    held = max(1, round(task.run.settings.baseline.validation * len(labels)))
+    held = max(1, round(job.run.settings.baseline.validation * len(labels)))
     if held == len(labels):
-        return model.accuracy(task.found.test.features, task.found.classes, task.found.test.labels)
+        return model.accuracy(job.found.test.features, job.found.classes, job.found.test.labels)
     validation, rest = order[:held], order[held:]
     own = fit(model.framed(features[rest]), labels[rest], len(names))
     share = _share(
@@ -350,8 +350,8 @@ def personal_accuracy(task: Task, model: Classifier, fit: Fit) -> tuple[int, int
         labels[validation],
     )
     test, truth = (
-        task.found.test.features.float(),
-        class_indices(names, task.found.classes)[task.found.test.labels],
+        job.found.test.features.float(),
+        class_indices(names, job.found.classes)[job.found.test.labels],
     )
     if not len(truth):
         return 0, 0
@@ -408,11 +408,11 @@ def nearest_records(features: Tensor, labels: Tensor, classes: int, neighbours: 
     return scores
 
 
-def update_body(task: Task) -> MethodOutput:
+def update_body(job: Job) -> MethodOutput:
     """Fit this site's head to the received body, then train the body below this head.
 
     Args:
-        task: the request, with the body.
+        job: the request, with the body.
 
     Returns:
         The body's change.
@@ -425,46 +425,46 @@ def update_body(task: Task) -> MethodOutput:
     every body, as in the paper's analysis; its experiments continue the last round's head for a few
     steps. So a site keeps no state, and a round that it misses changes nothing.
     """
-    run, received = task.run, task.received_model()
+    run, received = job.run, job.received_model()
     frame = received.header.frame
-    features, labels = task.training_data(received.header.classes, frame)
+    features, labels = job.training_data(received.header.classes, frame)
     settings, classes = run.settings.fedavg, len(received.header.classes)
-    tensors = _with_own_head(task, received.tensors, features, labels, classes)
+    tensors = _with_own_head(job, received.tensors, features, labels, classes)
     module = network(settings.kind, features.shape[1], classes, tensors)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not name.startswith(HEAD))
-    generator = stream(run.settings.seed, task.site, task.round)
+    generator = stream(run.settings.seed, job.site, job.round)
     train(module, features, labels, settings, settings.rate(private=False), generator)
     trained = body_of(dict(module.named_parameters()))
     moved = {
         name: parameter.detach() - received.tensors[name] for name, parameter in trained.items()
     }
-    header = task.header(received.header.classes, frame)
+    header = job.header(received.header.classes, frame)
     answer = Parameters(header, received.round, moved, len(labels))
     return MethodOutput(pack_parameters(answer))
 
 
-def own_network(task: Task) -> Classifier:
+def own_network(job: Job) -> Classifier:
     """The received body with a head that this site fits to its own records. Raises SurrogateError,
     DataError.
     """
-    received, kind = checked_classifier(task), task.run.settings.fedavg.kind
+    received, kind = checked_classifier(job), job.run.settings.fedavg.kind
     if not isinstance(received, Network) or received.kind != kind:
         raise SurrogateError(f"a model that is no {kind}")
     names, frame = received.header.classes, received.header.frame
-    features, labels = task.training_data(names, frame)
-    tensors = _with_own_head(task, body_of(received.tensors), features, labels, len(names))
-    return Network(task.header(names, frame), kind, features.shape[1], tensors)
+    features, labels = job.training_data(names, frame)
+    tensors = _with_own_head(job, body_of(received.tensors), features, labels, len(names))
+    return Network(job.header(names, frame), kind, features.shape[1], tensors)
 
 
 def top_layer(
-    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+    job: Job, body: Tensors, features: Tensor, labels: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
     """A head trained on the body's outputs for features; an empty body gives the head on these
     themselves.
 
     Args:
-        task: the request; its settings name the network.
+        job: the request; its settings name the network.
         body: parameters of the body, by name.
         features: of the records, (n, d).
         labels: indices of classes, (n,).
@@ -476,7 +476,7 @@ def top_layer(
     Raises:
         SurrogateError: for a body of another network.
     """
-    settings = task.run.settings.fedavg
+    settings = job.run.settings.fedavg
     module = fresh(settings.kind, features.shape[1], classes, settings.width)
     wanted = {name: p.shape for name, p in body_of(dict(module.named_parameters())).items()}
     if {name: tensor.shape for name, tensor in body.items()} != wanted:
@@ -486,12 +486,12 @@ def top_layer(
     with torch.no_grad():
         embedded = torch.cat([embed(module, body, part) for part in torch.split(features, 1000)])
     return train_on_features(
-        embedded, labels, classes, task.run.settings.head, task.run.settings.seed
+        embedded, labels, classes, job.run.settings.head, job.run.settings.seed
     )
 
 
 def _with_own_head(
-    task: Task, body: Tensors, features: Tensor, labels: Tensor, classes: int
+    job: Job, body: Tensors, features: Tensor, labels: Tensor, classes: int
 ) -> dict[str, Tensor]:
-    weight, bias = top_layer(task, body, features, labels, classes)
+    weight, bias = top_layer(job, body, features, labels, classes)
     return {**body, HEAD + "weight": weight, HEAD + "bias": bias}

@@ -23,8 +23,8 @@ from fedsurrogate.common.wire.model_proto import pack_synthetic
 
 from ...features.site_features import site_device
 from ..dp.record_gradients import PrivateGradient, Units
+from ..job import Job, MethodOutput
 from ..local_training import network
-from ..task import MethodOutput, Task
 from .image_synthesis import Matching, RealStatistic, Synthesis, synthesise
 from .statistics import (
     CLASS_GRADIENTS,
@@ -55,11 +55,11 @@ class Recipe:
     """
 
     statistic: Statistic = GRADIENT
-    starts: Callable[[Task], Callable[[Tensors], Tensors]] = lambda task: dict
+    starts: Callable[[Job], Callable[[Tensors], Tensors]] = lambda job: dict
     searches: bool = True
 
 
-def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
+def approximate(job: Job, recipe: Recipe = Recipe()) -> MethodOutput:
     """Make this round's synthetic records: FedLAP or, with a privacy budget, FedLAP-DP; other
     methods by their recipe.
 
@@ -67,55 +67,51 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
     use nothing else; the labels are all classes of the run, and the radius is the run's setting.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
         recipe: of the method.
 
     Raises:
         DataError: if no training record is left.
         SurrogateError: for a model that is not this run's.
     """
-    run, received = task.run, task.received_model()
+    run, received = job.run, job.received_model()
     classes = received.header.classes
-    settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), task.mechanism()
-    features, labels = task.training_data(classes)
-    body, real, model = _in_place(task, received, features, labels)
+    settings, private, claim = run.settings.fedlap, bool(run.settings.epsilon), job.mechanism()
+    features, labels = job.training_data(classes)
+    body, real, model = _in_place(job, received, features, labels)
     present = (
         torch.arange(len(classes)) if private or settings.labels == "all" else torch.unique(labels)
     )
     named = tuple(classes[index] for index in present.tolist())
-    begin = _begin(task, present, named, real.values.shape[1:])
+    begin = _begin(job, present, named, real.values.shape[1:])
     begin = LandscapeRecords.evenly(
         begin.values.to(real.values), begin.labels.to(real.values.device)
     )
     changes = draws(
-        settings.augment, stream(run.settings.seed, "fedlap", task.site, task.round, "augment")
+        settings.augment, stream(run.settings.seed, "fedlap", job.site, job.round, "augment")
     )
-    batches = stream(run.settings.seed, "fedlap", task.site, task.round)
+    batches = stream(run.settings.seed, "fedlap", job.site, job.round)
     looks: RealStatistic = Batches(body, real, settings.batch_size, batches, recipe.statistic)
     if claim is not None:
         expected = settings.batch_size or 1
-        units = Units.of(task.training_units(classes), len(labels))
+        units = Units.of(job.training_units(classes), len(labels))
         looks = PrivateGradient(
             body, real, claim.clip, claim.noise_multiplier, settings.sample_rate, expected, units
         )
-    rate = settings.rate(task.round, run.rounds)
-    matching = Matching(
-        settings, rate, settings.mse(private), recipe.statistic, recipe.starts(task)
-    )
+    rate = settings.rate(job.round, run.rounds)
+    matching = Matching(settings, rate, settings.mse(private), recipe.statistic, recipe.starts(job))
     made, synthesis = synthesise(body, model, begin, looks, matching, changes)
     began = time.perf_counter()
     searches = recipe.searches and not private
-    radius = (
-        _radius(task, body, model, made, real, synthesis) if searches else settings.trust_radius
-    )
+    radius = _radius(job, body, model, made, real, synthesis) if searches else settings.trust_radius
     synthesis.seconds["radius-search"] = time.perf_counter() - began
     values = made.values.flatten(1).cpu().clamp(-LARGEST_VALUE, LARGEST_VALUE)
     own = torch.arange(len(named)).repeat_interleave(settings.images_per_class)
     records = 0 if private else len(labels)
-    answer = Synthetic(task.header(named), task.round, values, own, radius, records, claim)
+    answer = Synthetic(job.header(named), job.round, values, own, radius, records, claim)
     payload = pack_synthetic(answer)
     kept = {
-        task.state / f"synthetic-{task.round}.safetensors": save(
+        job.state / f"synthetic-{job.round}.safetensors": save(
             {"values": values}, {"classes": "\n".join(named)}
         )
     }
@@ -132,14 +128,14 @@ def approximate(task: Task, recipe: Recipe = Recipe()) -> MethodOutput:
 
 
 def _in_place(
-    task: Task, received: Parameters, features: Tensor, labels: Tensor
+    job: Job, received: Parameters, features: Tensor, labels: Tensor
 ) -> tuple[nn.Module, LandscapeRecords, Tensors]:
     """The network without its fixed first step, the records after that step, and the model, on the
     site's device.
     """
-    device = site_device(task.run.settings.device, task.node)
+    device = site_device(job.run.settings.device, job.node)
     module = network(
-        task.run.settings.fedlap.kind,
+        job.run.settings.fedlap.kind,
         features.shape[1],
         len(received.header.classes),
         received.tensors,
@@ -154,7 +150,7 @@ def _in_place(
 
 
 def _begin(
-    task: Task, present: Tensor, named: tuple[str, ...], shape: torch.Size
+    job: Job, present: Tensor, named: tuple[str, ...], shape: torch.Size
 ) -> LandscapeRecords:
     """First synthetic records: noise, or those this site sent in the last round that the
     coordinator used, if still here.
@@ -162,17 +158,17 @@ def _begin(
     They are never real records. The file on the disk has been released before, so under privacy it
     is already charged.
     """
-    settings = task.run.settings.fedlap
+    settings = job.run.settings.fedlap
     labels = present.repeat_interleave(settings.images_per_class)
     noise = torch.randn(
         (len(labels), *shape),
-        generator=stream(task.run.settings.seed, "fedlap", task.site, "begin"),
+        generator=stream(job.run.settings.seed, "fedlap", job.site, "begin"),
     )
     if settings.kind == "linear":
         # About norm one, as the records.
         noise /= noise[0].numel() ** 0.5
-    if settings.start == "last" and task.confirmed:
-        last = _last(task.state / f"synthetic-{task.confirmed}.safetensors", named)
+    if settings.start == "last" and job.confirmed:
+        last = _last(job.state / f"synthetic-{job.confirmed}.safetensors", named)
         if last is not None and last.shape == noise.flatten(1).shape:
             noise = last.reshape(noise.shape)
     return LandscapeRecords.evenly(noise, labels)
@@ -192,7 +188,7 @@ def _last(file: Path, named: tuple[str, ...]) -> Tensor | None:
 
 
 def _radius(
-    task: Task,
+    job: Job,
     body: nn.Module,
     model: Tensors,
     made: LandscapeRecords,
@@ -200,8 +196,8 @@ def _radius(
     synthesis: Synthesis,
 ) -> float:
     settings, batch = (
-        task.run.settings.fedlap,
-        task.run.settings.fedlap.batch_size or len(real.labels),
+        job.run.settings.fedlap,
+        job.run.settings.fedlap.batch_size or len(real.labels),
     )
     work = synthesis.looks * (
         settings.image_steps * IMAGE_STEP * len(made.labels)
@@ -213,13 +209,13 @@ def _radius(
         if plain
         else Search.within(work, len(made.labels), len(real.labels), settings.server_steps)
     )
-    generator = stream(task.run.settings.seed, "fedlap", task.site, task.round, "radius")
+    generator = stream(job.run.settings.seed, "fedlap", job.site, job.round, "radius")
     changes = draws(settings.augment, generator)
     server = ServerWalk(
         body,
         model,
         Descent(
-            settings.rate(task.round, task.run.rounds),
+            settings.rate(job.round, job.run.rounds),
             settings.server_steps,
             settings.trust_radius,
             plain,
@@ -229,11 +225,11 @@ def _radius(
     return effective_radius(server, made, real, search, generator)
 
 
-def dsc(task: Task) -> MethodOutput:
+def dsc(job: Job) -> MethodOutput:
     """Dataset condensation by gradient matching in each class, at the received model.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Raises:
         DataError, SurrogateError: as `approximate`.
@@ -242,15 +238,15 @@ def dsc(task: Task) -> MethodOutput:
     models: here all gradients are those at one model, and later rounds go on at the model that was
     learned.
     """
-    return approximate(task, Recipe(CLASS_GRADIENTS, searches=False))
+    return approximate(job, Recipe(CLASS_GRADIENTS, searches=False))
 
 
-def feddm(task: Task) -> MethodOutput:
+def feddm(job: Job) -> MethodOutput:
     """Distribution matching: class means of the head's inputs and outputs, at models drawn around
     the received one.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Raises:
         DataError, SurrogateError: as `approximate`.
@@ -261,18 +257,18 @@ def feddm(task: Task) -> MethodOutput:
     is nearly always rho.
     """
 
-    def starts(task: Task) -> Callable[[Tensors], Tensors]:
-        generator = stream(task.run.settings.seed, "feddm", task.site, task.round)
-        return lambda model: perturbed(model, task.run.settings.fedlap.trust_radius, generator)
+    def starts(job: Job) -> Callable[[Tensors], Tensors]:
+        generator = stream(job.run.settings.seed, "feddm", job.site, job.round)
+        return lambda model: perturbed(model, job.run.settings.fedlap.trust_radius, generator)
 
-    return approximate(task, Recipe(CLASS_MEANS, starts, searches=False))
+    return approximate(job, Recipe(CLASS_MEANS, starts, searches=False))
 
 
-def psg(task: Task) -> MethodOutput:
+def psg(job: Job) -> MethodOutput:
     """Private set generation: private gradients of all classes together, at models drawn at random.
 
     Args:
-        task: the request, with the model.
+        job: the request, with the model.
 
     Raises:
         DataError, SurrogateError: as `approximate`.
@@ -280,11 +276,11 @@ def psg(task: Task) -> MethodOutput:
     Source: Chen et al. 2022, algorithm 1. Noise and accounting are those of FedLAP-DP.
     """
 
-    def starts(task: Task) -> Callable[[Tensors], Tensors]:
-        generator = stream(task.run.settings.seed, "psg", task.site, task.round)
-        return lambda model: _fresh(task, model, generator)
+    def starts(job: Job) -> Callable[[Tensors], Tensors]:
+        generator = stream(job.run.settings.seed, "psg", job.site, job.round)
+        return lambda model: _fresh(job, model, generator)
 
-    return approximate(task, Recipe(starts=starts, searches=False))
+    return approximate(job, Recipe(starts=starts, searches=False))
 
 
 def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict[str, Tensor]:
@@ -301,8 +297,8 @@ def perturbed(model: Tensors, radius: float, generator: torch.Generator) -> dict
     return {name: tensor + share * noise[name].to(tensor) for name, tensor in model.items()}
 
 
-def _fresh(task: Task, model: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
-    settings, seed = task.run.settings.fedlap, int(torch.randint(2**31, (1,), generator=generator))
-    inputs, classes = task.found.train.features.shape[1], len(task.received_model().header.classes)
+def _fresh(job: Job, model: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
+    settings, seed = job.run.settings.fedlap, int(torch.randint(2**31, (1,), generator=generator))
+    inputs, classes = job.found.train.features.shape[1], len(job.received_model().header.classes)
     drawn = parameters_of(fresh(settings.kind, inputs, classes, settings.width, seed))
     return {name: drawn[name].to(tensor) for name, tensor in model.items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
 from fedsurrogate.common.models.training_parts import stream, train_on_features
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.class_sums import as_mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, SumsSurrogate
@@ -19,7 +19,7 @@ from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
 
 from ..chain_step import pass_on
-from ..task import MethodOutput, Task
+from ..job import Job, MethodOutput
 from . import surrogate as fedpft
 
 LARGEST_CHAIN = 1000
@@ -30,13 +30,13 @@ LARGEST_CHAIN = 1000
 MOST_DRAWS, ENOUGH_SAMPLES = 10, 20_000
 
 
-def extend_chain(task: Task) -> MethodOutput:
-    """The relay that this site passes on. Raises as `extend` and `pass_on`."""
-    return pass_on(task, extend)
+def extend_chain(job: Job) -> MethodOutput:
+    """The chain message that this site passes on. Raises as `extend` and `pass_on`."""
+    return pass_on(job, extend)
 
 
-def extend(task: Task) -> tuple[MethodOutput, Head]:
-    """The relay that this site passes on, and its own head.
+def extend(job: Job) -> tuple[MethodOutput, Head]:
+    """The chain message that this site passes on, and its own head.
 
     The head is trained on the site's features and on samples of received surrogates. Without a
     privacy budget the site passes on one surrogate of the union; counts add up along the chain.
@@ -44,19 +44,19 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
     site keeps its own privacy guarantee, and refitting costs no accuracy.
 
     Args:
-        task: the request, with the received relay.
+        job: the request, with the received chain message.
 
     Raises:
-        SurrogateError: for a relay that fails the coordinator's checks.
+        SurrogateError: for a chain message that fails the coordinator's checks.
         DataError: if no training record is left.
         ConfigError: as `make_surrogate`.
 
     Source: FedPFT, section 4.2. Differs from the paper: more than one sample a record, see
     MOST_DRAWS.
     """
-    received = _received(task)
-    names = _names(task.classes, received)
-    features, labels = task.training_data(names)
+    received = _received(job)
+    names = _names(job.classes, received)
+    features, labels = job.training_data(names)
     draws = max(
         1,
         min(
@@ -64,54 +64,52 @@ def extend(task: Task) -> tuple[MethodOutput, Head]:
             ENOUGH_SAMPLES // max(1, len(labels) + sum(sum(each.counts) for each in received)),
         ),
     )
-    own_mean = task.run.plan.own_mean_weight(features.shape[1])
-    if task.run.settings.epsilon:
+    mean_over_columns = job.run.plan.mean_over_columns_weight(features.shape[1])
+    if job.run.settings.epsilon:
         # Noisy sums are sums of clipped features, so the head is trained on clipped features too.
-        features = weigh_own_mean(features, own_mean)
-        features = clip(features, task.run.settings.fedpft.clip)[0].float()
-    drawn = [_draw(task.run.settings.seed, surrogate, names, draws) for surrogate in received]
+        features = weigh_mean_over_columns(features, mean_over_columns)
+        features = clip(features, job.run.settings.fedpft.clip)[0].float()
+    drawn = [_draw(job.run.settings.seed, surrogate, names, draws) for surrogate in received]
     union = (
         torch.cat([features.repeat(draws, 1), *(x for x, _ in drawn)]),
         torch.cat([labels.repeat(draws), *(y for _, y in drawn)]),
     )
-    if task.run.settings.epsilon:
-        made = fedpft.make_surrogate(
-            fedpft.SiteData.of(task.found, task.site), task.run, task.limits
-        )
+    if job.run.settings.epsilon:
+        made = fedpft.make_surrogate(fedpft.SiteData.of(job.found, job.site), job.run, job.limits)
         relay: list[AnySurrogate] = [*received, made.surrogate]
     else:
-        generator = stream(task.run.settings.seed, "chain", task.site, "")
+        generator = stream(job.run.settings.seed, "chain", job.site, "")
         made = fedpft.FittedSurrogate(
             fedpft.release_mixtures(
-                *union, task.header(names), task.run.settings.fedpft, task.limits, generator, draws
+                *union, job.header(names), job.run.settings.fedpft, job.limits, generator, draws
             )
         )
         relay = [made.surrogate]
     claim = made.surrogate.claim
     weight, bias = train_on_features(
-        *union, len(names), task.run.settings.head, task.run.settings.seed
+        *union, len(names), job.run.settings.head, job.run.settings.seed
     )
     clipped = claim.clip if claim else None
-    head = Head(task.header(names), weight, bias, clipped, own_mean=own_mean)
+    head = Head(job.header(names), weight, bias, clipped, mean_over_columns=mean_over_columns)
     return MethodOutput(
-        pack_relay([pack_surrogate(each, task.run.settings.fedpft.bits) for each in relay]),
+        pack_relay([pack_surrogate(each, job.run.settings.fedpft.bits) for each in relay]),
         claim,
         made.facts,
     ), head
 
 
-def _received(task: Task) -> list[AnySurrogate]:
+def _received(job: Job) -> list[AnySurrogate]:
     """The received surrogates, after the same checks as at the coordinator."""
-    if task.payload is None:
+    if job.payload is None:
         return []
-    payloads = unpack_relay(task.payload)
-    run, site_features = task.run, task.found
+    payloads = unpack_relay(job.payload)
+    run, site_features = job.run, job.found
     if not 1 <= len(payloads) <= (LARGEST_CHAIN if run.settings.epsilon else 1):
-        raise SurrogateError(f"a relay of {len(payloads)} surrogates")
+        raise SurrogateError(f"a chain message of {len(payloads)} surrogates")
     surrogates = [unpack_surrogate(payload) for payload in payloads]
     if (total := sum(sum(each.counts) for each in surrogates)) > run.settings.head.max_samples:
         raise SurrogateError(
-            f"a relay for {total} records, more than head.max-samples = "
+            f"a chain message for {total} records, more than head.max-samples = "
             f"{run.settings.head.max_samples}"
         )
     place = Expectation.of(

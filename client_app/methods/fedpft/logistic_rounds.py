@@ -1,5 +1,5 @@
 """A site's part in a logistic loss in rounds: a sum of features to centre them, then sums of clipped
-gradients at the received head. With noise of its own, or without for a secure sum.
+gradients at the received head. With noise of its own, or without for secure aggregation.
 
 A record's gradient is its residual, which is shortened, times its feature, which has norm at most
 one. So a unit adds at most one to each sum, whatever head and map the coordinator sends.
@@ -36,7 +36,7 @@ from fedsurrogate.common.models.classifiers import class_indices
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     clip,
     unit_weights,
-    weigh_own_mean,
+    weigh_mean_over_columns,
 )
 from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.surrogates.class_sums import coded_statistics
@@ -45,7 +45,7 @@ from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 
 from ...features.cache import chunks, clipped_features, forget, written
 from ..dp.record_gradients import per_record
-from ..task import SiteStatistic, Task
+from ..job import Job, SiteStatistic
 
 # Number of chunks of records whose features are in memory at a time.
 CHUNKS = 7
@@ -68,11 +68,11 @@ class Received:
     bound: float
 
 
-def bounded_round(task: Task) -> SiteStatistic:
+def bounded_round(job: Job) -> SiteStatistic:
     """The sums of a round, to each of which a unit adds one at most.
 
     Args:
-        task: the request, with the head and the map.
+        job: the request, with the head and the map.
 
     Returns:
         In the first round "records" (1,) and "totals" (k,), of features that are divided by the
@@ -83,17 +83,17 @@ def bounded_round(task: Task) -> SiteStatistic:
     Raises:
         SurrogateError: for a message that is not this run's.
     """
-    train, received = task.found.train, _received(task)
-    claim = task.run.mechanism_for("record" if train.units is None else "patient")
+    train, received = job.found.train, _received(job)
+    claim = job.run.mechanism_for("record" if train.units is None else "patient")
     assert claim is not None
-    classes = task.run.settings.classes
-    labels = class_indices(classes, task.found.classes)[train.labels]
+    classes = job.run.settings.classes
+    labels = class_indices(classes, job.found.classes)[train.labels]
     weights = unit_weights(train.units, len(labels)) * (labels >= 0)
-    first = task.round == 1
+    first = job.round == 1
     counts_lengths = first and not received.bound
     # Of a site without records, which sends zeros, no part has any.
     lengths = [torch.zeros(0, dtype=torch.float64)]
-    weight = task.run.plan.own_mean_weight(train.features.shape[1])
+    weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
     change = _map_of(received.public, weight, lengths if counts_lengths else None)
     features, _ = clipped_features(
         train.features, received.bound if first else claim.clip, train.folder, change
@@ -231,7 +231,7 @@ def _map_of(
     assert centre is not None
 
     def mapped(features: Tensor) -> Tensor:
-        apart = weigh_own_mean(features, weight) - centre
+        apart = weigh_mean_over_columns(features, weight) - centre
         if matrix is None:
             return apart
         parts = per_record(
@@ -251,20 +251,20 @@ def _map_of(
     return mapped if lengths is None else measured
 
 
-def _received(task: Task) -> Received:
+def _received(job: Job) -> Received:
     """The received head and map. Raises SurrogateError for others than the run's."""
-    tensors = {name: each.double() for name, each in task.received_model().tensors.items()}
-    sizes = task.run.plan.messages.sizes(
-        len(task.run.settings.classes), task.found.train.features.shape[1], 1
+    tensors = {name: each.double() for name, each in job.received_model().tensors.items()}
+    sizes = job.run.plan.messages.sizes(
+        len(job.run.settings.classes), job.found.train.features.shape[1], 1
     )
-    fields = task.run.plan.messages.receives
+    fields = job.run.plan.messages.receives
     wanted = {field.name: field.sizes(sizes) for field in fields if count([field], sizes)}
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
     if shapes != wanted:
         raise SurrogateError(f"a head and map of shapes {shapes}, expected {wanted}")
     public, bound = PublicMap(tensors.get(PROJECTION), tensors[CENTRE]), float(tensors[BOUND])
-    if bound < 0 or (bound > 0) != bool(task.run.settings.fedpft.public):
+    if bound < 0 or (bound > 0) != bool(job.run.settings.fedpft.public):
         raise SurrogateError(
             f"a bound of {bound:g}; it is above zero where the run has public features, else zero"
         )
-    return Received(tensors[WEIGHT], tensors[BIAS], task.agreed(public, task.round > 1), bound)
+    return Received(tensors[WEIGHT], tensors[BIAS], job.agreed(public, job.round > 1), bound)

@@ -21,7 +21,7 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     Noisy,
     unit_weights,
-    weigh_own_mean,
+    weigh_mean_over_columns,
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
@@ -39,14 +39,14 @@ from fedsurrogate.common.surrogates.mixtures import (
     fit_streamed,
 )
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
-from fedsurrogate.common.wire.records import pack_surrogate, unpack_question
+from fedsurrogate.common.wire.records import pack_surrogate, unpack_public_mean
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 
 from ...features.cache import clipped_features, forget
 from ...features.site_features import SiteFeatures, frame_of, framed, site_device
 from ...governance.work_limits import NO_LIMITS, SiteLimits
 from ..dp.record_gradients import per_record
-from ..task import MethodOutput, Task
+from ..job import Job, MethodOutput
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ def make_surrogate(
     )
     if centre is not None and len(centre) != features.shape[1]:
         raise SurrogateError(
-            f"a public centre of dimension {len(centre)}, features here have {features.shape[1]}"
+            f"a public mean of dimension {len(centre)}, features here have {features.shape[1]}"
         )
-    weight = config.plan.own_mean_weight(features.shape[1])
+    weight = config.plan.mean_over_columns_weight(features.shape[1])
     subtracted = config.plan.subtracted(features.shape[1], centre_digest(centre))
     claim = config.mechanism_for("record" if units is None else "patient", subtracted)
     if claim is not None and claim.name in ("sums", "dp-em"):
-        change = less(centre) if weight == ALL else partial(weigh_own_mean, weight=weight)
+        change = less(centre) if weight == ALL else partial(weigh_mean_over_columns, weight=weight)
         clipped = Clipped.of(features, labels, units, claim.clip, change, data.folder)
         if claim.name == "sums":
             sums, facts = noisy_sums(clipped, count, config.settings.fedpft.covariance, claim)
@@ -285,22 +285,22 @@ def _fit(
         torch.set_num_threads(threads)
 
 
-def fedpft_surrogate(task: Task) -> MethodOutput:
+def fedpft_surrogate(job: Job) -> MethodOutput:
     """FedPFT's mixtures or noisy sums of this site's features."""
-    data = SiteData.of(task.found, task.site)
-    centre = task.agreed(PublicMap(centre=unpack_question(task.payload))).centre
-    if task.run.frames:
-        data = data.in_own_frame(task.limits.smallest_class)
-    elif frame := task.public_frame:
+    data = SiteData.of(job.found, job.site)
+    centre = job.agreed(PublicMap(centre=unpack_public_mean(job.payload))).centre
+    if job.run.frames:
+        data = data.in_own_frame(job.limits.smallest_class)
+    elif frame := job.public_frame:
         data = replace(data, features=framed(data.features, frame, data.folder), frame=frame)
     if data.folder is None:
         data = replace(
-            data, features=data.features.to(site_device(task.run.settings.device, task.node))
+            data, features=data.features.to(site_device(job.run.settings.device, job.node))
         )
-    made = make_surrogate(data, task.run, task.limits, centre)
+    made = make_surrogate(data, job.run, job.limits, centre)
     claim = made.surrogate.claim
     return MethodOutput(
-        pack_surrogate(made.surrogate, task.run.settings.fedpft.bits or AUTO_BITS),
+        pack_surrogate(made.surrogate, job.run.settings.fedpft.bits or AUTO_BITS),
         claim,
         made.facts,
     )

@@ -64,5 +64,5 @@ podAffinity:
 {{- end -}}
 
 {{- define "fedsurrogate.nodeConfig" -}}
-site="{{ .Values.site.name }}" data="{{ .Values.site.data.kind }}" data-dir="/data" dataset="{{ .Values.site.data.dataset }}" label-column="{{ .Values.site.data.labelColumn }}" patient-column="{{ .Values.site.data.patientColumn }}" coordinator-key="/keys/coordinator.pub" policy="{{ if .Values.site.policy }}/policy/policy.toml{{ end }}" state-dir="/state" witness-dir="/witness" cache-dir="/cache" {{ if .Values.site.heldOutClaim }}held-out-dir="/held-out" {{ end }}{{ .Values.site.nodeConfig }}
+site="{{ .Values.site.name }}" data="{{ .Values.site.data.kind }}" data-dir="/data" dataset="{{ .Values.site.data.dataset }}" label-column="{{ .Values.site.data.labelColumn }}" patient-column="{{ .Values.site.data.patientColumn }}" coordinator-key="/keys/coordinator.pub" policy="{{ if .Values.site.policy }}/policy/policy.toml{{ end }}" state-dir="/state" check-log-dir="/check-log" cache-dir="/cache" {{ if .Values.site.heldOutClaim }}held-out-dir="/held-out" {{ end }}{{ .Values.site.nodeConfig }}
 {{- end -}}

@@ -565,7 +565,7 @@ def accuracy_over(
     Args:
         runs: the steps of each run, by its name.
         what: name of the steps; those that are no rounds are named on the axis.
-        reference: the accuracy of the pooled head in [0, 1], drawn as a line; None without one.
+        reference: the accuracy of the centralized head in [0, 1], drawn as a line; None without one.
         by_bytes: whether the axis has bytes.
 
     Returns:
@@ -588,7 +588,7 @@ def accuracy_over(
                 axes.axhline(ys[0], color=colour, lw=0.8, ls=(0, (4, 3)), alpha=0.7)
         accuracies = [step.accuracy for taken in runs.values() for step in taken]
         if reference is not None:
-            axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)), label="pooled head")
+            axes.axhline(reference, color=QUIET, lw=1, ls=(0, (4, 3)), label="centralized head")
             accuracies.append(reference)
         axes.set_ylim(*accuracy_range(accuracies))
         percent_axis(axes.yaxis)

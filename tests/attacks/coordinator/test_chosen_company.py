@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsurrogate.common.secure_sum.rules import SumRules
+from fedsurrogate.common.secure_aggregation.rules import SumRules
 from fedsurrogate.common.wire import surrogate_proto
-from tests.attacks.coordinator.test_secure_sums import POLICY, open_hospitals
+from tests.attacks.coordinator.test_secure_aggregation import POLICY, open_hospitals
 
 SIX = ("a", "b", "c", "d", "e", "victim")
 THIRD = 1 / 3

@@ -1,4 +1,4 @@
-"""A secure sum hides which site adds what, but not a record for which the coordinator has made the
+"""Secure aggregation hides which site adds what, but not a record for which the coordinator has made the
 model.
 
 The coordinator sends a network whose hidden units all look in one direction and differ in their
@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.models.parameters import by_name
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import unmask
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of
-from fedsurrogate.common.secure_sum.secrets import unpack_words
+from fedsurrogate.common.secure_aggregation.protocol import unmask
+from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of
+from fedsurrogate.common.secure_aggregation.secrets import unpack_words
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_sums import (
+from tests.attacks.coordinator.test_secure_aggregation import (
     CLASSES,
     NAMES,
     PLAIN,
@@ -145,8 +145,8 @@ OF_MODELS: dict[str, dict[str, Any]] = {
 OF_RECORDS: dict[str, dict[str, Any]] = {
     "gram": {},
     "survey": {"counting.kind": "survey"},
-    "joint noise": PRIVATE,
-    "joint noise on gradients": PRIVATE | {"method": "dp-fedavg"},
+    "distributed noise": PRIVATE,
+    "distributed noise on gradients": PRIVATE | {"method": "dp-fedavg"},
 }
 
 

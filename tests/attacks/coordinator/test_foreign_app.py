@@ -151,7 +151,7 @@ class Deployment:
         """
         for old, new in self.replace.items():
             line = line.replace(old, new)
-        kit = self.home / "papers" / "sites" / "north"
+        kit = self.home / "certificates" / "sites" / "north"
         cwd = kit if line.startswith("site ") and kit.exists() else self.home
         if line.startswith(RUN):
             self.run_commands.append(line)

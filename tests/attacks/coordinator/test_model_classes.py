@@ -12,7 +12,7 @@ import pytest
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_sums import (
+from tests.attacks.coordinator.test_secure_aggregation import (
     CLASSES,
     NAMES,
     PLAIN,

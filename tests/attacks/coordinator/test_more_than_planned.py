@@ -19,7 +19,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.common.errors import BudgetError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import INFO, to_record
@@ -31,8 +31,13 @@ GENEROUS = Policy(
     epsilon_total=1e3, epsilon_per_run=1e3, delta=1e-4, delta_total=1e-3, mechanisms=("*",)
 )
 SUMMED: dict[str, dict[str, Any]] = {
-    "counts in a sum": METHODS["survey"] | {"secure-sum": True, "sites": 9},
-    "steps in a sum": {"method": "dp-fedavg", "secure-sum": True, "sites": 9, "fedavg.rounds": 3},
+    "counts in a sum": METHODS["survey"] | {"secure-aggregation": True, "sites": 9},
+    "steps in a sum": {
+        "method": "dp-fedavg",
+        "secure-aggregation": True,
+        "sites": 9,
+        "fedavg.rounds": 3,
+    },
 }
 PLANS: dict[str, dict[str, Any]] = METHODS | SUMMED
 

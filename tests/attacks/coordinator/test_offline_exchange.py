@@ -60,7 +60,7 @@ class World:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
         self.folder, self._patch, self._capsys, self.wrong = folder, monkeypatch, capsys, ""
-        self.pinned = self.coordinator("sites", "key", "papers").strip()
+        self.pinned = self.coordinator("sites", "key", "certificates").strip()
 
     def _run(self, main: Callable[[], None], arguments: tuple[object, ...], code: int) -> str:
         self._patch.chdir(self.folder)
@@ -89,7 +89,7 @@ class World:
         self, name: str = "r.json", settings: dict[str, Any] = SETTINGS, *more: object
     ) -> Path:
         given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        self.coordinator("offline", "request", "papers", "--out", name, "-c", given, *more)
+        self.coordinator("offline", "request", "certificates", "--out", name, "-c", given, *more)
         return self.folder / name
 
     def release(
@@ -280,7 +280,7 @@ def test_a_request_without_a_signature_is_refused_before_any_work(world: World) 
     request = world.request()
     body = request.read_bytes().partition(b"\n")[2]
     whole = Request("ab54a98ceb1f0ad2", SETTINGS, None)
-    key = (world.folder / "papers" / "coordinator.key").read_bytes()
+    key = (world.folder / "certificates" / "coordinator.key").read_bytes()
     # The coordinator's key, but for another purpose.
     other = FIRST_LINE.encode() + sign(body, key, b"bundle").hex().encode() + b"\n" + body
     for content in (
@@ -303,7 +303,7 @@ def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path
     for pinned in ("ab" * 64, "ab" * 63, str(tmp_path / "nowhere.pub"), str(tmp_path)):
         assert not world.release(0, code=1, pinned=pinned).exists()
     assert world.untouched(0)
-    assert world.release(0, pinned="papers/coordinator.pub").exists()
+    assert world.release(0, pinned="certificates/coordinator.pub").exists()
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_site_that_pins_no_key_answers_no_request(world: World, tmp_path: Path
     ["../../etc/x", "x" * 16, "AB54A98CEB1F0AD2", "ab54", "ab54a98ceb1f0ad2\n", "", 7, None],
 )
 def test_an_id_of_another_form_is_refused_though_it_is_signed(world: World, wrong: Any) -> None:
-    request, key = world.request(), (world.folder / "papers" / "coordinator.key").read_bytes()
+    request, key = world.request(), (world.folder / "certificates" / "coordinator.key").read_bytes()
     honest = read_request(request, None)
     with pytest.raises(ConfigError, match="16 hexadecimal digits"):
         replace(honest, id=wrong)
@@ -355,7 +355,7 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
             )
     own = (
         'site="h" data="imagefolder" data-dir="images" state-dir="state" cache-dir="cache" '
-        'witness-dir="witness"'
+        'check-log-dir="check-log"'
     )
     own += f' coordinator-key="{world.pinned}"'
     world.request(settings=IMAGES)
@@ -380,7 +380,7 @@ def test_a_request_stays_answered_when_a_person_reopens_the_ledger(world: World,
 
 
 def test_an_expired_request_is_refused_before_any_work(world: World) -> None:
-    request, key = world.request(), (world.folder / "papers" / "coordinator.key").read_bytes()
+    request, key = world.request(), (world.folder / "certificates" / "coordinator.key").read_bytes()
     assert read_request(request, None).expires
     request.write_bytes(replace(read_request(request, None), expires="2020-02-29").signed(key))
     assert not world.release(0, code=1).exists()
@@ -426,16 +426,16 @@ def test_what_is_read_of_a_request_is_bounded(world: World) -> None:
 
 
 def test_the_coordinators_key_is_made_once_and_for_its_owner_alone(world: World) -> None:
-    papers = world.folder / "papers"
-    assert (papers / "coordinator.key").stat().st_mode & 0o77 == 0
-    assert (papers / "coordinator.pub").read_text().strip() == world.pinned
-    world.coordinator("sites", "certs", "papers", "--host", "localhost", "--site", "h0")
-    assert world.coordinator("sites", "key", "papers").strip() == world.pinned
-    (papers / "coordinator.pub").unlink()
-    assert world.coordinator("sites", "key", "papers").strip() == world.pinned
+    credentials = world.folder / "certificates"
+    assert (credentials / "coordinator.key").stat().st_mode & 0o77 == 0
+    assert (credentials / "coordinator.pub").read_text().strip() == world.pinned
+    world.coordinator("sites", "certs", "certificates", "--host", "localhost", "--site", "h0")
+    assert world.coordinator("sites", "key", "certificates").strip() == world.pinned
+    (credentials / "coordinator.pub").unlink()
+    assert world.coordinator("sites", "key", "certificates").strip() == world.pinned
     # A key that sites have pinned is not silently replaced by another.
-    (papers / "coordinator.key").unlink()
-    world.coordinator("sites", "key", "papers", code=1)
+    (credentials / "coordinator.key").unlink()
+    world.coordinator("sites", "key", "certificates", code=1)
     assert "restore it" in world.wrong
-    world.coordinator("offline", "request", "papers", "--out", "r.json", code=1)
+    world.coordinator("offline", "request", "certificates", "--out", "r.json", code=1)
     assert not (world.folder / "r.json").exists()

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.gate import Gate, open_gate
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import ConfigError, PolicyError, RunError, SurrogateError
 from fedsurrogate.common.methods.fedpft import form_of
@@ -48,7 +48,7 @@ def gate(tmp_path: Path) -> Gate:
         "data": "safetensors",
         "data-dir": str(tmp_path / "data"),
         "state-dir": str(tmp_path / "state"),
-        "witness-dir": str(tmp_path / "witness"),
+        "check-log-dir": str(tmp_path / "check-log"),
         "policy": str(tmp_path / "policy.toml"),
     }
     (tmp_path / "data").mkdir()
@@ -79,7 +79,12 @@ def test_a_run_that_sends_the_whole_second_moment_is_not_the_one_of_rank_64_that
 
 CLASSES = ",".join(map(str, range(10)))
 PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "classes": CLASSES}
-SUM: dict[str, Any] = {"secure-sum": True, "classes": CLASSES, "colluding": 0.0, "dropouts": 0.0}
+SUM: dict[str, Any] = {
+    "secure-aggregation": True,
+    "classes": CLASSES,
+    "colluding": 0.0,
+    "dropouts": 0.0,
+}
 # A head in few dimensions, in few rounds.
 ROUNDS: dict[str, Any] = PRIVATE | {
     **{"head.solver": "logistic", "epsilon": 0.5, "features.dimensions": 2, "classes": "0,1"},
@@ -124,14 +129,14 @@ def test_no_sum_of_any_method_and_target_takes_another_map() -> None:
             run = parse_run({**base, "features.projection": "map", "features.digest": "0" * 128})
         except ConfigError:
             continue
-        if not run.settings.secure_sum or run.plan.kind != "one-shot" or run.plan.counts:
+        if not run.settings.secure_aggregation or run.plan.kind != "one-shot" or run.plan.counts:
             continue
         train = LabelledFeatures(torch.zeros(3, 6), torch.zeros(3, dtype=torch.int64))
         found = SiteFeatures(train, train, run.settings.classes, "f", 0.0, simulated=False)
         payload = pack_map(PublicMap(torch.eye(3, 6)))
-        task = Task(run, NodeConfig(site="north"), "north", found, payload=payload)
+        job = Job(run, NodeConfig(site="north"), "north", found, payload=payload)
         with pytest.raises(SurrogateError, match=r"another content than features\.digest"):
-            load(run.plan.combination.site_sums)(task)
+            load(run.plan.combination.site_sums)(job)
         tried += 1
     assert tried > 3
 

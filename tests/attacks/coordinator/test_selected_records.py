@@ -1,4 +1,4 @@
-"""A coordinator selects which records each site adds to a secure sum, or rounds down how many sites
+"""A coordinator selects which records each site adds to secure aggregation, or rounds down how many sites
 may collude.
 """
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.governance.policy import Policy
-from fedsurrogate.client_app.secure_sum import _check_colluding
+from fedsurrogate.client_app.secure_aggregation import _check_colluding
 from fedsurrogate.common.errors import ConfigError, PolicyError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import context_of, rules_of
+from fedsurrogate.common.secure_aggregation.rules import context_of, rules_of
 
-RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-sum": True}
+RUN: dict[str, Any] = {"fedpft.covariance": "gram", "classes": "a,b", "secure-aggregation": True}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,9 @@ def test_sites_with_other_records_share_no_secrets(other: dict[str, Any]) -> Non
 
 def test_a_sum_over_few_records_of_every_site_is_refused() -> None:
     """Only the site with most of a class kept enough of it."""
-    with pytest.raises(ConfigError, match=r"test-fraction = 0\.94: in a secure sum at most 0\.5"):
+    with pytest.raises(
+        ConfigError, match=r"test-fraction = 0\.94: in secure aggregation at most 0\.5"
+    ):
         parse_run(RUN | {"test-fraction": 0.94})
 
 

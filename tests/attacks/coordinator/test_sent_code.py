@@ -151,16 +151,16 @@ class Coordinator(Federation):
 
     def __init__(self, home: Path) -> None:
         done = coordinator(
-            *("sites", "certs", "papers", "--host", "127.0.0.1", "--site", "north"), cwd=home
+            *("sites", "certs", "certificates", "--host", "127.0.0.1", "--site", "north"), cwd=home
         )
         assert done.returncode == 0, done.stderr
         self.loot = home / "loot"
-        super().__init__(home, [], papers=home / "papers")
-        (home / "papers" / "federation.toml").write_text("approvals = 1\n")
+        super().__init__(home, [], credentials=home / "certificates")
+        (home / "certificates" / "federation.toml").write_text("approvals = 1\n")
 
     def log_of(self, action: str) -> list[dict[str, Any]]:
         """The facts of all entries of the audit log with this action."""
-        log = self.home / "papers" / "audit-log.jsonl"
+        log = self.home / "certificates" / "audit-log.jsonl"
         lines = [json.loads(each) for each in log.read_text().splitlines()]
         return [each["facts"] for each in lines if each["action"] == action]
 
@@ -196,10 +196,10 @@ def public() -> Iterator[Path]:
 def test_another_account_starts_nothing_and_sees_nothing(
     running: Coordinator, tmp_path: Path, public: Path
 ) -> None:
-    papers = running.home / "papers"
-    app = changed_app(tmp_path / "app", thief(papers / "ca.key", running.loot))
+    credentials = running.home / "certificates"
+    app = changed_app(tmp_path / "app", thief(credentials / "ca.key", running.loot))
     (public / "bundle").write_bytes(build_fab_from_disk(app))
-    shutil.copy(papers / "ca.crt", public)
+    shutil.copy(credentials / "ca.crt", public)
     key = ec.generate_private_key(ec.SECP384R1()).public_key()
     (public / "key.pub").write_bytes(flower().key_bytes(key))
     places = doors(psutil.Process(running.superlink.pid), int(running.fleet.rpartition(":")[2]))
@@ -247,7 +247,7 @@ def test_a_bundle_that_differs_in_anything_is_refused_and_leaves_no_run(
 def test_the_superlink_notes_a_run_that_no_command_of_ours_has_submitted_before_it_starts(
     running: Coordinator,
 ) -> None:
-    log, kept = running.home / "papers" / "audit-log.jsonl", running.home / "kept"
+    log, kept = running.home / "certificates" / "audit-log.jsonl", running.home / "kept"
     settings = f'sites=1 output-dir="{running.home}/runs" seed=7'
     command = [str(BIN / "flwr"), "run", str(APP_FOLDER), "local-test", "--run-config", settings]
     log.rename(kept)

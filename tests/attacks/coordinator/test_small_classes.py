@@ -13,14 +13,14 @@ import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.counting import summed_counts
-from fedsurrogate.client_app.methods.task import SiteLimits, Task
+from fedsurrogate.client_app.methods.job import Job, SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.model_proto import pack_classifier
-from tests.attacks.coordinator.test_secure_sums import (
+from tests.attacks.coordinator.test_secure_aggregation import (
     CLASSES,
     NAMES,
     PLAIN,
@@ -31,7 +31,7 @@ from tests.attacks.coordinator.test_secure_sums import (
 
 SURVEY = {
     "counting.kind": "survey",
-    "secure-sum": True,
+    "secure-aggregation": True,
     "classes": CLASSES,
     "dropouts": 0.2,
     "colluding": 0.0,
@@ -93,7 +93,7 @@ def held_out(weight: torch.Tensor) -> torch.Tensor:
     settings = {
         "counting.kind": "evaluation",
         "counting.digest": hashlib.sha256(model).hexdigest(),
-        "secure-sum": True,
+        "secure-aggregation": True,
         "classes": CLASSES,
     }
     labels = torch.tensor([0] * 12 + [1] * 3)
@@ -102,8 +102,8 @@ def held_out(weight: torch.Tensor) -> torch.Tensor:
     records = LabelledFeatures(features, labels)
     found = SiteFeatures(records, records, ("benign", "malign"), "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_cell=12)
-    task = Task(parse_run(settings), NodeConfig(), "north", found, limits, payload=model)
-    return summed_counts(task).values["decisions"]
+    job = Job(parse_run(settings), NodeConfig(), "north", found, limits, payload=model)
+    return summed_counts(job).values["decisions"]
 
 
 def test_an_evaluation_leaves_out_a_class_with_too_few_records() -> None:

@@ -1,4 +1,4 @@
-"""Attacks of the coordinator on sums without joint noise: many sums, chosen so that together they
+"""Attacks of the coordinator on sums without distributed noise: many sums, chosen so that together they
 show one site.
 """
 
@@ -24,14 +24,14 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import check_revealed, unmask
-from fedsurrogate.common.secure_sum.rules import rules_of
-from fedsurrogate.common.secure_sum.secrets import Words, unpack_words
+from fedsurrogate.common.secure_aggregation.protocol import check_revealed, unmask
+from fedsurrogate.common.secure_aggregation.rules import rules_of
+from fedsurrogate.common.secure_aggregation.secrets import Words, unpack_words
 from fedsurrogate.common.security.sealing import public_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.strategies.base.training import Training
-from tests.attacks.coordinator.test_secure_sums import (
+from tests.attacks.coordinator.test_secure_aggregation import (
     CLASSES,
     PLAIN,
     POLICY,
@@ -215,9 +215,9 @@ def test_a_change_of_one_sites_data_is_not_shown_by_the_difference(seven: Hospit
 
 
 OTHER_SETTINGS: list[dict[str, Any]] = [
-    {"features.power": 0.7},
-    {"secure-sum-range": 1.0},
-    {"secure-sum-records": 5000},
+    {"features.power-transform": 0.7},
+    {"secure-aggregation-range": 1.0},
+    {"secure-aggregation-records": 5000},
     {"seed": 1},
     {"test-fraction": 0.3},
     {"classes": "benign"},
@@ -355,7 +355,7 @@ def test_a_release_that_is_too_large_fixes_no_set_of_sites(seven: Hospitals) -> 
     for site in "1234":
         small = "largest-payload-mib = 1e-5\n" if site == "4" else ""
         (seven.folder / site / "policy.toml").write_text(
-            f"require-secure-sum = true\nsmallest-colluding = 0.0\n{small}"
+            f"require-secure-aggregation = true\nsmallest-colluding = 0.0\n{small}"
         )
     seven.settings |= {
         "method": "dp-fedavg",
@@ -450,7 +450,7 @@ def test_a_damaged_record_refuses_until_a_person_decides(seven: Hospitals) -> No
     assert "site ledger forget" in seven.log("1")
 
 
-def test_sums_with_joint_noise_may_be_over_any_sites(seven: Hospitals) -> None:
+def test_sums_with_distributed_noise_may_be_over_any_sites(seven: Hospitals) -> None:
     """Each is charged to the ledger, and the difference of two has the noise of both."""
     for name in SITES:
         (seven.folder / name / "policy.toml").write_text(

@@ -68,7 +68,7 @@ def hospital(tmp_path: Path) -> NodeConfig:
         data_dir=str(tmp_path / "images"),
         state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
-        witness_dir=str(tmp_path / "witness"),
+        check_log_dir=str(tmp_path / "check-log"),
     )
     open_ledger(node)
     return node
@@ -88,7 +88,7 @@ def hello(node: NodeConfig, flower_run: str = "1", **settings: Any) -> None:
     """The first message of a run, as the app passes it to the site."""
     run = PRIVATE | settings
     asked = to_record(None, {"run": parse_run(run).digest})
-    answer("introduction", asked, run, flower_run, node, "s")
+    answer("identification", asked, run, flower_run, node, "s")
 
 
 def release(node: NodeConfig, flower_run: str, **settings: Any) -> None:
@@ -188,7 +188,7 @@ def test_work_without_end_is_refused_before_the_data_are_looked_at(
 ) -> None:
     node = with_policy(hospital, "without-dp = true")
     node = node if there else node.model_copy(update={"data_dir": "/nowhere"})
-    for work in ("introduction", "surrogate", "evaluation", "head", "comparison"):
+    for work in ("identification", "surrogate", "evaluation", "head", "comparison"):
         with pytest.raises(PolicyError) as error:
             answer(work, to_record(None, {}), PRIVATE | settings, "1", node, "s")
         assert key in str(error.value)
@@ -384,7 +384,7 @@ def test_what_is_planned_is_what_is_charged(
         ]
 
 
-@pytest.mark.parametrize("work", ["name", "introduction", "head"])
+@pytest.mark.parametrize("work", ["name", "identification", "head"])
 def test_a_large_message_is_refused_before_anything_else_is_done(
     hospital: NodeConfig, work: str
 ) -> None:
@@ -399,7 +399,12 @@ def test_a_request_is_counted_before_its_receipts_are_read(hospital: NodeConfig)
     for message in ("receipt", "receipt", "requests-per-run = 2"):
         with pytest.raises(FedSurrogateError, match=message):
             answer(
-                "introduction", to_record(None, {"receipts": "unreadable"}), PRIVATE, "1", node, "s"
+                "identification",
+                to_record(None, {"receipts": "unreadable"}),
+                PRIVATE,
+                "1",
+                node,
+                "s",
             )
 
 
@@ -452,39 +457,41 @@ def test_public_data_have_no_limits_without_a_policy(tmp_path: Path) -> None:
     check_work(run.plan.work(0, 0), PUBLIC_DATA, run.settings)
     digits = {"data": "digits"}
     asked = to_record(None, {"run": parse_run(digits).digest})
-    answer("introduction", asked, digits, "1", node, "0")
+    answer("identification", asked, digits, "1", node, "0")
     assert not (tmp_path / REQUESTS_FILE).exists()
 
 
 def test_a_received_model_may_not_name_more_classes_than_the_policy_allows(tmp_path: Path) -> None:
-    from fedsurrogate.client_app.methods.task import SiteLimits
+    from fedsurrogate.client_app.methods.job import SiteLimits
     from tests.client_app.methods.dpcvae.test_training import Site, run
 
-    task = Site(tmp_path, run()).task()
-    task.received_model()
-    object.__setattr__(task, "limits", SiteLimits(most_classes=2))
+    job = Site(tmp_path, run()).job()
+    job.received_model()
+    object.__setattr__(job, "limits", SiteLimits(most_classes=2))
     with pytest.raises(PolicyError, match="most-classes = 2: a model of 3 classes"):
-        task.received_model()
+        job.received_model()
 
 
 @pytest.mark.parametrize("framed", [False, True])
-@pytest.mark.parametrize("kind", ["open", "private", "secure sum"])
+@pytest.mark.parametrize("kind", ["open", "private", "secure aggregation"])
 def test_no_model_brings_a_frame_of_columns_to_a_site_that_hides_its_numbers(
     tmp_path: Path, framed: bool, kind: str
 ) -> None:
     """It would be a map of the features, by the coordinator alone."""
     from tests.client_app.methods.dpcvae.test_training import DIMENSION, Site, run
 
-    summed = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2, "classes": "a,b,c"}
-    more = {"open": {}, "private": {"epsilon": 6.0, "delta": 1e-5}, "secure sum": summed}[kind]
-    task = Site(tmp_path, run(**more)).task()
-    assert task.payload is not None
-    model = unpack_parameters(task.payload)
+    summed = {"secure-aggregation": True, "colluding": 0.0, "dropouts": 0.2, "classes": "a,b,c"}
+    more = {"open": {}, "private": {"epsilon": 6.0, "delta": 1e-5}, "secure aggregation": summed}[
+        kind
+    ]
+    job = Site(tmp_path, run(**more)).job()
+    assert job.payload is not None
+    model = unpack_parameters(job.payload)
     frame = Frame(torch.zeros(DIMENSION), torch.ones(DIMENSION)).packed() if framed else b""
     sent = replace(model, header=replace(model.header, frame=frame))
-    object.__setattr__(task, "payload", pack_parameters(sent))
+    object.__setattr__(job, "payload", pack_parameters(sent))
     if framed and kind != "open":
         with pytest.raises(SurrogateError, match="a model with a frame of columns"):
-            task.received_model()
+            job.received_model()
     else:
-        assert task.received_model().header.frame == frame
+        assert job.received_model().header.frame == frame

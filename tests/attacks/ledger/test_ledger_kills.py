@@ -1,4 +1,4 @@
-"""SIGKILL at every write: ledger and witness always record every release, and they always agree
+"""SIGKILL at every write: ledger and check log always record every release, and they always agree
 afterwards.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.common.errors import BudgetError, LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -23,8 +23,8 @@ CALLS = ("write", "fsync", "replace", "ftruncate", "open", "mkdir")
 LARGE = release(1.4)
 
 
-def witnessed(home: Path) -> Ledger:
-    return Ledger(home / "state", "data", Witness(home / "witness", "data", home / "state"))
+def logged(home: Path) -> Ledger:
+    return Ledger(home / "state", "data", CheckLog(home / "check-log", "data", home / "state"))
 
 
 def killed(home: Path, stop: int, act: Callable[[Ledger], object], left: Path) -> bool:
@@ -38,7 +38,7 @@ def killed(home: Path, stop: int, act: Callable[[Ledger], object], left: Path) -
         calls = itertools.count()
         for name in CALLS:
             setattr(os, name, _dying(getattr(os, name), calls, stop))
-        act(witnessed(home))
+        act(logged(home))
         _write(left)
 
     process = FORKS.Process(target=child)
@@ -67,25 +67,25 @@ def test_killed_at_any_write_of_a_charge_the_next_one_goes_on_and_nothing_is_for
 ) -> None:
     for stop in itertools.count():
         home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
-        witnessed(home).open()
+        logged(home).open()
         _write(left)
-        witnessed(home).charge(release(), TOTAL)
+        logged(home).charge(release(), TOTAL)
         lived = killed(home, stop, lambda ledger: ledger.charge(release(), TOTAL), left)
-        recorded, out = len(witnessed(home).entries()), left.stat().st_size
+        recorded, out = len(logged(home).entries()), left.stat().st_size
         assert out <= recorded <= out + 1
         assert not lived or recorded == out
-        witnessed(home).charge(release(), TOTAL)
-        witnessed(home).check()
+        logged(home).charge(release(), TOTAL)
+        logged(home).check()
         if lived:
             break
     assert stop > 8, "every write was tried"
 
 
-def test_killed_at_any_write_a_witness_that_is_put_back_is_noticed(tmp_path: Path) -> None:
+def test_killed_at_any_write_a_check_log_that_is_put_back_is_noticed(tmp_path: Path) -> None:
     """The entry left by the kill does not hide that two entries were lost."""
     for stop in itertools.count():
         home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
-        ledger = witnessed(home)
+        ledger = logged(home)
         ledger.open()
         old = {file: file.read_bytes() for file in (ledger.path, ledger.head)}
         ledger.charge(release(), TOTAL)
@@ -98,7 +98,7 @@ def test_killed_at_any_write_a_witness_that_is_put_back_is_noticed(tmp_path: Pat
             break
 
 
-@pytest.mark.parametrize("damage", ["none", "witness", "ledger", "both"])
+@pytest.mark.parametrize("damage", ["none", "check-log", "ledger", "both"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(
     tmp_path: Path, damage: str, keep: bool
@@ -107,14 +107,14 @@ def test_killed_at_any_write_of_a_decision_there_is_no_fresh_budget(
         pytest.skip("there is nothing to keep")
     for stop in itertools.count():
         home, left = tmp_path / str(stop), tmp_path / f"left-{stop}"
-        ledger = witnessed(home)
+        ledger = logged(home)
         ledger.open()
         ledger.charge(LARGE, TOTAL)
-        assert ledger.witness is not None
+        assert ledger.check_log is not None
         for file in (ledger.path, ledger.head) if damage in ("ledger", "both") else ():
             file.unlink()
-        if damage in ("witness", "both"):
-            ledger.witness.file.unlink()
+        if damage in ("check-log", "both"):
+            ledger.check_log.file.unlink()
         lived = killed(
             home, stop, lambda each: each.reopen("lost", 0.0 if keep else 3.5, 1e-5, keep), left
         )
@@ -133,11 +133,11 @@ def test_killed_at_any_write_of_an_opening_a_person_can_go_on(tmp_path: Path) ->
     for stop in itertools.count():
         home = tmp_path / str(stop)
         lived = killed(home, stop, lambda ledger: ledger.open(), tmp_path / f"left-{stop}")
-        ledger = witnessed(home)
+        ledger = logged(home)
         try:
             ledger.open()
         except LedgerError:
-            assert lived or (home / "witness" / "data.witness").exists()
+            assert lived or (home / "check-log" / "data.witness").exists()
             ledger.reopen("killed at the opening", 0.0, 1e-5)
         ledger.charge(release(), TOTAL)
         if lived:

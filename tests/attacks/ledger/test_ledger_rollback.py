@@ -61,7 +61,7 @@ class Hospital:
         self.home, self.name, place = home, name, home / name
         write_features(place / "data", seed)
         (place / "policy.toml").write_text("epsilon-per-run = 1.2\nepsilon-total = 1.2\n")
-        self.state, self.witness = place / "state", place / "witness"
+        self.state, self.check_log = place / "state", place / "check-log"
         self.node: NodeConfig = {
             "site": name,
             "data": "safetensors",
@@ -137,11 +137,11 @@ def test_an_older_copy_of_the_state_folder_is_no_fresh_budget(hospital: Hospital
 
 
 @pytest.mark.parametrize("settings", [{}, ROUNDS], ids=["fedpft", "dp-fedavg"])
-def test_older_copies_of_ledger_and_witness_are_refused_where_the_coordinator_has_seen_newer_ones(
+def test_older_copies_of_ledger_and_check_log_are_refused_where_the_coordinator_has_seen_newer_ones(
     hospital: Hospital, settings: dict[str, Any]
 ) -> None:
     hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     assert hospital.run(**settings) == ANSWERED
     restore()
     assert hospital.run(**settings) == LEDGER
@@ -151,7 +151,7 @@ def test_a_site_that_comes_back_as_another_node_is_shown_what_was_seen_of_it(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     assert hospital.run() == ANSWERED
     restore()
     other = Hospital(hospital.home, "south", 1)
@@ -163,7 +163,7 @@ def test_a_site_that_comes_back_as_another_node_is_shown_what_was_seen_of_it(
 
 def test_a_run_that_is_resumed_elsewhere_brings_what_was_seen_before(hospital: Hospital) -> None:
     hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     assert hospital.run(**ROUNDS) == ANSWERED
     restore()
     (interrupted,) = (hospital.home / "runs").glob("*-dp-fedavg-*")
@@ -176,7 +176,7 @@ def test_all_of_a_site_deleted_and_opened_once_more_is_refused_where_the_coordin
 ) -> None:
     assert hospital.run() == ANSWERED
     shutil.rmtree(hospital.state)
-    shutil.rmtree(hospital.witness)
+    shutil.rmtree(hospital.check_log)
     hospital.ledger.open()
     assert hospital.run() == LEDGER
     # A person's decision ends the refusal; the epsilon entered as spent counts.
@@ -184,9 +184,9 @@ def test_all_of_a_site_deleted_and_opened_once_more_is_refused_where_the_coordin
     assert hospital.run() == BUDGET
 
 
-def test_a_deleted_witness_stops_releases_until_a_person_decides(hospital: Hospital) -> None:
+def test_a_deleted_check_log_stops_releases_until_a_person_decides(hospital: Hospital) -> None:
     assert hospital.run() == ANSWERED
-    shutil.rmtree(hospital.witness)
+    shutil.rmtree(hospital.check_log)
     before = hospital.ledger.path.read_bytes()
     assert hospital.run() == LEDGER
     assert hospital.ledger.path.read_bytes() == before
@@ -206,8 +206,8 @@ def test_keeping_an_older_copy_is_refused_where_the_coordinator_has_seen_more(
     with pytest.raises(ConfigError, match="1 of 3 entries are missing, and epsilon 0"):
         hospital.ledger.reopen("it looks whole", 0.0, 1e-5, keep=True)
     assert hospital.run() == LEDGER
-    # Without its witness the site cannot know; the coordinator does, however often it is said.
-    shutil.rmtree(hospital.witness)
+    # Without its check log the site cannot know; the coordinator does, however often it is said.
+    shutil.rmtree(hospital.check_log)
     for _ in range(2):
         hospital.ledger.reopen("it looks whole", 0.0, 1e-5, keep=True)
         assert hospital.run() == LEDGER
@@ -218,7 +218,7 @@ def test_an_older_ledger_than_a_decision_is_refused_where_the_coordinator_has_se
 ) -> None:
     hospital.run(epsilon=1e-3)
     hospital.ledger.reopen("first", 0.0, 1e-5)
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     hospital.ledger.reopen("second", 0.0, 1e-5)
     assert hospital.run() == ANSWERED
     restore()
@@ -236,14 +236,14 @@ def test_data_that_no_person_has_opened_release_nothing(hospital: Hospital) -> N
 
 
 @pytest.mark.parametrize("place", ["inside state-dir", "a file in the way"])
-def test_a_witness_folder_of_no_use_stops_releases_before_anything_is_charged(
+def test_a_check_log_folder_of_no_use_stops_releases_before_anything_is_charged(
     hospital: Hospital, place: str
 ) -> None:
     hospital.run(epsilon=1e-3)
     before = hospital.ledger.path.read_bytes()
-    hospital.node["witness-dir"] = str(hospital.state / "witness")
+    hospital.node["check-log-dir"] = str(hospital.state / "check-log")
     if place == "a file in the way":
-        hospital.node["witness-dir"] = str(hospital.home / "file")
+        hospital.node["check-log-dir"] = str(hospital.home / "file")
         (hospital.home / "file").write_text("")
     assert hospital.run(opened=False) == LEDGER
     assert hospital.ledger.path.read_bytes() == before
@@ -290,8 +290,8 @@ def test_a_receipt_tells_how_many_entries_there_are_and_no_hash_of_them(hospital
     (receipt,) = json.loads(hospital.receipts.read_text())["receipts"]
     ledger, _, length, tag = receipt.split(":")
     assert length == "2"
-    witness = next(hospital.witness.glob("*.witness")).read_text()
-    assert not {ledger, tag} & {*hashes, *witness.split()}
+    check_log = next(hospital.check_log.glob("*.witness")).read_text()
+    assert not {ledger, tag} & {*hashes, *check_log.split()}
     (reply,) = grid.replies(0)
     assert reply.content.config_records["info"]["receipt"] == receipt
     assert not [
@@ -351,7 +351,7 @@ def test_bundles_that_people_carry_bring_receipts_and_requests_show_them(
 ) -> None:
     home, node = hospital.home, parse_node_config(hospital.node)
     hospital.ledger.open()
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     settings = PRIVATE | {"output-dir": str(home / "runs")}
     coordinator = new_key()
     node = node.model_copy(update={"coordinator_key": public_key(coordinator).hex()})
@@ -388,9 +388,9 @@ def test_public_data_need_no_opening_and_give_no_receipt(tmp_path: Path) -> None
 
 
 def test_what_is_written_down_as_not_noticed_is_what_is_not_noticed(hospital: Hospital) -> None:
-    """Both witnesses at the site are restored together, and the coordinator withholds its receipt."""
+    """Both check logs at the site are restored together, and the coordinator withholds its receipt."""
     hospital.run(epsilon=1e-3)
-    restore = hospital.copy(hospital.state, hospital.witness)
+    restore = hospital.copy(hospital.state, hospital.check_log)
     assert hospital.run() == ANSWERED
     restore()
     hospital.receipts.unlink()

@@ -1,4 +1,4 @@
-"""One hospital in a secure sum without noise, between two sites that the coordinator has made up:
+"""One hospital in secure aggregation without noise, between two sites that the coordinator has made up:
 its answer to every step, without the parts that are random.
 """
 
@@ -16,9 +16,9 @@ import torch
 
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import unmask
-from fedsurrogate.common.secure_sum.rules import context_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.secrets import Words
+from fedsurrogate.common.secure_aggregation.protocol import unmask
+from fedsurrogate.common.secure_aggregation.rules import context_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation.secrets import Words
 from fedsurrogate.common.security.sealing import new_key
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -28,7 +28,7 @@ from fedsurrogate.common.wire.records import Info, from_record, to_record
 from fedsurrogate.strategies.base.training import Training
 from tests.attacks.privacy.neighbours import Data, write
 from tests.attacks.privacy.visits import DEFAULTS, Hospital
-from tests.common.secure_sum.parties import Party
+from tests.common.secure_aggregation.parties import Party
 from tests.grid import Scalar
 
 # Records that a class needs.
@@ -38,7 +38,7 @@ POLICY = (
     "smallest-colluding = 0.0\nexact-sums-at-models = true\nexact-runs-may-differ = true\n"
 )
 EXACT: dict[str, Scalar] = {
-    "secure-sum": True,
+    "secure-aggregation": True,
     "colluding": 0.0,
     "dropouts": 0.0,
     "classes": "a,b",
@@ -56,8 +56,8 @@ SUMS: dict[str, dict[str, Scalar]] = {
     "gram of a rare class": {"fedpft.covariance": "gram", "classes": "a,x"},
     "narrow gram": {
         "fedpft.covariance": "gram",
-        "secure-sum-range": 1e-3,
-        "secure-sum-records": 1,
+        "secure-aggregation-range": 1e-3,
+        "secure-aggregation-records": 1,
     },
     "fedavg": {"method": "fedavg", **TRAINED},
     "fedsgd": {"method": "fedsgd", "fedavg.model": "mlp", "fedavg.width": 2, **TRAINED},

@@ -16,7 +16,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.common.errors import BudgetError
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent, gaussian_epsilon
 from fedsurrogate.common.run import Run, parse_run
@@ -200,10 +200,10 @@ def test_a_generative_run_that_samples_does_not_borrow_the_gaussian_rule(tmp_pat
         }
         | NOISE
     )
-    opening = event(run, 1)
-    rest = (gaussian_precision(4.0) - opening.noise_multiplier**-2) ** -0.5 * 1.0001
+    first_round = event(run, 1)
+    rest = (gaussian_precision(4.0) - first_round.noise_multiplier**-2) ** -0.5 * 1.0001
     site = gate(tmp_path)
-    let_out(site, run, "1", 1, opening)
+    let_out(site, run, "1", 1, first_round)
     with pytest.raises(BudgetError, match="epsilon-total"):
         let_out(site, gaussian(rest), "2")
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from fedsurrogate.client_app.datasets.left_out import NoRecordsError
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import class_moments, coded_moments
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import Run, parse_run
@@ -32,16 +32,16 @@ PRIVATE: dict[str, Any] = {
     "epsilon": 2.0,
     "delta": 1e-5,
     "device": "cpu",
-    "secure-sum": True,
+    "secure-aggregation": True,
     "features.bag": "mean",
 }
 # What is learned, and the columns of a file that hold it.
 KINDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "class": ({"classes": "0,1", "fedpft.covariance": "gram"}, ("y",)),
-    "number": ({"target": "number", "target-range": "-1,1", "value-columns": "age"}, ("age",)),
-    "labels": ({"target": "labels", "label-columns": "edema,mass"}, ("edema", "mass")),
+    "number": ({"task": "regression", "target-range": "-1,1", "value-columns": "age"}, ("age",)),
+    "labels": ({"task": "multilabel", "label-columns": "edema,mass"}, ("edema", "mass")),
     "time": (
-        {"target": "time", "horizon": 3.0, "bins": 3, "time-column": "t", "event-column": "e",
+        {"task": "survival", "horizon": 3.0, "bins": 3, "time-column": "t", "event-column": "e",
          "time-unit": "years"},
         ("t", "e"),
     ),
@@ -97,10 +97,10 @@ def site_of(kind: str, bags: list[Bag], unit: str) -> SiteFeatures:
 
 
 def sums_of(kind: str, site: SiteFeatures, public: PublicMap = UNCHANGED) -> dict[str, Tensor]:
-    """What the site adds to a secure sum before noise, as multiples of the bounds of its claim."""
+    """What the site adds to secure aggregation before noise, as multiples of the bounds of its claim."""
     run = run_of(kind)
-    task = Task(run, parse_node_config({}), "a", site, payload=pack_map(public))
-    made = (class_moments if kind == "class" else coded_moments)(task)
+    job = Job(run, parse_node_config({}), "a", site, payload=pack_map(public))
+    made = (class_moments if kind == "class" else coded_moments)(job)
     assert made.claim is not None
     return {name: made.values[name] / bound for name, (_, bound) in made.claim.noise.items()}
 

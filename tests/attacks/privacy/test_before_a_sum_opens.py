@@ -1,4 +1,4 @@
-"""Before a secure sum is opened, no answer depends on records: hospitals with any data answer alike.
+"""Before secure aggregation is opened, no answer depends on records: hospitals with any data answer alike.
 
 Differential testing, as for private runs: the answers to every step must be equal up to the masks,
 refusals and codes included, for hospitals with no, one or many records of a class, and for data
@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app import requests as answers_of
-from fedsurrogate.client_app import secure_sum
+from fedsurrogate.client_app import secure_aggregation
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.release import Failure
-from fedsurrogate.client_app.secure_sum import _random
+from fedsurrogate.client_app.secure_aggregation import _random
 from fedsurrogate.common.methods.method import BITS
 from tests.attacks.privacy.neighbours import FAULTS, LABELS, Data, Record
 from tests.attacks.privacy.summing import SMALLEST, SUMS, Summing
@@ -153,7 +153,7 @@ def test_a_withheld_sum_has_uniform_bits() -> None:
     assert drawn.max() < 2**BITS
 
 
-def _introduced_by_records(patch: pytest.MonkeyPatch) -> None:
+def _identified_by_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(answers_of, "without_records", lambda run, node: load_site(run, node, 1024.0))
 
 
@@ -166,28 +166,28 @@ def _a_failure_that_shows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _an_empty_site_that_refuses(patch: pytest.MonkeyPatch) -> None:
-    honest = secure_sum._beyond
+    honest = secure_aggregation._beyond
 
     def leaking(values: Any, numbers: Any) -> str:
         if not any(value.any() for value in values.values()):
             raise SystemExit("nothing to add")
         return honest(values, numbers)
 
-    patch.setattr(secure_sum, "_beyond", leaking)
+    patch.setattr(secure_aggregation, "_beyond", leaking)
     _a_failure_that_shows(patch)
 
 
 def _changed_data_that_refuse(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(secure_sum, "why_changed", lambda node, settings, records: "")
+    patch.setattr(secure_aggregation, "why_changed", lambda node, settings, records: "")
 
 
 def _settings_compared_by_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(secure_sum, "settings_in", lambda run, limits, public: {})
+    patch.setattr(secure_aggregation, "settings_in", lambda run, limits, public: {})
     _changed_data_that_refuse(patch)
 
 
 LEAKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str], Data, Data, Data]] = {
-    "records looked at to say hello": (_introduced_by_records, ["gram"], MANY, (), ()),
+    "records looked at to say hello": (_identified_by_records, ["gram"], MANY, (), ()),
     "a failure": (_a_failure_that_shows, ["narrow gram"], MANY, (Record(fault="broken"),), MANY),
     "a site with nothing": (_an_empty_site_that_refuses, ["survey"], MANY, (), ()),
     "a change": (_changed_data_that_refuse, ["gram", "gram"], MANY, MANY, (*MANY, RARE)),

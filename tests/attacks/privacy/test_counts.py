@@ -69,7 +69,7 @@ def test_allowing_exact_counts_opens_no_other_request(
     exact = {"counting.kind": "survey"}
     assert ask(nodes[0], kind, **exact) == "policy"
     if kind != "query.hello":
-        assert ask(nodes[0], kind, **exact, **{"secure-sum": True}) == "policy"
+        assert ask(nodes[0], kind, **exact, **{"secure-aggregation": True}) == "policy"
     assert ask(nodes[0], "train", **exact) == "ok", "the survey itself is answered"
     assert ask(nodes[0], "train", method="average") == "policy", "and nothing else without privacy"
     assert {entry["mechanism"] for entry in entries(nodes[0])} == {"sums", "exact-counts"}
@@ -79,7 +79,7 @@ def test_allowing_exact_counts_opens_no_other_request(
     ("text", "refused"),
     [
         ('methods = ["fedpft"]\n', "a policy that lists its methods"),
-        ("require-secure-sum = true\n", "a site whose part must never be seen alone"),
+        ("require-secure-aggregation = true\n", "a site whose part must never be seen alone"),
         ('mechanisms = ["sums"]\n', "a policy that lists its mechanisms"),
         ("epsilon-per-run = 0.5\n", "a smaller budget"),
     ],
@@ -156,7 +156,7 @@ def judged(home: Path, node: NodeConfig, run: Path, head: Head, epsilon: float) 
     more = {
         "counting.model": str(home / "head.pb"),
         "counting.digest": digest,
-        "features.power": 1.0,
+        "features.power-transform": 1.0,
     }
     return evaluated(home, [node], run, epsilon=epsilon, **more)[1]
 

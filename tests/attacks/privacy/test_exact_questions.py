@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app import secure_sum
+from fedsurrogate.client_app import secure_aggregation
 from fedsurrogate.client_app.datasets.partition import selection, share
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import FedSurrogateError
@@ -59,8 +59,8 @@ SELECTING: list[dict[str, Scalar]] = [
     {"seed": 4},
     {"classes": "0,1"},
     {"classes": "1"},
-    {"target": "number", "value-columns": "time", "target-range": "0,3"},
-    {"target": "number", "value-columns": "event", "target-range": "0,3"},
+    {"task": "regression", "value-columns": "time", "target-range": "0,3"},
+    {"task": "regression", "value-columns": "event", "target-range": "0,3"},
     {"features.bag": "mean"},
 ]
 
@@ -75,14 +75,14 @@ def test_runs_without_noise_select_what_the_first_one_did_until_a_person_decides
         first: int | None = None
         for at, which in enumerate(order):
             if forget and at == 2:
-                secure_sum.forget(parse_node_config(site.node))
+                secure_aggregation.forget(parse_node_config(site.node))
                 first = None
             status, _ = site.ask(MEANS | SELECTING[which])
             first = which if first is None else first
             assert status == ("ok" if which == first else "policy"), (order, at)
 
 
-NUMBER: dict[str, Scalar] = {"target": "number", "value-columns": "time", "target-range": "0,3"}
+NUMBER: dict[str, Scalar] = {"task": "regression", "value-columns": "time", "target-range": "0,3"}
 
 
 @pytest.mark.parametrize(("base", "sites"), [(MEANS, 3), (MEANS | NUMBER, 1)])

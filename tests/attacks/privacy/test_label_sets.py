@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedsurrogate as fs
 from fedsurrogate import _surrogate
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -25,9 +25,9 @@ from fedsurrogate.common.wire.model_proto import unpack_parameters
 
 COLUMNS = ("edema", "fracture", "nodule")
 SUMMED: dict[str, Scalar] = {
-    "target": "labels",
+    "task": "multilabel",
     "label-columns": ",".join(COLUMNS),
-    "secure-sum": True,
+    "secure-aggregation": True,
 }
 subsets = st.sets(st.sampled_from(COLUMNS), min_size=1)
 
@@ -82,7 +82,7 @@ def test_hospitals_with_a_set_of_their_own_are_refused(sets: list[set[str]], sai
 
 
 def sent(x: Any, y: Any, **more: Any) -> dict[str, torch.Tensor]:
-    limited = partial(Task, limits=SiteLimits(smallest_class=1))
+    limited = partial(Job, limits=SiteLimits(smallest_class=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_surrogate, "Task", limited)
         return dict(unpack_parameters(fs.fit(x, y, **more).payload).tensors)
@@ -92,7 +92,7 @@ def test_a_hospital_sends_only_labels_that_settings_say_it_annotates() -> None:
     """A label that its table has besides would change whose sums a difference shows."""
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(40, 3)), draw.integers(0, 2, (40, 3)).astype(float)
-    own = {"target": "labels", "label_columns": ",".join(COLUMNS)}
+    own = {"task": "multilabel", "label_columns": ",".join(COLUMNS)}
     sets = "north=edema,fracture; south=edema,fracture"
     tensors = sent(x, y, site="north", label_sets=sets, **own)
     assert tensors["code"].tolist()[4:] == [0, 0]
@@ -110,9 +110,9 @@ def test_a_sum_that_too_few_hospitals_of_a_set_take_part_in_is_not_completed(
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(4, 60, 3)), draw.integers(0, 2, (4, 60, 3)).astype(float)
     y[2:, :, 2] = np.nan
-    more: dict[str, Any] = {"secure_sum": True, "colluding": 0.0, "dropouts": 0.0}
-    more |= {"target": "labels", "label_columns": list(COLUMNS), "output_dir": tmp_path}
+    more: dict[str, Any] = {"secure_aggregation": True, "colluding": 0.0, "dropouts": 0.0}
+    more |= {"task": "multilabel", "label_columns": list(COLUMNS), "output_dir": tmp_path}
     sets = "0={0}; 1={0}; 2={1}; 3={1}".format(",".join(COLUMNS), ",".join(COLUMNS[:2]))
-    assert fs.simulate(list(zip(x, y, strict=True)), label_sets=sets, **more).measures
+    assert fs.simulate(list(zip(x, y, strict=True)), label_sets=sets, **more).metric_values
     with pytest.raises(RunError):
         fs.simulate(list(zip(x[:3], y[:3], strict=True)), label_sets=sets, **more)

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dpcvae import training
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteStatistic, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput, SiteStatistic
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
@@ -35,7 +35,7 @@ from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Ensemble, Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, Noisy
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, Mechanism
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.settings.base import Scalar
@@ -56,7 +56,7 @@ JUDGED: dict[str, Scalar] = {"counting.digest": "0" * 64, "counting.bins": 8}
 WHOLE: dict[str, Scalar] = {
     f"{section}.sample-rate": 1.0 for section in ("fedavg", "fedlap", "dpcvae")
 }
-SUMMED: dict[str, Scalar] = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.0}
+SUMMED: dict[str, Scalar] = {"secure-aggregation": True, "colluding": 0.0, "dropouts": 0.0}
 # A run of each target of the registry.
 OF_TARGET: dict[str, dict[str, Scalar]] = {
     CLASS: {},
@@ -64,7 +64,7 @@ OF_TARGET: dict[str, dict[str, Scalar]] = {
     "labels": {"label-columns": "edema,fracture"},
     "time": {"horizon": 3.0, "bins": 3},
 }
-TARGETED = {name: {"target": name, "classes": ""} | own for name, own in OF_TARGET.items() if own}
+TARGETED = {name: {"task": name, "classes": ""} | own for name, own in OF_TARGET.items() if own}
 # What a method does differently under its settings.
 VARIANTS: dict[str, dict[str, Scalar]] = {
     **{
@@ -88,7 +88,7 @@ VARIANTS: dict[str, dict[str, Scalar]] = {
 
 def _private_runs() -> Iterator[tuple[str, Run]]:
     """Every private method and target of the registry and all that is counted, alone and in secure
-    sums, and variants.
+    aggregation, and variants.
     """
     methods: dict[str, dict[str, Scalar]] = {name: {"method": name} for name in METHODS}
     kinds = get_args(CountingSettings.model_fields["kind"].annotation)
@@ -97,7 +97,7 @@ def _private_runs() -> Iterator[tuple[str, Run]]:
     for target, own in TARGETED.items():
         cases |= {f"{name}, {target}": each | own for name, each in methods.items()}
     for name, own in cases.items():
-        for how, more in (("", {}), (", secure sum", SUMMED)):
+        for how, more in (("", {}), (", secure aggregation", SUMMED)):
             try:
                 run = parse_run(TINY | PRIVATE | WHOLE | own | more)
             except ConfigError:
@@ -218,8 +218,8 @@ def answer(run: Run, folder: Path, train: LabelledFeatures, hostile: Hostile) ->
                 own = parse_run(flat)
             info = {"round": number, "confirmed": number - 1, "lineage": "abc"}
             node = NodeConfig(state_dir=str(folder))
-            task = Task(own, node, "s", site, payload=payload or None, info=info)
-            kept, sent, claim = _made(own, task, found)
+            job = Job(own, node, "s", site, payload=payload or None, info=info)
+            kept, sent, claim = _made(own, job, found)
             for file, content in kept.items():
                 replace_file(file, content)
             assert claim is not None
@@ -242,7 +242,7 @@ def _request(run: Run, classes: tuple[str, ...], number: int, hostile: Hostile) 
         tensors = {name: hostile.tensor(at, tensor) for at, (name, tensor) in pairs}
         header = replace(model.header, classes=NAMES[hostile.names](model.header.classes))
         return pack_parameters(Parameters(header, model.round, tensors))
-    if not run.settings.secure_sum:
+    if not run.settings.secure_aggregation:
         return b""
     eye = torch.eye(DIMENSION)
     public = PublicMap(hostile.tensor(0, eye), hostile.tensor(1, eye[0])) if hostile.model else None
@@ -273,14 +273,14 @@ STATED: dict[str, Any] = {"deviation": [0.1, 0.4], "spread": 0.7, "hazard": [0.1
 
 
 def _made(
-    run: Run, task: Task, found: list[tuple[str, Tensor, float]]
+    run: Run, job: Job, found: list[tuple[str, Tensor, float]]
 ) -> tuple[dict[Path, bytes], bytes, Mechanism | None]:
-    if not run.settings.secure_sum:
-        made: MethodOutput = load(run.plan.combination.site)(task)
+    if not run.settings.secure_aggregation:
+        made: MethodOutput = load(run.plan.combination.site)(job)
         return dict(made.keep), made.payload, made.claim
-    summed: SiteStatistic = load(run.plan.combination.site_sums)(task)
+    summed: SiteStatistic = load(run.plan.combination.site_sums)(job)
     payload = b""
-    if run.plan.mechanism_name == JOINT_SUMS:
+    if run.plan.mechanism_name == DISTRIBUTED_SUMS:
         # The noise of all sites is added to integers of these.
         found += [
             (name, value.flatten().clone(), torch.nan) for name, value in summed.values.items()
@@ -314,7 +314,7 @@ def moved(
 def test_the_walk_meets_every_mechanism_with_gradients() -> None:
     met = {run.settings.method for run in RUNS.values()}
     assert met >= {"fedpft", "dp-fedavg", "dp-fedprox", "fedlap", "psg", "dpcvae", "dpcgan"}
-    assert any(run.plan.mechanism_name == JOINT_SUMS for run in RUNS.values())
+    assert any(run.plan.mechanism_name == DISTRIBUTED_SUMS for run in RUNS.values())
 
 
 def test_every_target_of_the_registry_has_a_run() -> None:

@@ -27,13 +27,13 @@ from flwr.app import RecordDict
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dpcvae import training
 from fedsurrogate.client_app.processes import app_process
-from fedsurrogate.client_app.secure_sum import _random
+from fedsurrogate.client_app.secure_aggregation import _random
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy import gaussian_mechanism, mechanism
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.safe_parsing import read_message
-from fedsurrogate.common.secure_sum.secrets import Secrets, announce, deal, open_share
+from fedsurrogate.common.secure_aggregation.secrets import Secrets, announce, deal, open_share
 from fedsurrogate.common.security.sealing import new_key, public_key, seal
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import INFO
@@ -264,7 +264,7 @@ def test_a_release_follows_from_the_run_and_the_operating_system(
 
 
 class Member(Summing):
-    """Keeps what it sends in a secure sum, and may add noise."""
+    """Keeps what it sends in secure aggregation, and may add noise."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home, "features", RECORDS)

@@ -32,7 +32,7 @@ from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import fresh, split_input
 from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.privacy.exact_sums import IntegerSum
-from fedsurrogate.common.privacy.gaussian_mechanism import weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import KEPT, REMOVED
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
@@ -299,7 +299,8 @@ def test_no_record_changes_what_another_contributes_to_a_generator(
 
 
 @pytest.mark.parametrize(
-    "change", [unchanged, *(partial(weigh_own_mean, weight=each) for each in (KEPT, REMOVED))]
+    "change",
+    [unchanged, *(partial(weigh_mean_over_columns, weight=each) for each in (KEPT, REMOVED))],
 )
 @pytest.mark.parametrize("family", ["spherical", "diag", "full"])
 @searched

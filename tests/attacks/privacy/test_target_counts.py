@@ -41,9 +41,9 @@ from tests.strategies.counting.hospitals import allow, entries, evaluated
 from tests.strategies.counting.targets import hospitals, learned
 
 KINDS: dict[str, dict[str, Scalar]] = {
-    "labels": {"target": "labels", "label-columns": "edema,mass,nodule"},
-    "number": {"target": "number", "target-range": "-1,1;0,5", "value-columns": "age,dose"},
-    "time": {"target": "time", "horizon": 3.0, "bins": 3},
+    "labels": {"task": "multilabel", "label-columns": "edema,mass,nodule"},
+    "number": {"task": "regression", "target-range": "-1,1;0,5", "value-columns": "age,dose"},
+    "time": {"task": "survival", "horizon": 3.0, "bins": 3},
 }
 CELLS: dict[str, st.SearchStrategy[tuple[float, ...]]] = {
     "labels": st.tuples(*[st.sampled_from([0.0, 1.0, float("nan")])] * 3),
@@ -234,7 +234,7 @@ def moved(nodes: list[NodeConfig], home: Path) -> list[NodeConfig]:
         own = {
             "policy": str(home / f"policy-{number}.toml"),
             "state-dir": str(home / f"state-{number}"),
-            "witness-dir": str(home / f"witness-{number}"),
+            "check-log-dir": str(home / f"check-log-{number}"),
         }
         found.append(node | own)
     return found

@@ -20,11 +20,11 @@ from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.targets.target import CODE, RECORDS, SUMS, TOTALS
 from fedsurrogate.common.targets.time import Time, scored
-from tests.rounds_of_times import Site, hospitals, released, task_of
+from tests.rounds_of_times import Site, hospitals, job_of, released
 
 BINS, LEAST = 6, 5
 RESIDUALS: dict[str, Scalar] = {
-    "target": "time",
+    "task": "survival",
     "horizon": 3.0,
     "bins": BINS,
     "time-head": "residuals",
@@ -34,7 +34,7 @@ PRIVATE: dict[str, Scalar] = {"epsilon": 2.0, "delta": 1e-5}
 
 def group_sum(run: Run, site: Site, values: Tensor, least: int) -> tuple[float, Tensor]:
     """The sum of values, and of values times features, that a coordinator reads from a message."""
-    sent = released(task_of(run, site, {"values": values}, 2, least)).tensors
+    sent = released(job_of(run, site, {"values": values}, 2, least)).tensors
     mean = sent[TOTALS].double() / sent[RECORDS].double()
     return float(sent[CODE]), sent[SUMS][0].double() + float(sent[CODE]) * mean
 
@@ -78,7 +78,7 @@ def test_any_values_weigh_groups_of_enough_records_alike(seed: int, numbers: lis
     run, (site,) = parse_run(RESIDUALS), hospitals((40,), seed)
     assert isinstance(run.target, Time)
     values = torch.tensor(numbers)
-    task = task_of(run, site, {"values": values}, 2, LEAST)
+    job = job_of(run, site, {"values": values}, 2, LEAST)
     try:
         total, _ = group_sum(run, site, values, LEAST)
     except DataError:
@@ -88,7 +88,7 @@ def test_any_values_weigh_groups_of_enough_records_alike(seed: int, numbers: lis
     sizes = torch.tensor(shown(run, site, LEAST))
     assert not ((sizes > 0) & (sizes < LEAST)).any()
     assert total == pytest.approx(float(sizes.double() @ values.double()), abs=0.05)
-    assert task.limits.smallest_class == LEAST
+    assert job.limits.smallest_class == LEAST
 
 
 def test_a_site_with_few_events_sends_nothing_without_noise() -> None:
@@ -98,19 +98,19 @@ def test_a_site_with_few_events_sends_nothing_without_noise() -> None:
     run, site = parse_run(RESIDUALS), (draw.normal(size=(40, 4)), y)
     for number in (1, 2):
         with pytest.raises(DataError, match="have an event"):
-            released(task_of(run, site, {"values": torch.ones(2 * BINS + 1)}, number, LEAST))
+            released(job_of(run, site, {"values": torch.ones(2 * BINS + 1)}, number, LEAST))
     y[7, 1] = 0
-    counts = released(task_of(run, site, {"values": torch.zeros(2 * BINS + 1)}, 1, LEAST))
+    counts = released(job_of(run, site, {"values": torch.zeros(2 * BINS + 1)}, 1, LEAST))
     assert not counts.tensors[CODE][:BINS].any()
 
 
 def test_numbers_of_the_first_round_are_none_or_enough() -> None:
     run, (site,) = parse_run(RESIDUALS), hospitals((60,), seed=3)
     zeros = torch.zeros(2 * BINS + 1)
-    sent = released(task_of(run, site, {"values": zeros}, 1, LEAST)).tensors[CODE].round()
+    sent = released(job_of(run, site, {"values": zeros}, 1, LEAST)).tensors[CODE].round()
     assert float(sent.sum()) == 60
     assert not ((sent > 0) & (sent < LEAST)).any()
-    exact = released(task_of(run, site, {"values": zeros}, 1, 1)).tensors[CODE].round()
+    exact = released(job_of(run, site, {"values": zeros}, 1, 1)).tensors[CODE].round()
     assert ((exact > 0) & (exact < LEAST)).any()
     assert float(exact[:BINS].sum()) == float(sent[:BINS].sum())
 
@@ -139,7 +139,7 @@ def test_values_beyond_one_do_not_raise_the_sensitivity(
         (2, scored(run.target, torch.tensor(numbers).double()), {TOTALS, SUMS, "squares"}),
     ):
         made = [
-            bounded_sums(task_of(run, each, {}, round), target, PublicMap()).bounded
+            bounded_sums(job_of(run, each, {}, round), target, PublicMap()).bounded
             for each in (site, without)
         ]
         assert {each.name for each in made[0]} == names
@@ -149,10 +149,10 @@ def test_values_beyond_one_do_not_raise_the_sensitivity(
 
 
 def test_values_that_are_not_finite_are_refused_and_larger_ones_are_cut_off() -> None:
-    run = parse_run(RESIDUALS | PRIVATE | {"secure-sum": True})
+    run = parse_run(RESIDUALS | PRIVATE | {"secure-aggregation": True})
     (site,) = hospitals((50,))
     sums = [
-        residual_sums(task_of(run, site, {"values": torch.full((2 * BINS + 1,), size)}, 2)).values
+        residual_sums(job_of(run, site, {"values": torch.full((2 * BINS + 1,), size)}, 2)).values
         for size in (1.0, 9000.0)
     ]
     assert torch.equal(sums[0][SUMS], sums[1][SUMS])
@@ -174,7 +174,7 @@ def test_the_larger_of_smallest_class_and_smallest_cell_counts_whichever_it_is(
     def sent(smallest_class: int, smallest_cell: int) -> Tensors | str:
         limits = SiteLimits(smallest_class=smallest_class, smallest_cell=smallest_cell)
         try:
-            return released(replace(task_of(run, site, model, 2), limits=limits)).tensors
+            return released(replace(job_of(run, site, model, 2), limits=limits)).tensors
         except DataError as error:
             return str(error)
 

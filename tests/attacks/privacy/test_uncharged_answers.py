@@ -153,15 +153,15 @@ def _records(asked: Any) -> int:
     return sum(1 for _ in Path(asked.node.data_dir).rglob("*.png"))
 
 
-def _in_the_introduction(change: Callable[[Any, Info], Info]) -> Leak:
+def _in_the_identification(change: Callable[[Any, Info], Info]) -> Leak:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        honest = answers.WORK["introduction"]
+        honest = answers.WORK["identification"]
 
         def leaking(asked: Any, gate: Any) -> Any:
             payload, reported = honest(asked, gate)
             return payload, change(asked, reported)
 
-        patch.setitem(answers.WORK, "introduction", leaking)
+        patch.setitem(answers.WORK, "identification", leaking)
 
     return plant
 
@@ -204,13 +204,13 @@ def _longer(patch: pytest.MonkeyPatch) -> None:
 
 
 LEAKS: dict[str, Leak] = {
-    "a count": _in_the_introduction(
+    "a count": _in_the_identification(
         lambda asked, reported: reported | {"records": _records(asked)}
     ),
-    "a dimension": _in_the_introduction(
+    "a dimension": _in_the_identification(
         lambda asked, reported: reported | {"dimension": 16 + (_records(asked) > 1)}
     ),
-    "an extra key": _in_the_introduction(
+    "an extra key": _in_the_identification(
         lambda asked, reported: reported | ({"rare": True} if _records(asked) > 1 else {})
     ),
     "a code": _a_code,

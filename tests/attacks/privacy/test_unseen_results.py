@@ -54,7 +54,7 @@ def test_a_hospital_reads_no_record_for_a_private_evaluation(
     )
 
 
-def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_sum(
+def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_aggregation(
     tmp_path: Path, work: list[str]
 ) -> None:
     nodes: list[NodeConfig] = [
@@ -67,7 +67,11 @@ def test_a_site_reads_no_record_for_the_evaluation_of_a_secure_sum(
         }
         for index, name in enumerate(("north", "south", "west"))
     ]
-    settings: dict[str, Any] = {"secure-sum": True, "fedpft.covariance": "gram", "classes": CLASSES}
+    settings: dict[str, Any] = {
+        "secure-aggregation": True,
+        "fedpft.covariance": "gram",
+        "classes": CLASSES,
+    }
     folder = run_federation(tmp_path, nodes, **FAST, **settings)
     assert metrics_of(folder)["accuracy"] == {"per_site": {}}
     assert work == ["evaluation"] * 3

@@ -77,17 +77,22 @@ METHODS: dict[str, dict[str, Scalar]] = {
 }
 # The same for every other target than classes.
 TARGETS: dict[str, dict[str, Scalar]] = {
-    "number": {"target": "number", "value-columns": "age", "target-range": "0,100", "classes": ""},
-    "labels": {"target": "labels", "label-columns": "edema", "classes": ""},
+    "number": {
+        "task": "regression",
+        "value-columns": "age",
+        "target-range": "0,100",
+        "classes": "",
+    },
+    "labels": {"task": "multilabel", "label-columns": "edema", "classes": ""},
     # A record that is not annotated for all of its set is left out alone.
     "capped": {
-        "target": "labels",
+        "task": "multilabel",
         "label-columns": "edema",
         "label-sets": "clinic=edema",
         "classes": "",
     },
     "cells": {
-        "target": "time",
+        "task": "survival",
         "time-column": "time",
         "event-column": "event",
         "time-unit": "years",

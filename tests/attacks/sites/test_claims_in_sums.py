@@ -1,4 +1,4 @@
-"""A site of a secure sum changes its claim in digits that the coordinator does not check: the
+"""A site of secure aggregation changes its claim in digits that the coordinator does not check: the
 others must not pay for it.
 
 The numbers that a seed gives depend on every digit of the noise, so a seed must be used with the
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsurrogate.client_app.secure_sum as masked
+import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import spare_of, spare_variances
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation.protocol import spare_of, spare_variances
+from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, run_federation, sites
@@ -28,14 +28,14 @@ PRIVATE: dict[str, Any] = {
         "fedpft.covariance": "gram",
         "classes": CLASSES,
         "head.max-samples": 20_000,
-        "secure-sum": True,
+        "secure-aggregation": True,
         # All columns, with their mean: the number below is of these.
         "features.projection": "",
     },
     **{"colluding": 0.0, "dropouts": 0.2, "epsilon": 8.0, "delta": 1e-5},
     # With this number, the changed claim moves the root of the variance of the class sums past a
     # whole number.
-    "secure-sum-records": 20181,
+    "secure-aggregation-records": 20181,
 }
 DIGIT = 1 + 9e-7
 COLUMNS = 64

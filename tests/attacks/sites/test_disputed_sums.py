@@ -1,4 +1,4 @@
-"""A hostile site makes the other sites of a secure sum refuse: with shares that they cannot open,
+"""A hostile site makes the other sites of secure aggregation refuse: with shares that they cannot open,
 or with bad keys.
 
 The run must go on without it and name it. Nobody can check a dispute of two sites, so a message
@@ -17,30 +17,30 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-import fedsurrogate.client_app.secure_sum as masked
+import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import context_of
-from fedsurrogate.common.secure_sum.secrets import PURPOSE, words
+from fedsurrogate.common.secure_aggregation.rules import context_of
+from fedsurrogate.common.secure_aggregation.secrets import PURPOSE, words
 from fedsurrogate.common.security.sealing import sign
 from fedsurrogate.common.wire import surrogate_proto
 from fedsurrogate.common.wire.records import DISPUTED, INFO, PAYLOAD
-from fedsurrogate.strategies.secure_sum.steps import Dispute, left_out, why
-from tests.attacks.coordinator.test_secure_sums import NAMES, Hospitals, open_hospitals
-from tests.attacks.coordinator.test_secure_sums import PLAIN as EXACT
-from tests.attacks.coordinator.test_secure_sums import PRIVATE as NOISY
+from fedsurrogate.strategies.secure_aggregation.steps import Dispute, left_out, why
+from tests.attacks.coordinator.test_secure_aggregation import NAMES, Hospitals, open_hospitals
+from tests.attacks.coordinator.test_secure_aggregation import PLAIN as EXACT
+from tests.attacks.coordinator.test_secure_aggregation import PRIVATE as NOISY
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
 PLAIN: dict[str, Any] = {
     **{"fedpft.covariance": "gram", "classes": CLASSES, "head.max-samples": 20_000},
-    **{"secure-sum": True, "colluding": 0.0, "dropouts": 0.2},
+    **{"secure-aggregation": True, "colluding": 0.0, "dropouts": 0.2},
 }
-JOINT = {**PLAIN, "method": "dp-fedavg", "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 3}
-del JOINT["fedpft.covariance"]
+DISTRIBUTED = {**PLAIN, "method": "dp-fedavg", "epsilon": 8.0, "delta": 1e-5, "fedavg.rounds": 3}
+del DISTRIBUTED["fedpft.covariance"]
 SHARES = "query.sum_shares"
 
 
@@ -239,7 +239,9 @@ def test_a_site_that_shuts_out_a_reader_in_each_round_is_left_out_after_the_seco
         return spoiled((str(rounds[-1]),))(payload)
 
     folder = run_federation(
-        tmp_path, InProcessGrid(sites(6), {5: Fault(kind=SHARES, payload=one_by_one)}), **JOINT
+        tmp_path,
+        InProcessGrid(sites(6), {5: Fault(kind=SHARES, payload=one_by_one)}),
+        **DISTRIBUTED,
     )
     assert [entry["used"] for entry in metrics_of(folder)["rounds"]] == [5, 4, 5], (
         "the first reader comes back"
@@ -301,7 +303,7 @@ def test_a_key_that_gives_no_secret_costs_its_owner_only(tmp_path: Path, key: st
     folder = run_federation(tmp_path / "run", grid, **EXACT)
     assert summed(folder)[0] == ("centre", "north", "south", "west")
     assert (
-        "a key of site 'east' for this secure sum is not a valid X25519 key"
+        "a key of site 'east' for this secure aggregation is not a valid X25519 key"
         in rejected(folder)["east"]
     )
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedpft.logistic_rounds import bounded_round
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import message
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
@@ -100,11 +100,11 @@ def accuracy(run: Run, attack: False_ | None) -> float:
             part = LabelledFeatures(x[rows], y[rows])
             found = SiteFeatures(part, part, CLASSES, "f" * 16, 0.0, simulated=False)
             info = {"round": number}
-            task = Task(
+            job = Job(
                 run, NodeConfig(site=str(k)), str(k), found, payload=training.payload(), info=info
             )
-            sent.append(unpack_parameters(message(task).payload))
-            bounded = bounded_round(task).bounded
+            sent.append(unpack_parameters(message(job).payload))
+            bounded = bounded_round(job).bounded
             exact.append(bounded[-1 if number == 1 else 0].value)
         if attack is not None and number == 1:
             stated = {name: 3 * each for name, each in sent[0].tensors.items()}

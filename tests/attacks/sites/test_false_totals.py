@@ -1,4 +1,4 @@
-"""A hostile site adds false numbers to a secure sum, whose parts nobody can see: totals that no
+"""A hostile site adds false numbers to secure aggregation, whose parts nobody can see: totals that no
 records have are refused.
 """
 
@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import fedsurrogate.client_app.secure_sum as masked
+import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.client_app.secure_sum import forget
+from fedsurrogate.client_app.secure_aggregation import forget
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import numbers_of
+from fedsurrogate.common.secure_aggregation.rules import numbers_of
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import absorb_total as absorb_generator
 from fedsurrogate.strategies.dpcvae import expected_shapes
@@ -28,10 +28,15 @@ from fedsurrogate.strategies.pooling.site_weights import Total, check_gradients,
 from tests.grid import NodeConfig, run_federation, sites
 
 CLASSES = ",".join(map(str, range(10)))
-SECURE: dict[str, Any] = {"classes": CLASSES, "secure-sum": True, "colluding": 0.0, "dropouts": 0.2}
+SECURE: dict[str, Any] = {
+    "classes": CLASSES,
+    "secure-aggregation": True,
+    "colluding": 0.0,
+    "dropouts": 0.2,
+}
 GRAM = SECURE | {"fedpft.covariance": "gram", "head.max-samples": 20_000}
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
-JOINT = SECURE | BUDGET | {"method": "dp-fedavg", "fedavg.rounds": 2}
+DISTRIBUTED = SECURE | BUDGET | {"method": "dp-fedavg", "fedavg.rounds": 2}
 FALSE = "some site has added false numbers"
 Lie = Callable[[np.ndarray], None]
 
@@ -62,13 +67,15 @@ def test_gradients_longer_than_the_number_of_records_are_refused(tmp_path: Path)
     """
 
     def end_of_the_range(values: np.ndarray) -> None:
-        values[1:] = largest(JOINT, "gradients")
+        values[1:] = largest(DISTRIBUTED, "gradients")
 
     with pytest.raises(RunError, match=FALSE):
-        run_with_a_liar(tmp_path, end_of_the_range, JOINT)
+        run_with_a_liar(tmp_path, end_of_the_range, DISTRIBUTED)
 
 
-def test_class_sums_longer_than_their_counts_are_refused_with_joint_noise(tmp_path: Path) -> None:
+def test_class_sums_longer_than_their_counts_are_refused_with_distributed_noise(
+    tmp_path: Path,
+) -> None:
     def end_of_the_range(values: np.ndarray) -> None:
         values[10 : 10 + 64] = largest(GRAM | BUDGET, "sums")
 
@@ -96,7 +103,9 @@ def test_class_sums_longer_than_the_second_moment_allows_are_refused(tmp_path: P
         run_with_a_liar(tmp_path, longer, GRAM)
 
 
-@pytest.mark.parametrize(("left", "reason"), [(0, "no site of the secure sum"), (-2, FALSE)])
+@pytest.mark.parametrize(
+    ("left", "reason"), [(0, "no site of the secure aggregation"), (-2, FALSE)]
+)
 def test_updates_of_no_record_are_refused(tmp_path: Path, left: int, reason: str) -> None:
     """The sum of the updates is divided by them. A site without records adds none."""
 
@@ -111,7 +120,7 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
     """The step is divided by the mean of all rounds' numbers, so a liar made it almost as many
     times as long as rounds.
     """
-    config = parse_run(JOINT | {"classes": "a,b", "fedavg.rounds": 10})
+    config = parse_run(DISTRIBUTED | {"classes": "a,b", "fedavg.rounds": 10})
     training = Training.begin(config, ("a", "b"), "f", 4)
     sigmas, claim = {"records": 1.0, "gradients": 0.01}, config.mechanism
     for records in [1000.0] * 9 + [1e6]:
@@ -122,7 +131,7 @@ def test_a_number_of_records_that_grows_in_one_round_makes_no_longer_step() -> N
         absorb_total(Total(training.header(), tensors, sigmas, claim), training, ["1", "2"])
     step = float((training.model["weight"] - before).norm())
     assert step == pytest.approx(
-        config.settings.fedavg.joint_rate(2) * config.settings.fedavg.clip, rel=0.01
+        config.settings.fedavg.distributed_rate(2) * config.settings.fedavg.clip, rel=0.01
     )
 
 
@@ -131,13 +140,13 @@ def test_with_noise_at_every_site_a_false_weight_changes_nothing(claimed: float)
     """All sites weigh the same, so the sum of their weights is public; a liar made the step 60,000
     times as long.
     """
-    config = parse_run(JOINT | {"classes": "a,b", "fedavg.noise": "site"})
+    config = parse_run(DISTRIBUTED | {"classes": "a,b", "fedavg.noise": "site"})
     update = (
         torch.randn(10, generator=torch.Generator().manual_seed(0)).double()
-        * config.settings.secure_sum_records
+        * config.settings.secure_aggregation_records
     )
     found = []
-    for records in (3.0 * config.settings.secure_sum_records, claimed):
+    for records in (3.0 * config.settings.secure_aggregation_records, claimed):
         training = Training.begin(config, ("a", "b"), "f", 4)
         tensors = {"records": torch.tensor([records]).double(), "update": update}
         absorb_total(
@@ -193,24 +202,24 @@ def test_rounding_of_small_features_is_not_taken_for_false_numbers(tmp_path: Pat
         }
         nodes.append(own | {"policy": str(policy), "state-dir": str(folder / "state")})
     settings = {
-        "secure-sum": True,
+        "secure-aggregation": True,
         "colluding": 0.0,
         "dropouts": 0.0,
         "classes": "no,yes",
         "fedpft.covariance": "gram",
     }
-    with pytest.raises(RunError, match="set a smaller secure-sum-range") as failure:
+    with pytest.raises(RunError, match="set a smaller secure-aggregation-range") as failure:
         run_federation(tmp_path, nodes, **settings)
     assert FALSE not in str(failure.value)
     for node in nodes:
         forget(parse_node_config(node))
-    run_federation(tmp_path, nodes, **settings | {"secure-sum-range": 0.01})
+    run_federation(tmp_path, nodes, **settings | {"secure-aggregation-range": 0.01})
 
 
 @pytest.mark.parametrize("records", [0, 40, 2000])
 def test_honest_noise_is_never_refused(records: int) -> None:
     """The worst honest case: all records have the same feature, or the same gradient, of norm one."""
-    config = parse_run(JOINT)
+    config = parse_run(DISTRIBUTED)
     claim = config.mechanism
     assert claim is not None
     training, generator = (

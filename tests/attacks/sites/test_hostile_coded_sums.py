@@ -29,9 +29,9 @@ Tensors = dict[str, torch.Tensor]
 Lie = Callable[[Tensors], Tensors]
 PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 KINDS: dict[str, dict[str, Any]] = {
-    "number": {"target": "number", "target_range": (-4, 4)},
-    "labels": {"target": "labels", "label_columns": "edema,nodule"},
-    "time": {"target": "time", "horizon": 3.0, "bins": 1},
+    "number": {"task": "regression", "target_range": (-4, 4)},
+    "labels": {"task": "multilabel", "label_columns": "edema,nodule"},
+    "time": {"task": "survival", "horizon": 3.0, "bins": 1},
 }
 
 
@@ -106,7 +106,7 @@ def test_noisy_sums_that_no_records_have_are_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOISY)
-def test_a_secure_sum_that_no_records_have_ends_the_run(name: str) -> None:
+def test_secure_aggregation_that_no_records_have_ends_the_run(name: str) -> None:
     kind, lie = NOISY[name]
     sent = honest(kind, **PRIVATE)
     message = unpack_parameters(lied(sent, lie))
@@ -250,13 +250,13 @@ def test_no_second_moment_is_more_than_so_many_times_the_median(
 
 def test_a_site_with_long_features_has_less_weight_in_rounds_too() -> None:
     """In the second round of residuals, which has second moments."""
-    run = parse_run({"target": "time", "horizon": 3.0, "bins": 3, "time-head": "residuals"})
+    run = parse_run({"task": "survival", "horizon": 3.0, "bins": 3, "time-head": "residuals"})
     sites = rounds_of_times.hospitals((60, 60, 60, 60))
     sites[2] = 30 * sites[2][0], sites[2][1]
     training = rounds_of_times.begun(run, 4)
     replies = [
         rounds_of_times.released(
-            rounds_of_times.task_of(run, site, training.model, 2, name=f"s{at}")
+            rounds_of_times.job_of(run, site, training.model, 2, name=f"s{at}")
         )
         for at, site in enumerate(sites)
     ]

@@ -43,7 +43,7 @@ from fedsurrogate.common.errors import FedSurrogateError, SurrogateError
 from fedsurrogate.common.escapes import as_utf8, csv_rows, csv_text, for_terminal
 from fedsurrogate.common.identity import normal
 from fedsurrogate.common.logs import TextLines, in_one_line
-from fedsurrogate.common.models.class_measures import Judged, report
+from fedsurrogate.common.models.class_metrics import Judged, report
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import (

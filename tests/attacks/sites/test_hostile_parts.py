@@ -59,7 +59,7 @@ def test_the_run_goes_on_with_the_others_and_names_each(tmp_path: Path) -> None:
     metrics = newest(output)[1]
     assert (metrics["status"], metrics["sites"]["used"]) == ("ok", len(honest))
     named = {each["site"] for each in events(output, "rejected") + events(output, "dropped")}
-    # Those whose introduction could be read have a name.
+    # Those whose identification could be read have a name.
     assert len(named) == len(nodes)
     assert all(named & {f"node {each.number}", each.name} for each in nodes)
     (wide,) = (each for each in nodes if each.name == "wide")

@@ -160,7 +160,11 @@ def test_in_a_private_chain_a_site_with_other_labels_does_not_decide(tmp_path: P
         ({"method": "fedavg", "defence": "none"}, 3, ("3 sites", "updates and heads")),
         ({"method": "kd"}, 10, ("in a chain",)),
         ({"fedpft.topology": "chain"}, 10, ("in a chain",)),
-        ({"method": "fedavg", "secure-sum": True, "classes": "a,b"}, 10, ("a secure sum",)),
+        (
+            {"method": "fedavg", "secure-aggregation": True, "classes": "a,b"},
+            10,
+            ("secure aggregation",),
+        ),
     ],
 )
 def test_a_run_names_what_it_cannot_find_before_it_starts(
@@ -176,4 +180,4 @@ def test_the_warning_is_the_first_that_a_run_records(tmp_path: Path) -> None:
     settings = {"method": "average"} | ALIKE
     events = events_of(run_federation(tmp_path, sites(3), **settings))
     kinds = [event["event"] for event in events]
-    assert kinds.index("undefended") < kinds.index("replied")
+    assert kinds.index("note") < kinds.index("replied")

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from tests.grid import (
     Fault,
     InProcessGrid,
@@ -88,18 +88,18 @@ def test_two_hostile_of_ten_cost_at_most_five_points(tmp_path: Path, lie: Change
     assert lowered <= {"0", "5"}
 
 
-def test_a_suspect_stays_stored_and_relearn_leaves_it_out_as_well(tmp_path: Path) -> None:
+def test_a_suspect_stays_stored_and_refit_leaves_it_out_as_well(tmp_path: Path) -> None:
     folder = federate(tmp_path, 5, {2: partial(renamed, NEXT, 1)}, partition="iid")
     assert "2.pb" in surrogates_of(folder)
-    again, _ = relearn(folder)
+    again, _ = refit(folder)
     ours, theirs = load_file(folder / "model.safetensors"), load_file(again / "model.safetensors")
     assert all(ours[name].equal(theirs[name]) for name in ours)
-    back, _ = relearn(folder, defence="none")
+    back, _ = refit(folder, defence="none")
     everyone = json.loads((back / "manifest.json").read_text())
     assert everyone["sites"] == ["0", "1", "2", "3", "4"]
     assert "suspects" not in everyone
     with pytest.raises(ConfigError, match="defence = 'all'"):
-        relearn(folder, defence="all")
+        refit(folder, defence="all")
 
 
 @pytest.mark.slow

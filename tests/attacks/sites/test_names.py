@@ -87,7 +87,7 @@ def test_a_site_that_answers_first_in_the_name_of_another_does_not_take_it(
     )
     kinds = {kind: Fault(pulls=3, kind=kind) for kind in ("train", "query.hello", "evaluate")}
     spec = METHODS[method]
-    kind = "query.hello" if parse_run(settings_of(spec, TINY)).plan.messages.introduces else "train"
+    kind = "query.hello" if parse_run(settings_of(spec, TINY)).plan.messages.identifies else "train"
     grid = InProcessGrid(named("south", "south", "west"), {1: kinds[kind]})
     folder = quick(tmp_path, grid, **settings_of(spec, TINY))
     card = metrics_of(folder)["card"]
@@ -143,7 +143,7 @@ def test_a_run_among_strangers_alone_fails_and_names_whom_it_waits_for(
 def test_a_site_lost_before_it_answers_is_named_from_the_start(
     tmp_path: Path, table: Table, method: str
 ) -> None:
-    kind = "query.hello" if METHODS[method].usual.messages.introduces else "train"
+    kind = "query.hello" if METHODS[method].usual.messages.identifies else "train"
     grid = InProcessGrid(named(*NAMES), {1: Fault(offline=True, kind=kind)})
     folder = quick(tmp_path, grid, **settings_of(METHODS[method], TINY) | {"deadline": 0.5})
     events, metrics = events_of(folder), metrics_of(folder)

@@ -136,7 +136,7 @@ def test_a_killed_worker_is_explained_in_a_simulation_only(
 def test_a_missed_quorum_names_the_reason_of_the_missing_site_and_not_of_those_that_are_there(
     tmp_path: Path,
 ) -> None:
-    """At the introduction in a run in rounds, no site has sent anything yet."""
+    """At the identification in a run in rounds, no site has sent anything yet."""
     faults = {0: Fault(crash=RuntimeError("ended"))}
     with pytest.raises(
         RunError,

@@ -282,8 +282,8 @@ def superlink(folder: Path, fleet: int, sockets: str) -> Iterator[None]:
         "serverappio": f"unix:{sockets}/app:9091",
     }
     flags = [f"--{name}-api-address={address}" for name, address in addresses.items()]
-    papers = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-    flags += [f"--ssl-{name}={folder / file}" for name, file in papers.items()]
+    credentials = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+    flags += [f"--ssl-{name}={folder / file}" for name, file in credentials.items()]
     flags += ["--enable-supernode-auth", "--isolation=process", f"--database={folder / 'state.db'}"]
     command = [sys.executable, "-m", "fedsurrogate.server_app.cli.main", "superlink", *flags]
     log = (folder / "superlink.log").open("a")

@@ -12,7 +12,7 @@ from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.features.site_features import site_name
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.release import disclosure_of, prepare
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.run import parse_run
 from tests import commands

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.audit.release_audit import (
 )
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import site_function
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
@@ -94,11 +94,11 @@ def test_a_generator_is_made_by_the_sites_own_code_in_every_round(
     def kept(combination: Any) -> Any:
         made = site_function(combination)
 
-        def work(task: Task) -> Any:
-            output = made(task)
-            assert task.payload is not None
-            sent = unpack_parameters(task.payload)
-            asked.append((dict(task.info), sent, unpack_parameters(output.payload)))
+        def work(job: Job) -> Any:
+            output = made(job)
+            assert job.payload is not None
+            sent = unpack_parameters(job.payload)
+            asked.append((dict(job.info), sent, unpack_parameters(output.payload)))
             return output
 
         return work
@@ -144,13 +144,13 @@ def test_a_generator_is_the_first_model_plus_the_changes_of_all_rounds_but_the_f
     ]
     seen: list[Any] = []
 
-    def answer(task: Task) -> Any:
-        assert task.payload is not None
-        sent = unpack_parameters(task.payload)
-        kept = task.node.state / "kept"
+    def answer(job: Job) -> Any:
+        assert job.payload is not None
+        sent = unpack_parameters(job.payload)
+        kept = job.node.state / "kept"
         before = kept.read_bytes() if kept.exists() else b""
-        seen.append((sent, task.info, before, task.node.state))
-        assert (task.run, task.site, task.found) == (run, "audit", found)
+        seen.append((sent, job.info, before, job.node.state))
+        assert (job.run, job.site, job.found) == (run, "audit", found)
         made = pack_parameters(Parameters(sent.header, sent.round, replies[sent.round - 1]))
         return SimpleNamespace(payload=made, keep={kept: bytes([sent.round])})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.audit import release_audit
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run
 
@@ -40,9 +40,9 @@ def test_no_release_of_an_audit_has_a_part_of_a_patient(
     honest = release_audit.site_function
 
     def watched(combination: Any) -> Any:
-        def make(task: Task) -> MethodOutput:
-            used.append(task.found.train.units or ())
-            return honest(combination)(task)
+        def make(job: Job) -> MethodOutput:
+            used.append(job.found.train.units or ())
+            return honest(combination)(job)
 
         return make
 

@@ -54,7 +54,7 @@ def test_only_a_person_or_yes_opens_a_ledger_and_a_lost_one_is_not_begun_anew(ki
     prepare(kit, yes=False)
     shutil.rmtree(kit / "state" / "ledgers")
     for yes in (False, True):
-        # The doctor fails, because the witness knows more.
+        # The doctor fails, because the check log knows more.
         with pytest.raises(typer.Exit):
             prepare(kit, yes)
     assert not list((kit / "state").rglob("*.jsonl"))

@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> str:
         f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
         f'cache-dir="{tmp_path}/cache"'
     )
-    text += f' witness-dir="{tmp_path}/witness"'
+    text += f' check-log-dir="{tmp_path}/check-log"'
     open_ledger(parse_node_config(parse_overrides([text])))
     gate = open_gate(parse_node_config(parse_overrides([text])), "digits", "7")
     gate.let_out(release(10.0, run="7"))
@@ -227,7 +227,7 @@ def test_a_check_protects_patients_where_the_site_knows_them(
 ) -> None:
     # In its own ledger: the other ledger has releases that protect single records only.
     with_patients = (
-        f"{node.replace('/state', '/another').replace('/witness', '/other')} "
+        f"{node.replace('/state', '/another').replace('/check-log', '/other')} "
         'patient-column="patient"'
     )
     assert site(monkeypatch, "ledger", "open", "--node-config", with_patients) == 0

@@ -123,7 +123,7 @@ def test_records_of_the_runs_classes_stay_in_the_order_of_the_run(
 ) -> None:
     text = "abcacbbada"
     train = torch.tensor([at % 3 > 0 for at in range(10)])
-    own = records(text, is_train=train if split else None, odd=("earlier",))
+    own = records(text, is_train=train if split else None, warnings=("earlier",))
     Files(monkeypatch, own=own)
     found = load(source(classes=classes, noisy=noisy, test_fraction=0.3), 5)
     names = classes or ("a", "b", "c", "d")
@@ -134,7 +134,7 @@ def test_records_of_the_runs_classes_stay_in_the_order_of_the_run(
     assert found.features[:, 0].tolist() == rows
     wanted = train[rows] if split else stratified_split(found.labels, 0.3, 5)
     assert found.is_train.tolist() == wanted.tolist()
-    assert found.odd[0] == "earlier"
+    assert found.warnings[0] == "earlier"
     # Features are computed once for all classes.
     assert found.key == "key"
     if classes:

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.features.extraction import PIECE, Bags, Features
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, DataError, FedSurrogateError
 from fedsurrogate.common.run import parse_run
 from tests import dicom_files
@@ -76,7 +76,7 @@ def expected(images: Sequence[Picture], power: float) -> dict[tuple[str, str], l
 def test_a_bag_is_the_mean_of_its_images_after_power_in_every_kind_of_data(
     kind: str, private: bool
 ) -> None:
-    run = (PRIVATE if private else POOLED) | {"features.power": POWER}
+    run = (PRIVATE if private else POOLED) | {"features.power-transform": POWER}
 
     @settings(max_examples=8, deadline=None)
     @given(pictures())
@@ -172,7 +172,7 @@ def test_without_a_bag_column_each_image_is_a_bag_and_the_report_says_so(
     del node["bag-column"]
     site = loaded(node, POOLED)
     assert len(site.train.labels) + len(site.test.labels) == 3
-    assert "no bag-column: each image is a bag of its own" in site.report.odd
+    assert "no bag-column: each image is a bag of its own" in site.report.warnings
     assert site.report.bags == "3 images in 3 bags, of 1 to 1 each"
 
 

@@ -59,7 +59,7 @@ def test_images_of_a_bag_agree_or_the_bag_is_left_out(
         bags=None if without == "names" else tuple(bags),
         same=lambda: group,
         left_out=(Loss("earlier", 1),),
-        odd=("earlier",),
+        warnings=("earlier",),
     )
     found = pooled(own, LeftOut(one_by_one=True), by_patient)
     members: dict[tuple[str, str], list[int]] = {}
@@ -100,7 +100,7 @@ def test_images_of_a_bag_agree_or_the_bag_is_left_out(
             pooled(own, LeftOut(), by_patient)
     else:
         assert found.left_out == own.left_out
-    assert found.odd == (("earlier", ALONE) if without == "names" else ("earlier",))
+    assert found.warnings == (("earlier", ALONE) if without == "names" else ("earlier",))
     assert found.place is not None
     assert [found.place(at) for at in range(len(kept))] == [f"bag {key[1]!r}" for key in kept]
     assert found.same is not None

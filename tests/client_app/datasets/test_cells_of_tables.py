@@ -33,9 +33,9 @@ N = 8
 KINDS = ("parquet", "imagefolder", "dicom")
 TARGETS: dict[str, dict[str, Any]] = {
     "class": {},
-    "labels": {"target": "labels", "label-columns": "label"},
-    "number": {"target": "number", "value-columns": "label", "target-range": "-5,500"},
-    "time": {"target": "time", "horizon": 5.0, "time-unit": "days", "time-column": "label"},
+    "labels": {"task": "multilabel", "label-columns": "label"},
+    "number": {"task": "regression", "value-columns": "label", "target-range": "-5,500"},
+    "time": {"task": "survival", "horizon": 5.0, "time-unit": "days", "time-column": "label"},
 }
 
 
@@ -108,7 +108,7 @@ def test_a_column_of_lists_holds_the_labels_that_are_present(
     kind: str, private: bool, rows: list[list[str] | None], large: bool
 ) -> None:
     """As scikit-learn's MultiLabelBinarizer; without a list, a record is not annotated."""
-    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    run = parse_run({"task": "multilabel", "label-columns": ",".join(LABELS)})
     texts = pa.large_list(pa.string()) if large else pa.list_(pa.string())
     known = [[text.strip() for text in row if text != "normal"] for row in rows if row is not None]
     wanted = np.full((N, len(LABELS)), np.nan)
@@ -147,7 +147,7 @@ LISTS: dict[str, Any] = {
 def test_texts_that_list_labels_are_such_lists(
     kind: str, private: bool, rows: list[list[str] | None], written: str, suffix: str
 ) -> None:
-    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    run = parse_run({"task": "multilabel", "label-columns": ",".join(LABELS)})
     known = [[text.strip() for text in row if text != "normal"] for row in rows if row is not None]
     wanted = np.full((N, len(LABELS)), np.nan)
     wanted[[row is not None for row in rows]] = MultiLabelBinarizer(classes=LABELS).fit_transform(
@@ -172,7 +172,7 @@ def test_texts_that_list_labels_are_such_lists(
 def test_a_text_that_is_no_list_of_labels_is_refused_and_in_a_private_run_left_out_alone(
     kind: str, cell: str, tmp_path: Path
 ) -> None:
-    run = parse_run({"target": "labels", "label-columns": ",".join(LABELS)})
+    run = parse_run({"task": "multilabel", "label-columns": ",".join(LABELS)})
     write(tmp_path, kind, ["['mass']"] * (N - 1) + [cell], ".csv")
     own = DataSource(kind, str(tmp_path), target=run.target)
     with pytest.raises(

@@ -117,14 +117,16 @@ def test_without_noise_a_test_record_leaves_where_a_training_record_is_its_copy(
     assert noted.left_out == ((Loss(why, len(gone)),) if gone else ())
     copies = len(rest) - len({group[at] for at in rest})
     if all(train) or not copies:
-        assert noted.odd == ()
+        assert noted.warnings == ()
     else:
         torn = sum(
             len({labels[at] for at in range(len(rows)) if group[at] == number}) - 1
             for number in set(group)
         )
         labels_ = f", {torn} of them with another label" if torn else ""
-        assert noted.odd == (f"{copies} records are copies of others in the same part{labels_}",)
+        assert noted.warnings == (
+            f"{copies} records are copies of others in the same part{labels_}",
+        )
     assert noted.labels == own.labels
 
 
@@ -201,10 +203,10 @@ def test_selected_records_take_all_that_belongs_to_them(rows: list[int]) -> None
     assert select(own, range(5)) is own
     left = LeftOut(one_by_one=True)
     left.note(rows, "broken")
-    left.remark("odd")
+    left.warn("warnings")
     rest = without(own, left)
     assert rest.labels == [own.labels[at] for at in range(5) if at not in rows]
-    assert (rest.left_out, rest.odd) == (tuple(left.reasons), ("odd",))
+    assert (rest.left_out, rest.warnings) == (tuple(left.reasons), ("odd",))
     assert (rest.key == own.key) == (not rows)
 
 
@@ -222,7 +224,7 @@ def test_what_is_left_out_is_counted_once() -> None:
     for note in (
         lambda: strict.note([1], "caf\udce9"),
         lambda: strict.note_unread(1, "caf\udce9"),
-        lambda: strict.remark("caf\udce9"),
+        lambda: strict.warn("caf\udce9"),
     ):
         with pytest.raises(DataError, match=r"^caf\\udce9$"):
             note()
@@ -231,7 +233,7 @@ def test_what_is_left_out_is_counted_once() -> None:
     strict.note_unread(0, "none")
     strict.count_once([1], "copy")
     strict.skip(1, "file")
-    assert (strict.reasons, strict.rows, strict.odd) == (
+    assert (strict.reasons, strict.rows, strict.warnings) == (
         [Loss("copy", 1), Loss("file", 1)],
         {1},
         [],

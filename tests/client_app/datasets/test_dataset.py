@@ -85,7 +85,7 @@ def test_classes_of_the_run_choose_and_order_records(tmp_path: Path) -> None:
     assert dataset.open_image(0).getpixel((0, 0)) == (1, 1, 1)
     (loss,) = dataset.left_out
     assert (loss.count, loss.why) == (1, "1 records are of no class of the run: 'a' (1)")
-    assert dataset.odd == ("no record of 'absent'",)
+    assert dataset.warnings == ("no record of 'absent'",)
     # Features are computed once for the records of all classes; this selects some of them.
     whole = load(DataSource("parquet", str(tmp_path)), seed=0)
     assert dataset.whole is not None

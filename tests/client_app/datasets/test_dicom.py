@@ -223,7 +223,7 @@ def test_patients_with_one_number_of_two_issuers_are_two(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("gap", ["", "  ", None])
-def test_an_image_of_nobody_is_refused_unless_the_table_tells(
+def test_an_image_without_a_patient_id_is_refused_unless_the_table_tells(
     tmp_path: Path, gap: str | None
 ) -> None:
     files = study(tmp_path, ["1", "2", "3"])

@@ -136,10 +136,10 @@ def test_folders_that_are_no_classes_are_named(
     if why:
         with pytest.raises(DataError, match=re.escape(why.replace("ROOT", str(root)))):
             read(root, bags=bags, classes=classes)
-        odd = read(root, one_by_one=True, bags=bags, classes=classes).odd
+        odd = read(root, one_by_one=True, bags=bags, classes=classes).warnings
         assert why.replace("ROOT", str(root)) in odd[0]
     else:
-        assert read(root, bags=bags, classes=classes).odd == ()
+        assert read(root, bags=bags, classes=classes).warnings == ()
 
 
 def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> None:

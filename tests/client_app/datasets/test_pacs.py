@@ -289,7 +289,7 @@ def _learned_from(data: Path, home: Path) -> None:
     )
     node = (
         f'site="north" data="dicom" data-dir="{data}" policy="{home}/policy.toml" '
-        f'state-dir="{home}/state" witness-dir="{home}/witness" cache-dir="{home}/cache"'
+        f'state-dir="{home}/state" check-log-dir="{home}/check-log" cache-dir="{home}/cache"'
     )
     run = 'backbone="pixels" image-size=8 classes="zero,one" sites=1'
     assert site("ledger", "open", "--yes", "--node-config", node).code == 0

@@ -21,7 +21,11 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.feature_files import read_safetensors
-from fedsurrogate.client_app.datasets.left_out import LeftOut, loss_of_other_classes, oddities
+from fedsurrogate.client_app.datasets.left_out import (
+    LeftOut,
+    loss_of_other_classes,
+    warnings_of_data,
+)
 from fedsurrogate.client_app.datasets.readers import content_key, split_files
 from fedsurrogate.client_app.datasets.source import require_columns, some
 from fedsurrogate.client_app.datasets.tables import name_or_blank, names_in, number_in
@@ -334,7 +338,7 @@ def test_records_of_other_classes_are_counted_and_five_classes_named(
     patients=st.booleans(),
     others=st.sampled_from([(), ("A",), ("Z",)]),
 )
-def test_remarks_on_classes_and_patients(
+def test_warnings_of_classes_and_patients(
     rows: list[tuple[int, bool, str]], classes: int, patients: bool, others: tuple[str, ...]
 ) -> None:
     rows = [row for row in rows if row[0] < classes]
@@ -366,4 +370,4 @@ def test_remarks_on_classes_and_patients(
             expected.append(
                 "1 pairs or more of patient IDs differ only by case, blanks or zeros in front"
             )
-    assert oddities(labels, names, is_train, owners, others) == expected
+    assert warnings_of_data(labels, names, is_train, owners, others) == expected

@@ -43,7 +43,7 @@ def test_headers_that_cannot_be_read_name_the_folder(
 def number() -> Target:
     """A run's target that is a number."""
     settings_: dict[str, Any] = {
-        "target": "number",
+        "task": "regression",
         "value-columns": "age",
         "target-range": "0,99",
     }
@@ -247,5 +247,5 @@ def test_columns_need_a_table(tmp_path: Path, kind: Any, more: dict[str, Any], n
     else:
         assert read_schema(source) == Schema()
     valued = DataSource(kind, str(tmp_path), target=number())
-    with pytest.raises(DataError, match="has no table, and target = 'number' needs one"):
+    with pytest.raises(DataError, match="has no table, and task = 'regression' needs one"):
         read_schema(valued)

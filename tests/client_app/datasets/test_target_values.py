@@ -24,9 +24,9 @@ from tests import dicom_files
 
 Cells = list[tuple[Any, Any]]
 KINDS = ("imagefolder", "dicom", "parquet", "safetensors")
-LABELS: dict[str, Scalar] = {"target": "labels", "label-columns": "edema,nodule"}
+LABELS: dict[str, Scalar] = {"task": "multilabel", "label-columns": "edema,nodule"}
 NUMBER: dict[str, Scalar] = {
-    "target": "number",
+    "task": "regression",
     "value-columns": "edema,nodule",
     "target-range": "0,10",
 }
@@ -131,10 +131,10 @@ def test_a_missing_column_is_refused_by_its_name(kind: str, tmp_path: Path) -> N
         read(tmp_path, kind, NUMBER | {"value-columns": "edema,weight"})
 
 
-def test_values_beyond_the_range_are_remarked(tmp_path: Path) -> None:
+def test_values_beyond_the_range_are_warned_of(tmp_path: Path) -> None:
     write(tmp_path, "imagefolder", [(1, 2), (40, 3), (4, 5)])
     found = read(tmp_path, "imagefolder", NUMBER)
-    assert any("'edema'" in text and "33.3%" in text for text in found.report.odd)
+    assert any("'edema'" in text and "33.3%" in text for text in found.report.warnings)
 
 
 def test_a_folder_of_classes_has_no_values(tmp_path: Path) -> None:

@@ -20,17 +20,20 @@ from tests.faults.proxies import ConnectProxy
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("papers")
+def certificates_and_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
     issue(folder, ("localhost",), ("north",))
     return folder
 
 
 @pytest.fixture(scope="module")
-def port(papers: Path) -> Iterator[int]:
+def port(certificates_and_keys: Path) -> Iterator[int]:
     """A gRPC server with the coordinator's certificate."""
     server = grpc.server(ThreadPoolExecutor(4))
-    pair = ((papers / "server.key").read_bytes(), (papers / "server.crt").read_bytes())
+    pair = (
+        (certificates_and_keys / "server.key").read_bytes(),
+        (certificates_and_keys / "server.crt").read_bytes(),
+    )
     found = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair]))
     server.start()
     yield found
@@ -44,16 +47,16 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def examined(papers: Path, port: int) -> dict[str, Finding]:
+def examined(certificates_and_keys: Path, port: int) -> dict[str, Finding]:
     """The findings up to TLS and packets by step; the server is no SuperLink."""
     found = {}
-    for each in check_link(Link("localhost", port, papers / "ca.crt", None)):
+    for each in check_link(Link("localhost", port, certificates_and_keys / "ca.crt", None)):
         found[each.what] = each
     return found
 
 
-def test_without_a_proxy_every_step_passes(papers: Path, port: int) -> None:
-    found = examined(papers, port)
+def test_without_a_proxy_every_step_passes(certificates_and_keys: Path, port: int) -> None:
+    found = examined(certificates_and_keys, port)
     assert {name: found[name].state for name in ("TLS", "packets")} == {
         "TLS": "PASS",
         "packets": "PASS",
@@ -66,13 +69,13 @@ def test_without_a_proxy_every_step_passes(papers: Path, port: int) -> None:
 
 @pytest.mark.parametrize("credentials", ["", "north:pass%2Fword"])
 def test_all_steps_go_through_the_proxy(
-    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, credentials: str
+    certificates_and_keys: Path, port: int, monkeypatch: pytest.MonkeyPatch, credentials: str
 ) -> None:
     proxy = ConnectProxy(credentials.replace("%2F", "/"))
     monkeypatch.setenv(
         "https_proxy", proxy.url.replace("://", f"://{credentials}@" if credentials else "://")
     )
-    found = examined(papers, port)
+    found = examined(certificates_and_keys, port)
     assert {
         name: found[name].state for name in ("name", "port", "proxy", "TLS", "packets")
     } == dict.fromkeys(("name", "port", "proxy", "TLS", "packets"), "PASS")
@@ -82,16 +85,16 @@ def test_all_steps_go_through_the_proxy(
 
 
 def test_a_proxy_that_wants_a_password_is_named_with_the_variable(
-    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    certificates_and_keys: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = ConnectProxy("north:secret")
     monkeypatch.setenv("https_proxy", proxy.url)
-    last = list(examined(papers, port).values())[-1]
+    last = list(examined(certificates_and_keys, port).values())[-1]
     assert (last.what, last.state) == ("proxy", "FAIL")
     assert "requires a user and password" in last.found
     assert "https_proxy=http://USER:PASSWORD@127.0.0.1" in last.remedy
     monkeypatch.setenv("https_proxy", proxy.url.replace("://", "://north:wrong@"))
-    last = list(examined(papers, port).values())[-1]
+    last = list(examined(certificates_and_keys, port).values())[-1]
     assert "refuses this user and password" in last.found
     assert "wrong" not in last.found + last.remedy
 
@@ -100,27 +103,27 @@ def test_a_proxy_that_wants_a_password_is_named_with_the_variable(
     ("status", "word"), [(403, "allow the method CONNECT"), (502, "the proxy resolves it")]
 )
 def test_a_proxy_without_a_tunnel_is_named(
-    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, status: int, word: str
+    certificates_and_keys: Path, port: int, monkeypatch: pytest.MonkeyPatch, status: int, word: str
 ) -> None:
     monkeypatch.setenv("http_proxy", ConnectProxy(status=status).url)
-    last = list(examined(papers, port).values())[-1]
+    last = list(examined(certificates_and_keys, port).values())[-1]
     assert (last.what, last.state) == ("proxy", "FAIL")
     assert str(status) in last.found
     assert word in last.remedy
 
 
 def test_a_device_that_inspects_tls_is_named_by_its_certificate(
-    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    certificates_and_keys: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("https_proxy", ConnectProxy(inspects=tmp_path).url)
-    last = list(examined(papers, port).values())[-1]
+    last = list(examined(certificates_and_keys, port).values())[-1]
     assert (last.what, last.state) == ("TLS", "FAIL")
     assert "inspects TLS: it presents a certificate of 'Gateway CA, Clinic'" in last.found
     assert f"exempt localhost port {port}" in last.remedy
 
 
 def test_the_certificate_of_another_federation_is_no_inspection(
-    papers: Path, port: int, tmp_path: Path
+    certificates_and_keys: Path, port: int, tmp_path: Path
 ) -> None:
     issue(tmp_path, ("localhost",), ("north",))
     last = list(check_link(Link("localhost", port, tmp_path / "ca.crt", None)))[-1]
@@ -129,11 +132,11 @@ def test_the_certificate_of_another_federation_is_no_inspection(
 
 
 def test_packets_that_are_lost_when_they_are_large_are_noticed(
-    papers: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    certificates_and_keys: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsurrogate.client_app.diagnostics.connection_checks.SECONDS", 1.0)
     monkeypatch.setenv("https_proxy", ConnectProxy(hole=4000).url)
-    found = examined(papers, port)
+    found = examined(certificates_and_keys, port)
     assert found["TLS"].state == "PASS"
     assert found["packets"].state == "WARN"
     assert "MTU" in found["packets"].remedy

@@ -38,7 +38,7 @@ from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.governance.ledger import one_run
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.client_app.processes.supervisor import looked_at
@@ -53,13 +53,13 @@ Captured = pytest.CaptureFixture[str]
 
 
 @contextmanager
-def listening(papers: Path | None) -> Iterator[int]:
+def listening(credentials: Path | None) -> Iterator[int]:
     """The port of a server that uses TLS with these certificates and keys; without them it sends
     nothing.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    if papers is not None:
-        context.load_cert_chain(papers / "server.crt", papers / "server.key")
+    if credentials is not None:
+        context.load_cert_chain(credentials / "server.crt", credentials / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -70,7 +70,7 @@ def listening(papers: Path | None) -> Iterator[int]:
                     return
                 with connection:
                     try:
-                        if papers is None:
+                        if credentials is None:
                             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                         else:
                             context.wrap_socket(connection, server_side=True).close()
@@ -87,15 +87,15 @@ def link(port: int, authority: Path | None = None, host: str = "localhost") -> d
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("papers")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
     issue(folder, ("localhost",), ())
     return folder
 
 
-def test_every_step_to_the_coordinator_passes_where_nothing_is_wrong(papers: Path) -> None:
-    with listening(papers) as port:
-        found = link(port, papers / "ca.crt")
+def test_every_step_to_the_coordinator_passes_where_nothing_is_wrong(credentials: Path) -> None:
+    with listening(credentials) as port:
+        found = link(port, credentials / "ca.crt")
     assert {what: each.state for what, each in found.items()} == {
         "name": "PASS",
         "port": "PASS",
@@ -115,25 +115,25 @@ def test_a_port_nobody_listens_on_is_named() -> None:
 
 
 def test_certificates_that_cannot_be_trusted_fail_with_their_remedy(
-    papers: Path, tmp_path: Path
+    credentials: Path, tmp_path: Path
 ) -> None:
     issue(tmp_path / "other", ("localhost",), ())
     issue(tmp_path / "old", ("localhost",), (), days=0)
     issue(tmp_path / "soon", ("localhost",), (), days=20)
-    with listening(papers) as port:
+    with listening(credentials) as port:
         foreign = link(port, tmp_path / "other" / "ca.crt")["TLS"]
-        unread = link(port, papers / "server.key")["TLS"]
-    shutil.copytree(papers, tmp_path / "renamed")
+        unread = link(port, credentials / "server.key")["TLS"]
+    shutil.copytree(credentials, tmp_path / "renamed")
     # For a host name that is not only a local name.
-    _make_server(tmp_path / "renamed", _private(papers / "ca.key"), ("fl.example.org",), 30)
+    _make_server(tmp_path / "renamed", _private(credentials / "ca.key"), ("fl.example.org",), 30)
     with listening(tmp_path / "renamed") as port:
-        renamed = link(port, papers / "ca.crt", host="127.0.0.1")["TLS"]
+        renamed = link(port, credentials / "ca.crt", host="127.0.0.1")["TLS"]
     with listening(tmp_path / "old") as port:
         expired = link(port, tmp_path / "old" / "ca.crt")["TLS"]
     with listening(tmp_path / "soon") as port:
         soon = link(port, tmp_path / "soon" / "ca.crt")["TLS"]
     with listening(None) as port:
-        bare = link(port, papers / "ca.crt")["TLS"]
+        bare = link(port, credentials / "ca.crt")["TLS"]
     assert [each.state for each in (foreign, renamed, unread, expired, soon, bare)] == [
         "FAIL"
     ] * 4 + ["WARN", "FAIL"]
@@ -153,8 +153,8 @@ def test_without_tls_and_a_key_there_are_warnings() -> None:
     assert (found["TLS"].state, found["key"].state) == ("WARN", "WARN")
 
 
-def test_a_coordinator_that_speaks_tls_cannot_be_reached_without(papers: Path) -> None:
-    with listening(papers) as port:
+def test_a_coordinator_that_speaks_tls_cannot_be_reached_without(credentials: Path) -> None:
+    with listening(credentials) as port:
         found = link(port)
     assert list(found) == ["name", "port", "TLS"]
     assert found["TLS"].state == "FAIL"
@@ -298,7 +298,7 @@ def hospital(tmp_path: Path) -> NodeConfig:
         f'cache-dir="{tmp_path}/cache"'
     )
     node = parse_node_config(
-        parse_overrides([text, f'witness-dir="{tmp_path}/witness" patient-column="patient"'])
+        parse_overrides([text, f'check-log-dir="{tmp_path}/check-log" patient-column="patient"'])
     )
     open_ledger(node)
     return node
@@ -414,13 +414,13 @@ def test_a_weak_budget_is_remarked_at_the_hospital_with_its_own_records(
     site_features._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedsurrogate.site"):
         records = len(load_site(run, node, 100).train.labels)
-    odd = check_run(run, node).facts["odd"]
+    odd = check_run(run, node).facts["warnings"]
     assert found.state == ("WARN" if words else "PASS")
     for texts in ([found.remedy], caplog.messages, odd):
-        remarks = [text for text in texts if " is above " in text]
-        assert len(remarks) == len(words)
-        assert all(word in text for word, text in zip(words, remarks, strict=True))
-        assert all(f"1 / {records} records" in text for text in remarks if "delta" in text)
+        warnings = [text for text in texts if " is above " in text]
+        assert len(warnings) == len(words)
+        assert all(word in text for word, text in zip(words, warnings, strict=True))
+        assert all(f"1 / {records} records" in text for text in warnings if "delta" in text)
     # How many records there are is not read for a decision about a run.
     signed = SignedProposal(
         Proposal.fresh("run", {"epsilon": epsilon, "delta": delta, "classes": "0,1"}, "a test", 3)
@@ -438,15 +438,15 @@ def test_a_damaged_ledger_fails(hospital: NodeConfig) -> None:
     assert examined(hospital)["ledger"].state == "FAIL"
 
 
-def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_to_do(
+def test_a_ledger_that_is_not_open_lost_or_without_its_check_log_fails_with_what_to_do(
     hospital: NodeConfig,
 ) -> None:
     new = examined(hospital.model_copy(update={"data_dir": f"{hospital.data_dir}/"}))
     assert new["ledger"].state == "PASS", "the same folder, however it is written"
     new = examined(hospital.model_copy(update={"data": "dicom"}))
     assert (new["ledger"].state, "site ledger open" in new["ledger"].remedy) == ("FAIL", True)
-    shutil.rmtree(hospital.witness)
-    for folder in (hospital.witness, hospital.state):
+    shutil.rmtree(hospital.check_log)
+    for folder in (hospital.check_log, hospital.state):
         shutil.rmtree(folder, ignore_errors=True)
         found = examined(hospital)
         assert found["ledger"].state == found["a run"].state == "FAIL"
@@ -455,7 +455,7 @@ def test_a_ledger_that_is_not_open_lost_or_without_its_witness_fails_with_what_t
     shutil.rmtree(hospital.state)
     lost = examined(hospital)["ledger"]
     assert (lost.state, "`site ledger reopen`" in lost.found) == ("FAIL", True)
-    within = examined(hospital.model_copy(update={"witness_dir": f"{hospital.state}/witness"}))[
+    within = examined(hospital.model_copy(update={"check_log_dir": f"{hospital.state}/check-log"}))[
         "ledger"
     ]
     assert (within.state, "inside state-dir" in within.found) == ("FAIL", True)
@@ -495,7 +495,7 @@ def test_features_that_were_computed_elsewhere_need_no_backbone(tmp_path: Path) 
         f'data="safetensors" data-dir="{tmp_path}" state-dir="{tmp_path}/state" '
         f'cache-dir="{tmp_path}/cache"'
     )
-    node = parse_node_config(parse_overrides([text, f'witness-dir="{tmp_path}/witness"']))
+    node = parse_node_config(parse_overrides([text, f'check-log-dir="{tmp_path}/check-log"']))
     open_ledger(node)
     found = examined(node, fingerprint="e" * 16)
     assert found["backbone"].state == "FAIL"
@@ -517,7 +517,7 @@ def test_the_command_prints_lines_or_json_and_exits_with_one_when_anything_fails
         f'data="imagefolder" data-dir="{hospital.data_dir}" state-dir="{hospital.state}" '
         f'cache-dir="{hospital.cache}"'
     )
-    node += f' witness-dir="{hospital.witness}"'
+    node += f' check-log-dir="{hospital.check_log}"'
 
     def doctor(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["site", "doctor", "--node-config", node, *arguments])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsurrogate.client_app.features.site_features import frame_of, odd_columns, warning_of
+from fedsurrogate.client_app.features.site_features import frame_of, outlier_columns, warning_of
 
 # By column the size of its range, a power of two; where it begins, in ranges; and how many records
 # have the other end of the range.
@@ -43,7 +43,7 @@ def made(columns: list[tuple[int, float, int]], count: int) -> Tensor:
 
 
 def counted(features: Tensor) -> tuple[set[int], dict[int, float]]:
-    """The odd columns, and how far each is from the median one."""
+    """The outlier columns, and how far each is from the median one."""
     table = features.double().numpy()
     count, width = table.shape
     if count < 2:
@@ -76,7 +76,7 @@ def test_columns_are_odd_by_count_and_the_worst_comes_first(
     columns: list[tuple[int, float, int]], count: int
 ) -> None:
     features = made(columns, count)
-    found = odd_columns(features)
+    found = outlier_columns(features)
     expected, apart = counted(features)
     assert set(found) == expected
     assert len(found) == len(expected)
@@ -87,7 +87,7 @@ def test_columns_are_odd_by_count_and_the_worst_comes_first(
         assert words == ""
         return
     own = features[:, found[0]].double()
-    more = f", and {len(found) - 1} more are as odd" if len(found) > 1 else ""
+    more = f", and {len(found) - 1} more are such outliers" if len(found) > 1 else ""
     assert words.startswith(
         f"column {found[0]} of the features (counted from 0) has numbers from {float(own.min()):.4g} "
         f"to {float(own.max()):.4g}, unlike the others{more}; this run"
@@ -137,9 +137,9 @@ def test_only_the_first_records_of_many_decide() -> None:
     drawn = torch.randn(8200, 3, generator=torch.Generator().manual_seed(0))
     later = drawn.clone()
     later[8192:, 1] = 1e6
-    assert odd_columns(later) == []
+    assert outlier_columns(later) == []
     assert warning_of(later) == ""
     later[8191, 1] = 1e6
-    assert odd_columns(later)[0] == 1
+    assert outlier_columns(later)[0] == 1
     assert "to 1e+06" in warning_of(later)
-    assert odd_columns(torch.zeros(40, 0)) == []
+    assert outlier_columns(torch.zeros(40, 0)) == []

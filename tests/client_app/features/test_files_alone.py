@@ -75,15 +75,15 @@ def computed(cache: Path) -> int:
 RUNS: dict[str, dict[str, Scalar]] = {
     **{
         column: PRIVATE
-        | {"target": "number", "value-columns": column, "target-range": f"0,{COUNT}", "classes": ""}
+        | {"task": "regression", "value-columns": column, "target-range": f"0,{COUNT}", "classes": ""}
         for column in COLUMNS
     },
     "classes": PRIVATE | {"classes": "c0,c1"},
     "a class": PRIVATE | {"classes": "c1"},
-    "an exact sum": {"classes": "c0,c1", "secure-sum": True, "fedpft.covariance": "gram"},
+    "an exact sum": {"classes": "c0,c1", "secure-aggregation": True, "fedpft.covariance": "gram"},
     "an exact sum of a number": {
-        "target": "number", "value-columns": "one", "target-range": f"0,{COUNT}", "classes": "",
-        "secure-sum": True, "test-fraction": 0.4,
+        "task": "regression", "value-columns": "one", "target-range": f"0,{COUNT}", "classes": "",
+        "secure-aggregation": True, "test-fraction": 0.4,
     },
 }  # fmt: skip
 

@@ -26,8 +26,8 @@ from fedsurrogate.client_app.features.device_processes import Part
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.fedpft.surrogate import Clipped, noisy_sums
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import class_moments, message
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import statistics
@@ -44,7 +44,7 @@ logging.basicConfig(level=logging.INFO)
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.fedpft.surrogate import fedpft_surrogate
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Task
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
 
@@ -194,7 +194,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
+def tasks(folder: Path, run: Run) -> tuple[Job, Job]:
     """The same site with its features in memory, and in a file."""
     found = []
     for mib in (256, 1):
@@ -204,8 +204,8 @@ def tasks(folder: Path, run: Run) -> tuple[Task, Task]:
             "cache-dir": str(folder / "cache"),
         }
         node = parse_node_config({**settings, "features-in-memory-mib": mib})
-        found.append(Task(run, node, "a", load_site(run, node, policy_of(node).cache_mib)))
-    assert [task.found.train.folder is None for task in found] == [True, False]
+        found.append(Job(run, node, "a", load_site(run, node, policy_of(node).cache_mib)))
+    assert [job.found.train.folder is None for job in found] == [True, False]
     return found[0], found[1]
 
 
@@ -230,7 +230,8 @@ def test_statistics_of_features_in_a_file_are_those_in_memory_bit_for_bit(data: 
     memory, file = tasks(data, class_sums_run())
     assert message(file).payload == message(memory).payload
     memory, file = tasks(
-        data, parse_run({"secure-sum": True, "classes": "0,1,2", "fedpft.covariance": "gram"})
+        data,
+        parse_run({"secure-aggregation": True, "classes": "0,1,2", "fedpft.covariance": "gram"}),
     )
     for ours, theirs in zip(
         class_moments(file).values.values(), class_moments(memory).values.values(), strict=True
@@ -243,8 +244,8 @@ def test_private_sums_of_features_in_a_file_are_those_in_memory_bit_for_bit(
     data: Path, family: str
 ) -> None:
     found = []
-    for task in tasks(data, parse_run({})):
-        train = task.found.train
+    for job in tasks(data, parse_run({})):
+        train = job.found.train
         clipped = Clipped.of(
             train.features, train.labels, None, 0.0, lambda rows: rows - 0.1, train.folder
         )

@@ -87,7 +87,7 @@ def test_usable_records_keep_their_order_and_the_others_are_counted(
     bags: bool,
     power: float,
 ) -> None:
-    run = parse_run({"features.power": power})
+    run = parse_run({"features.power-transform": power})
     found = features(10, broken, odd)
     more: dict[str, Any] = {"patients": tuple("pqrstuvwxy"), "left_out": (Loss("2 lost", 2),)}
     more["values"] = torch.arange(20.0).reshape(10, 2).double()
@@ -174,7 +174,7 @@ def test_a_site_without_a_record_is_refused_unless_zeros_hide_it(
     flat: dict[str, Any] = {
         "plain": {"classes": "a,b"},
         "private": {"classes": "a,b", "epsilon": 3.0, "delta": 1e-5},
-        "summed": {"classes": "a,b", "secure-sum": True, "fedpft.covariance": "gram"},
+        "summed": {"classes": "a,b", "secure-aggregation": True, "fedpft.covariance": "gram"},
     }[kind]
     node = NodeConfig(data=data, data_dir=data and str(tmp_path), state_dir=str(tmp_path))
     none = SiteShare(dataset([]), torch.arange(0), torch.arange(0), False)
@@ -261,16 +261,16 @@ def test_at_most_sixteen_images_are_opened_again_and_four_faults_named(count: in
     assert words.count("record") == min(4, len(opened))
 
 
-def test_lost_images_of_bags_are_a_remark() -> None:
-    report = DataReport("wards", 3, odd=("first",))
+def test_lost_images_of_bags_are_a_warning() -> None:
+    report = DataReport("wards", 3, warnings=("first",))
     found = features(2, set(), set())
     assert with_lost_images(report, found) is report
     for ok, words in (([True] * 3, None), ([False, True, False], "2 images cannot be read")):
         own = Features(found.x, found.ok, "f", 0.0, False, Bags((), torch.tensor(ok)))
         made = with_lost_images(report, own)
-        assert made.odd[0] == "first"
-        remark = f"{words}, and are left out of their bags"
-        assert made.odd[1:] == ((remark,) if words else ())
+        assert made.warnings[0] == "first"
+        warning = f"{words}, and are left out of their bags"
+        assert made.warnings[1:] == ((warning,) if words else ())
 
 
 def test_a_warning_of_odd_columns_is_for_runs_without_frames_and_ranges(
@@ -282,8 +282,11 @@ def test_a_warning_of_odd_columns_is_for_runs_without_frames_and_ranges(
     ranges = {"features.ranges": "-9,9; -9,9; 0,200000"}
     for flat, odd in (
         ({}, False),
-        ({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b"}, True),
-        ({"secure-sum": True, "fedpft.covariance": "gram", "classes": "a,b"} | ranges, False),
+        ({"secure-aggregation": True, "fedpft.covariance": "gram", "classes": "a,b"}, True),
+        (
+            {"secure-aggregation": True, "fedpft.covariance": "gram", "classes": "a,b"} | ranges,
+            False,
+        ),
     ):
         warned: list[str] = []
         monkeypatch.setattr(site_features, "_warn_once", warned.append)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.budget import Budget
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from tests.client_app.governance.ledger_processes import release
 
 RUNS = [f"bundle-{digit * 16}" for digit in "ab"] + ["77", "bundle-x"]
@@ -15,14 +15,14 @@ STEPS = st.lists(st.sampled_from(RUNS) | st.sampled_from(["reopened", "kept", "l
 
 
 @settings(max_examples=40, deadline=None)
-@given(steps=STEPS, witnessed=st.booleans())
+@given(steps=STEPS, logged=st.booleans())
 def test_answers_are_known_after_any_course_of_a_ledger(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str], witnessed: bool
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], logged: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("site")
     state = folder / "state"
-    witness = Witness(folder / "seen", "data", state) if witnessed else None
-    ledger = Ledger(state, "data", witness)
+    check_log = CheckLog(folder / "seen", "data", state) if logged else None
+    ledger = Ledger(state, "data", check_log)
     ledger.open()
     answered: set[str] = set()
     charged: set[str] = set()
@@ -32,9 +32,9 @@ def test_answers_are_known_after_any_course_of_a_ledger(
             ledger.charge(release(50.0, run=step), budget)
             charged.add(step)
             answered |= {step} & set(RUNS[:2])
-            if witness is not None:
-                assert witness.answered() == answered, "written before the reply leaves"
-        elif step == "lost" and witnessed:
+            if check_log is not None:
+                assert check_log.answered() == answered, "written before the reply leaves"
+        elif step == "lost" and logged:
             for file in state.glob("data.*"):
                 file.unlink()
             ledger.reopen("the disk was lost", 1.0, 1e-5)

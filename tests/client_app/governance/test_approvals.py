@@ -29,7 +29,7 @@ from fedsurrogate.client_app.governance.gate import (
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import entry, planned, prepare
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest
+from fedsurrogate.client_app.methods.job import MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.common.errors import BudgetError, ConfigError, PolicyError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
@@ -110,7 +110,7 @@ def site(tmp_path: Path, policy: str) -> dict[str, str]:
         "data": "safetensors",
         "data-dir": str(tmp_path / "data"),
         "state-dir": str(tmp_path / "state"),
-        "witness-dir": str(tmp_path / "witness"),
+        "check-log-dir": str(tmp_path / "check-log"),
         "policy": str(tmp_path / "policy" / "policy.toml"),
     }
 

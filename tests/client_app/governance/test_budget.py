@@ -27,11 +27,11 @@ from tests.client_app.governance.ledger_processes import TOTAL, release
 SAMPLED = (GaussianEvent(2.0, 0.05, 10),)
 STEP: dict[str, Any] = {"method": "dpcvae", "mechanism": "dp-sgd", "sample_rate": 0.05}
 # The first round of a generative run releases Gaussian sums; releases on samples come later.
-OPENING = replace(release(20.0, run="first"), **STEP)
+FIRST_ROUND = replace(release(20.0, run="first"), **STEP)
 HISTORIES: dict[str, list[Release]] = {
     "nothing": [],
     "Gaussian": [release(20.0, run="first")],
-    "a Gaussian round of a sampled run": [OPENING],
+    "a Gaussian round of a sampled run": [FIRST_ROUND],
 }
 
 
@@ -146,7 +146,7 @@ def test_of_each_setting_that_selects_records_the_first_value_holds_until_a_pers
     ("second", "reason"),
     [
         ({"run": "other"}, "began with the settings"),
-        ({"round": 1, "events": OPENING.events}, "first round can be released only once"),
+        ({"round": 1, "events": FIRST_ROUND.events}, "first round can be released only once"),
         (
             {"round": 3, "events": (GaussianEvent(3.0, 0.05, 10),)},
             "other noise than the rounds before it",
@@ -157,8 +157,8 @@ def test_of_each_setting_that_selects_records_the_first_value_holds_until_a_pers
 def test_a_run_that_leaves_its_plan_is_refused_and_another_run_is_not(
     second: dict[str, Any], reason: str
 ) -> None:
-    later = replace(OPENING, round=2, events=SAMPLED)
-    before = entries([OPENING, later])
+    later = replace(FIRST_ROUND, round=2, events=SAMPLED)
+    before = entries([FIRST_ROUND, later])
     check_budget(before, replace(later, round=3), TOTAL)
     departed = replace(later, **second)
     with pytest.raises(BudgetError, match=reason):
@@ -193,7 +193,7 @@ def test_only_a_plan_that_the_first_release_fixed_is_counted_as_one(
         for each, (_, noise) in zip(steps, releases, strict=True)
     ]
     if opened:
-        history = [replace(OPENING, run=releases[0][0]), *history]
+        history = [replace(FIRST_ROUND, run=releases[0][0]), *history]
     names, costs, first = (
         {each.run for each in history},
         {each.events for each in history},
@@ -209,8 +209,8 @@ def test_only_a_plan_that_the_first_release_fixed_is_counted_as_one(
 
 @pytest.mark.parametrize(("before", "after"), [(SHORT, FULL[0]), (FULL[0], SHORT)])
 def test_a_run_that_an_earlier_version_began_continues(before: str, after: str) -> None:
-    ledger = entries([replace(OPENING, run=before)])
-    step = replace(OPENING, run=after, round=2, events=SAMPLED)
+    ledger = entries([replace(FIRST_ROUND, run=before)])
+    step = replace(FIRST_ROUND, run=after, round=2, events=SAMPLED)
     assert check_budget(ledger, step, TOTAL) > spent(ledger, TOTAL)
     with pytest.raises(BudgetError, match="began with the settings"):
         check_budget(ledger, replace(step, run=f"f{after[1:]}"), TOTAL)
@@ -223,10 +223,10 @@ def test_a_run_whose_plan_is_in_doubt_gets_no_more_than_renyi_divergences_allow(
     """Its first round was Gaussian; a coordinator with two settings of one short name could choose
     the noise of the steps by its result.
     """
-    step = replace(OPENING, run=FULL[0], round=2, events=(GaussianEvent(1.0, 0.05, 100),))
-    run = [*OPENING.events, *step.events]
+    step = replace(FIRST_ROUND, run=FULL[0], round=2, events=(GaussianEvent(1.0, 0.05, 100),))
+    run = [*FIRST_ROUND.events, *step.events]
     least, budget = composed(tuple(run), 1e-5), replace(TOTAL, epsilon_total=100.0)
     tight = replace(budget, epsilon_per_run=least)
-    assert check_budget(entries([replace(OPENING, run=FULL[0])]), step, tight) > 0
+    assert check_budget(entries([replace(FIRST_ROUND, run=FULL[0])]), step, tight) > 0
     with pytest.raises(BudgetError, match="began in an earlier version"):
-        check_budget(entries([replace(OPENING, run=SHORT)]), step, tight)
+        check_budget(entries([replace(FIRST_ROUND, run=SHORT)]), step, tight)

@@ -28,7 +28,7 @@ from tests.client_app.governance.ledger_processes import release
 PRIVATE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5}
 COUNTS: dict[str, Any] = {"counting.kind": "survey", "classes": "a,b"}
 SUMMED: dict[str, Any] = {
-    "secure-sum": True,
+    "secure-aggregation": True,
     "fedpft.covariance": "gram",
     "classes": "a,b",
     "sites": 9,
@@ -42,11 +42,11 @@ RUNS = [
         PRIVATE | {"fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
         PRIVATE | {"backbone": "torchvision:mobilenet_v2"},
         SUMMED, SUMMED | {"colluding": 0.25}, SUMMED | {"colluding": 0.5},
-        COUNTS | PRIVATE | {"secure-sum": True, "sites": 9},
-        # At a model of the coordinator, with noise and without, in a secure sum and not.
+        COUNTS | PRIVATE | {"secure-aggregation": True, "sites": 9},
+        # At a model of the coordinator, with noise and without, in secure aggregation and not.
         {"method": "fedavg"}, {"method": "scaffold"}, {"fedpft.topology": "chain"},
         {"counting.kind": "evaluation", "counting.digest": "0" * 64, "classes": "a,b"},
-        {"target": "time", "horizon": 3.0, "time-head": "residuals"},
+        {"task": "survival", "horizon": 3.0, "time-head": "residuals"},
         SUMMED | {"method": "fedavg"}, SUMMED | {"method": "dp-fedavg"} | PRIVATE,
     )
 ]  # fmt: skip
@@ -61,7 +61,7 @@ POLICIES = st.builds(
     exact_counts=st.sampled_from([(), ("survey",), ("evaluation",)]),
     exact_sums_at_models=st.booleans(),
     require_seal=st.sampled_from([False, False, False, True]),
-    require_secure_sum=st.sampled_from([False, False, False, True]),
+    require_secure_aggregation=st.sampled_from([False, False, False, True]),
     smallest_colluding=st.sampled_from([0.0, 0.25, 1 / 3, 0.3335, 0.34, 0.5]),
 )
 
@@ -71,9 +71,9 @@ def forbidden(policy: Policy, run: Run, peers: str) -> Iterator[str]:
     own = run.settings
     if policy.require_seal and not (own.fedpft.seal and peers):
         yield "require-seal = true"
-    if policy.require_secure_sum and not own.secure_sum:
-        yield "require-secure-sum = true"
-    if own.secure_sum and own.colluding < policy.smallest_colluding - 1e-3:
+    if policy.require_secure_aggregation and not own.secure_aggregation:
+        yield "require-secure-aggregation = true"
+    if own.secure_aggregation and own.colluding < policy.smallest_colluding - 1e-3:
         yield "smallest-colluding = "
     names = {"methods": run.method.name, "backbones": own.backbone}
     if own.epsilon:
@@ -125,7 +125,11 @@ OPEN = Policy(
     ("run", "change", "words"),
     [
         ({}, {"require_seal": True}, "require-seal = true"),
-        ({}, {"require_secure_sum": True}, "require-secure-sum = true: the run would show"),
+        (
+            {},
+            {"require_secure_aggregation": True},
+            "require-secure-aggregation = true: the run would show",
+        ),
         (SUMMED, {"smallest_colluding": 0.9}, "smallest-colluding = 0.9: the run is safe only"),
         ({"classes": "a,b"}, {"most_classes": 1}, "most-classes = 1: the run requests 2"),
         ({}, {"methods": ("average",)}, "methods = average: the run requests 'fedpft'"),
@@ -160,9 +164,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "classes": {},
     "chain": {"fedpft.topology": "chain"},
     "sealed chain": {"fedpft.topology": "chain", "fedpft.seal": True},
-    "labels": {"target": "labels", "label-columns": "edema"},
-    "number": {"target": "number", "value-columns": "age", "target-range": "0,100"},
-    "residuals": {"target": "time", "horizon": 3.0, "time-head": "residuals"},
+    "labels": {"task": "multilabel", "label-columns": "edema"},
+    "number": {"task": "regression", "value-columns": "age", "target-range": "0,100"},
+    "residuals": {"task": "survival", "horizon": 3.0, "time-head": "residuals"},
     "evaluation": {"counting.kind": "evaluation", "counting.digest": "0" * 64},
     "survey": {"counting.kind": "survey"},
 }
@@ -172,12 +176,12 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
     tmp_path: Path, target: str
 ) -> None:
-    """Whatever method of the registry it has, and whatever that calls what it sends. A sealed relay is
+    """Whatever method of the registry it has, and whatever that calls what it sends. A sealed chain message is
     of another hospital only where this one knows the keys of the others.
     """
     strict, found = OPEN.model_copy(update={"exact_sums_at_models": False}), []
     for name in METHODS:
-        classes = "a,b" if "target" not in ASKED[target] else ""
+        classes = "a,b" if "task" not in ASKED[target] else ""
         try:
             run = parse_run({"method": name, "classes": classes} | ASKED[target])
         except ConfigError:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.entries import events_of
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     epsilon_spent,
@@ -63,7 +63,7 @@ class Account:
 def opened(folder: Path) -> Ledger:
     """The ledger as a process finds it that has just started."""
     state = folder / "state"
-    return Ledger(state, "data", Witness(folder / "witness", "data", state))
+    return Ledger(state, "data", CheckLog(folder / "check-log", "data", state))
 
 
 @settings(max_examples=8)
@@ -115,9 +115,9 @@ def test_a_ledger_says_what_was_charged_answered_and_decided(
                 e for e, name in zip(account.events, account.runs, strict=True) if run in ("", name)
             ]
             assert ledger.spent(DELTA, run) == epsilon_spent(own, DELTA)
-        witness = ledger.witness
-        assert witness is not None
-        seen = witness.read()
+        check_log = ledger.check_log
+        assert check_log is not None
+        seen = check_log.read()
         assert seen is not None
         assert (seen.length, seen.last) == (len(entries) + 1, last["hash"])
         ledger.check([seen.receipt(seen.length, seen.last)])

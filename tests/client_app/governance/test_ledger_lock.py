@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsurrogate.client_app.governance import ledger as module
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.common.errors import LedgerError
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -19,7 +19,7 @@ def opened(tmp_path: Path) -> Callable[[], Ledger]:
         return Ledger(
             tmp_path / "ledgers",
             "data",
-            Witness(tmp_path / "witness", "data", tmp_path / "ledgers"),
+            CheckLog(tmp_path / "check-log", "data", tmp_path / "ledgers"),
         )
 
     another().open()

@@ -93,7 +93,7 @@ def test_a_reopened_ledger_and_what_it_replaces_survive_a_power_cut(
 def test_the_state_kept_with_a_release_survives_a_power_cut(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a site would mask a second vector of a secure sum with the masks of the first."""
+    """Otherwise a site would mask a second vector of secure aggregation with the masks of the first."""
 
     class Open:
         def let_out(self, release: Release) -> float:

@@ -27,7 +27,7 @@ from fedsurrogate.client_app.governance.gate import (
     open_gate,
     open_ledger,
 )
-from fedsurrogate.client_app.governance.ledger import Ledger, Witness, dataset_id
+from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import DISCLOSURES, check_dimension, disclosure_of
 from fedsurrogate.client_app.governance.release import entry as entry_of
@@ -39,7 +39,7 @@ from fedsurrogate.client_app.governance.work_limits import (
     check_size,
     check_work,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, PolicyError
@@ -60,7 +60,7 @@ RELEASES = {
     "without_dp": False, "epsilon_per_run": 1.0, "epsilon_total": 4.0, "delta": 1e-5, "delta_total": 0.0,
     "smallest_class": 10, "smallest_site": 1, "exact_counts": (), "smallest_cell": 10,
     "show_evaluation": False, "largest_payload_mib": 256.0, "require_seal": False,
-    "require_secure_sum": False, "smallest_sum": 3, "smallest_colluding": 1 / 3,
+    "require_secure_aggregation": False, "smallest_sum": 3, "smallest_colluding": 1 / 3,
     "exact_sums_at_models": False, "exact_runs_may_differ": False, "local_epsilon": 0.0, "require_approval": 0,
     "approvers": "approvers.toml", "require_officer": False, "largest_attack_auc": 1.0,
     "smallest_nearest_ratio": 0.0,
@@ -244,10 +244,10 @@ def gaussian_precision(epsilon: float) -> float:
     return low
 
 
-def test_a_witness_begun_again_in_the_same_second_is_a_later_one(
+def test_a_check_log_begun_again_in_the_same_second_is_a_later_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen = Witness(tmp_path / "witness", "d" * 16, tmp_path / "state")
+    seen = CheckLog(tmp_path / "check-log", "d" * 16, tmp_path / "state")
     times, found = [100.9, 100.2, 90.0, 200.5], []
     for number, now in enumerate(times):
         monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda now=now: now))
@@ -262,10 +262,10 @@ def test_a_witness_begun_again_in_the_same_second_is_a_later_one(
     assert now_ is not None
     assert found[3] is not None
     assert now_ == replace(found[3], length=9, last="b" * 64)
-    assert (tmp_path / "witness").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "check-log").stat().st_mode & 0o777 == 0o700
     for name in ("z", "a", "z"):
         seen.record_answer(name)
-    assert (tmp_path / "witness" / f"{'d' * 16}.answered").read_text() == "a\nz\n"
+    assert (tmp_path / "check-log" / f"{'d' * 16}.answered").read_text() == "a\nz\n"
 
 
 def test_a_backbone_whose_dimension_the_images_decide_is_refused_in_a_private_run() -> None:
@@ -281,17 +281,17 @@ def test_a_reply_has_a_receipt_if_and_only_if_the_ledger_has_grown(tmp_path: Pat
         data="safetensors",
         data_dir=str(tmp_path / "data"),
         state_dir=str(tmp_path / "state"),
-        witness_dir=str(tmp_path / "witness"),
+        check_log_dir=str(tmp_path / "check-log"),
     )
     ledger, gate = open_ledger(node), open_gate(node, "digits", "7")
-    assert ledger.witness is not None
+    assert ledger.check_log is not None
     for number in range(2):
         # The header is an entry of its own.
         before = gate.check_receipts("")
         assert before == 1 + number
         assert gate.new_receipt(before) == {}
         ledger.charge(release(number=number + 1), TOTAL)
-        seen = ledger.witness.read()
+        seen = ledger.check_log.read()
         assert seen is not None
         receipt = gate.new_receipt(before)
         assert receipt == {"receipt": str(seen.receipt(before + 1, seen.last))}

@@ -298,7 +298,7 @@ def test_public_data_have_no_limits_but_those_of_an_exact_count() -> None:
     given_ = PUBLIC_DATA.model_dump()
     assert {name for name, value in given_.items() if value == getattr(DEFAULT, name)} == {
         "methods", "backbones", "delta_total", "largest_payload_mib", "require_seal",
-        "require_secure_sum", "local_epsilon", "require_approval", "approvers", "require_officer",
+        "require_secure_aggregation", "local_epsilon", "require_approval", "approvers", "require_officer",
         "smallest_site", "largest_attack_auc", "smallest_nearest_ratio",
     }  # fmt: skip
     for name, field in WorkLimits.model_fields.items():

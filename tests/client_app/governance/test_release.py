@@ -23,7 +23,7 @@ from fedsurrogate.client_app.governance.release import (
     entry,
     planned,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, SiteRequest
+from fedsurrogate.client_app.methods.job import MethodOutput, SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import BudgetError, FedSurrogateError
 from fedsurrogate.common.run import parse_run

@@ -20,11 +20,11 @@ from fedsurrogate.common.run import Run, parse_run
 COUNTS = {"counting.kind": "survey", "classes": "a,b", "sites": 9}
 TRAINS = parse_run({"classes": "a,b"})
 ALONE = parse_run(COUNTS)
-SUMMED = parse_run(COUNTS | {"secure-sum": True})
+SUMMED = parse_run(COUNTS | {"secure-aggregation": True})
 # Kinds that are not thought of yet count as all others.
 KINDS = st.sampled_from([*WORK, "another"])
 ALONE_NEEDS = {"name", "surrogate"}
-SUMMED_NEEDS = ALONE_NEEDS | {"introduction", *(kind for kind in WORK if kind.startswith("sum-"))}
+SUMMED_NEEDS = ALONE_NEEDS | {"identification", *(kind for kind in WORK if kind.startswith("sum-"))}
 
 
 @settings(max_examples=60)
@@ -32,10 +32,10 @@ SUMMED_NEEDS = ALONE_NEEDS | {"introduction", *(kind for kind in WORK if kind.st
 def test_a_run_that_counts_makes_no_other_request_than_it_needs(run: Run, work: str) -> None:
     needs = {id(ALONE): ALONE_NEEDS, id(SUMMED): SUMMED_NEEDS}.get(id(run))
     if needs is None or work in needs:
-        check_counting(run.settings.counting, run.settings.secure_sum, work)
+        check_counting(run.settings.counting, run.settings.secure_aggregation, work)
     else:
         with pytest.raises(PolicyError, match=f"no request for '{work}'"):
-            check_counting(run.settings.counting, run.settings.secure_sum, work)
+            check_counting(run.settings.counting, run.settings.secure_aggregation, work)
 
 
 @settings(max_examples=100)
@@ -54,5 +54,5 @@ def test_a_site_that_only_seals_answers_nothing_else(
     assert clear.items() <= facts.items()
     assert (clear == facts) == (not require)
     assert not require or "classes" not in clear
-    # Only an introduction says which backbone and key a site has.
-    assert not require or work == "introduction" or not {"fingerprint", "key"} & clear.keys()
+    # Only an identification says which backbone and key a site has.
+    assert not require or work == "identification" or not {"fingerprint", "key"} & clear.keys()

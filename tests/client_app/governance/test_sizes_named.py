@@ -13,7 +13,7 @@ from fedsurrogate.client_app.governance.gate import Gate
 from fedsurrogate.client_app.governance.ledger import Ledger
 from fedsurrogate.client_app.governance.policy import PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import prepare
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import PolicyError
 from fedsurrogate.common.run import parse_run

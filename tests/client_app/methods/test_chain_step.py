@@ -12,7 +12,7 @@ import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.chain_step import kept_head, pass_on
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import DataError, SealError
@@ -32,12 +32,12 @@ HEAD = Head(Header("fedpft", "r", "north", "f", ("a",)), torch.ones(1, 2), torch
 SITES = ("north", "south", "west")
 
 
-def task(folder: Path, site: str, kind: str = "sealed", **info: object) -> Task:
+def job(folder: Path, site: str, kind: str = "sealed", **info: object) -> Job:
     own = LabelledFeatures(torch.ones(2, 2), torch.zeros(2, dtype=torch.int64))
     found = SiteFeatures(own, own, ("a",), "f", 0.0, simulated=False)
     node = NodeConfig(site=site, state_dir=str(folder / site))
     told = {"lineage": "one"} | info
-    return Task(parse_run(KINDS[kind]), node, site, found, info=told)
+    return Job(parse_run(KINDS[kind]), node, site, found, info=told)
 
 
 class Step:
@@ -46,14 +46,14 @@ class Step:
     def __init__(self) -> None:
         self.got: list[bytes | None] = []
 
-    def __call__(self, task: Task) -> tuple[MethodOutput, Head]:
-        self.got.append(task.payload)
-        return MethodOutput((task.payload or b"") + b"x", None, {"fact": 1.0}), HEAD
+    def __call__(self, job: Job) -> tuple[MethodOutput, Head]:
+        self.got.append(job.payload)
+        return MethodOutput((job.payload or b"") + b"x", None, {"fact": 1.0}), HEAD
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_head_of_an_open_chain_can_be_asked_for_later(tmp_path: Path, kind: str) -> None:
-    asked, step = task(tmp_path, "north", kind), Step()
+    asked, step = job(tmp_path, "north", kind), Step()
     with pytest.raises(DataError, match="no head of this run"):
         kept_head(asked.state)
     made = pass_on(asked, step)
@@ -81,11 +81,11 @@ def test_a_sealed_relay_is_read_by_its_readers_in_its_place_of_the_chain(tmp_pat
     own = {site: public_key(private_key(nodes[site], site)).hex() for site in SITES}
     keys = json.dumps(own)
     step = Step()
-    sent = pass_on(task(tmp_path, "north", keys=keys, readers="south,east", hop=1), step).payload
+    sent = pass_on(job(tmp_path, "north", keys=keys, readers="south,east", hop=1), step).payload
     right: dict[str, object] = {"keys": keys, "sender": "north", "sent-hop": 1, "hop": 2}
 
     def receive(site: str, payload: bytes = sent, **changes: object) -> bytes | None:
-        asked = task(tmp_path, site, **(right | {"readers": "west"} | changes))
+        asked = job(tmp_path, site, **(right | {"readers": "west"} | changes))
         pass_on(replace(asked, payload=payload), step)
         return step.got[-1]
 
@@ -101,7 +101,9 @@ def test_a_sealed_relay_is_read_by_its_readers_in_its_place_of_the_chain(tmp_pat
         with pytest.raises(SealError):
             receive(site, **changes)  # type: ignore[arg-type]
     for sender in ("gone", ""):
-        with pytest.raises(SealError, match=f"a sealed relay from '{sender}', whose key was not"):
+        with pytest.raises(
+            SealError, match=f"a sealed chain message from '{sender}', whose key was not"
+        ):
             receive("south", sender=sender)
     with pytest.raises(SealError, match="whose key was not received"):
         receive("south", keys=json.dumps({"south": own["south"]}))

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 
-NUMBER = {"target": "number", "value-columns": "x", "target-range": "0,10"}
-RUN, HIDDEN = parse_run(NUMBER), parse_run(NUMBER | {"secure-sum": True})
+NUMBER = {"task": "regression", "value-columns": "x", "target-range": "0,10"}
+RUN, HIDDEN = parse_run(NUMBER), parse_run(NUMBER | {"secure-aggregation": True})
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -29,12 +29,12 @@ def test_features_are_single_precision_unless_memory_cannot_hold_them(
     zeros = torch.zeros(6, dtype=torch.int64)
     folder = tmp_path if on_disk else None
     train = LabelledFeatures(features, zeros, None, None, folder, values)
-    task = Task(RUN, NodeConfig(), "s", SiteFeatures(train, train, (), "f", 0.0, False))
-    found, code = task.training_data(())
+    job = Job(RUN, NodeConfig(), "s", SiteFeatures(train, train, (), "f", 0.0, False))
+    found, code = job.training_data(())
     assert found.dtype == (torch.float16 if on_disk else torch.float32)
     assert torch.equal(found.float(), features.float())
     assert code[:, -1].tolist() == [-1.0, 0.0, 1.0, 1.0, -1.0, 0.5]
-    without = Task(RUN, NodeConfig(), "s", SiteFeatures(
+    without = Job(RUN, NodeConfig(), "s", SiteFeatures(
         LabelledFeatures(features, zeros), train, (), "f", 0.0, False
     ))  # fmt: skip
     with pytest.raises(DataError, match="no values"):
@@ -53,11 +53,11 @@ def test_nothing_of_a_site_with_too_few_records_is_in_a_hidden_sum(
     )
     site = SiteFeatures(train, train, (), "f", 0.0, False)
     limits = SiteLimits(smallest_class=least)
-    found, code = Task(HIDDEN, NodeConfig(), "s", site, limits).training_data(())
+    found, code = Job(HIDDEN, NodeConfig(), "s", site, limits).training_data(())
     assert len(found) == len(code) == (records if records >= least else 0)
-    task = Task(RUN, NodeConfig(), "s", site, limits)
+    job = Job(RUN, NodeConfig(), "s", site, limits)
     if records < least:
         with pytest.raises(DataError, match="smallest-class"):
-            task.training_data(())
+            job.training_data(())
     else:
-        assert len(task.training_data(())[0]) == records
+        assert len(job.training_data(())[0]) == records

@@ -24,8 +24,8 @@ from fedsurrogate.client_app.methods.counting import (
     count_decisions,
     histogram_bins,
 )
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_block
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
@@ -93,8 +93,8 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
     kept = torch.tensor([good and label >= 0 for label, good in rows], dtype=torch.bool)
     run: Any = SimpleNamespace(private=bool(epsilon))
     nothing: Any = None
-    task = Task(run, nothing, "site", nothing, SiteLimits(smallest_cell=least))
-    found = _in_large_classes(labels, kept, 3, task.smallest_cell).tolist()
+    job = Job(run, nothing, "site", nothing, SiteLimits(smallest_cell=least))
+    found = _in_large_classes(labels, kept, 3, job.smallest_cell).tolist()
     own = [label for label, good in rows if good and label >= 0]
     assert found == [
         good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
@@ -115,7 +115,7 @@ def test_a_patient_counts_as_one_where_noise_hides_patients_and_each_record_else
     run: Any = SimpleNamespace(private=private, settings=SimpleNamespace(classes=("x", "y")))
     found: Any = SimpleNamespace(classes=("x", "y"), train=records)
     nothing: Any = None
-    table = _surveyed(Task(run, nothing, "site", found))["records"].value
+    table = _surveyed(Job(run, nothing, "site", found))["records"].value
     wanted = [0.0, 0.0]
     for name, label in rows:
         wanted[label] += 1 / names.count(name) if known and private else 1
@@ -153,7 +153,7 @@ def test_a_survey_counts_records_of_the_runs_classes_and_under_privacy_a_patient
     own = LabelledFeatures(torch.ones(len(rows), 2), labels, units=units if patients else None)
     # The last class is none of the run's.
     site = SiteFeatures(own, own, ("a", "b", "c", "d"), "f", 0.0, simulated=False)
-    found = _tables(Task(run, NodeConfig(), "north", site, SiteLimits()))["records"].value
+    found = _tables(Job(run, NodeConfig(), "north", site, SiteLimits()))["records"].value
     wanted = [0.0, 0.0, 0.0]
     for label, who in rows:
         if label < 3:

@@ -25,14 +25,14 @@ from fedsurrogate.client_app.methods.evaluation import (
     received_classifier,
     received_target_model,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.measures import MEASURES, measured, packed
+from fedsurrogate.common.targets.metrics import METRIC_VALUES, measured, packed
 from fedsurrogate.common.wire.model_proto import pack_classifier
 
 NAMES, OWN, D = ("a", "b", "c"), ("c", "x", "a", "b"), 3
@@ -60,9 +60,9 @@ def counting(kind: str, payload: bytes, **more: Any) -> Run:
     return parse_run(flat | more)
 
 
-def task(
+def job(
     run: Run, rows: list[tuple[int, bool]], payload: bytes | None, least: int, **more: Any
-) -> Task:
+) -> Job:
     """Held-out records, by class of the site and whether their features are finite."""
     x = torch.randn(len(rows), D, generator=torch.Generator().manual_seed(len(rows)))
     for row, (_, finite) in enumerate(rows):
@@ -73,7 +73,7 @@ def task(
     train = LabelledFeatures(x[:0], labels[:0])
     site = SiteFeatures(train, test, OWN, "f", 0.0, **{"simulated": False} | more)
     limits = SiteLimits(smallest_class=9, smallest_cell=least, show_evaluation=False)
-    return Task(run, NodeConfig(site="north"), "north", site, limits, payload=payload)
+    return Job(run, NodeConfig(site="north"), "north", site, limits, payload=payload)
 
 
 ROWS = st.lists(
@@ -92,11 +92,13 @@ ROWS = st.lists(
 def test_an_evaluation_counts_records_of_large_classes_with_finite_scores(
     rows: list[tuple[int, bool]], least: int, summed: bool, simulated: bool, seed: int
 ) -> None:
-    """In a secure sum, a class is large by its records, whatever the model gives them."""
+    """In secure aggregation, a class is large by its records, whatever the model gives them."""
     model = head(seed)
     payload = pack_classifier(model)
-    run = counting("evaluation", payload, **{"secure-sum": True, "sites": 9} if summed else {})
-    asked = task(run, rows, payload, least, simulated=simulated)
+    run = counting(
+        "evaluation", payload, **{"secure-aggregation": True, "sites": 9} if summed else {}
+    )
+    asked = job(run, rows, payload, least, simulated=simulated)
     own = received_classifier(payload, "")
     known = [OWN[label] in NAMES for label, _ in rows]
     counted = [known[row] and (summed or rows[row][1]) for row in range(len(rows))]
@@ -140,21 +142,21 @@ def test_an_evaluation_counts_records_of_large_classes_with_finite_scores(
 def test_only_the_named_model_for_the_runs_classes_is_evaluated() -> None:
     payload = pack_classifier(head(0))
     rows = [(0, True)] * 5
-    counts(task(counting("evaluation", payload), rows, payload, 1))
+    counts(job(counting("evaluation", payload), rows, payload, 1))
     other = pack_classifier(head(1))
     for came in (other, None):
         with pytest.raises(SurrogateError, match=r"not the one that counting\.digest names"):
-            counts(task(counting("evaluation", payload), rows, came, 1))
+            counts(job(counting("evaluation", payload), rows, came, 1))
     for classes in (("a", "c", "b"), ("a", "b")):
         odd = pack_classifier(head(0, classes))
         with pytest.raises(SurrogateError, match="other classes than the run, or in another order"):
-            counts(task(counting("evaluation", odd), rows, odd, 1))
+            counts(job(counting("evaluation", odd), rows, odd, 1))
     private = {"epsilon": 1.0, "delta": 1e-5}
     for size, fine in ((9900.0, True), (-9900.0, True), (10100.0, False), (-10100.0, False)):
         model = head(0)
         model.bias[1] = size
         made = pack_classifier(model)
-        asked = task(counting("evaluation", made, **private), rows, made, 1)
+        asked = job(counting("evaluation", made, **private), rows, made, 1)
         if fine:
             assert unpack_counts(counts(asked).payload).claim is not None
         else:
@@ -177,12 +179,12 @@ def test_a_model_of_another_run_backbone_or_dimension_is_refused() -> None:
         (head(0, run=run.digest, fingerprint="g"), "for backbone 'g', this site has 'f'"),
         (head(0, run=run.digest, d=4), "of dimension 4, this site has 3"),
     ):
-        asked = task(run, [(0, True)], pack_classifier(model), 1)
+        asked = job(run, [(0, True)], pack_classifier(model), 1)
         if not words:
             assert checked_classifier(asked).header == model.header
             rows = [(2, True), (3, True), (0, True), (1, True)]
             result = evaluation.received_model(
-                replace(asked, found=task(run, rows, None, 1).found), None
+                replace(asked, found=job(run, rows, None, 1).found), None
             )  # type: ignore[arg-type]
             assert result["tested"] == 4
             continue
@@ -190,7 +192,7 @@ def test_a_model_of_another_run_backbone_or_dimension_is_refused() -> None:
             checked_classifier(asked)
 
 
-NUMBER = parse_run({"target": "number", "target-range": "-3,3", "value-columns": "size"})
+NUMBER = parse_run({"task": "regression", "target-range": "-3,3", "value-columns": "size"})
 
 
 def of_number(target: dict[str, Any] | None = None) -> Head:
@@ -225,7 +227,7 @@ def test_a_model_of_another_target_is_refused_whatever_differs() -> None:
 @pytest.mark.parametrize("there", ["all", "no values", "no records"])
 def test_a_model_of_numbers_is_measured_on_records_with_values(there: str) -> None:
     payload = pack_classifier(of_number())
-    asked = task(NUMBER, [(0, True)] * (0 if there == "no records" else 6), payload, 1)
+    asked = job(NUMBER, [(0, True)] * (0 if there == "no records" else 6), payload, 1)
     x = asked.found.test.features
     values = None if there == "no values" else torch.linspace(-2, 2, len(x))[:, None].double()
     found = replace(asked.found, test=replace(asked.found.test, values=values))
@@ -237,4 +239,4 @@ def test_a_model_of_numbers_is_measured_on_records_with_values(there: str) -> No
     assert isinstance(own, Head)
     assert values is not None
     sums = measured(own.target, ("size",), own.scores(x), values)
-    assert result == {"correct": 0, "tested": 6, MEASURES: packed(sums)}
+    assert result == {"correct": 0, "tested": 6, METRIC_VALUES: packed(sums)}

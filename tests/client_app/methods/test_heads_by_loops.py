@@ -17,13 +17,13 @@ from torch import Tensor
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import local_training as distillation
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import (
     distil,
     local_head,
     own_head,
     student_head,
 )
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.parameters import Parameters
@@ -46,12 +46,12 @@ def records(labels: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
     return x + 2 * torch.eye(3, D)[y], y
 
 
-def task(config: Run, labels: list[int], least: int = 1, seed: int = 0, **more: Any) -> Task:
+def job(config: Run, labels: list[int], least: int = 1, seed: int = 0, **more: Any) -> Job:
     x, y = records(labels, seed)
     part = LabelledFeatures(x, y)
     site = SiteFeatures(part, part, NAMES, "print", 0.0, simulated=False)
     node = NodeConfig(site="north", state_dir="nowhere")
-    return Task(config, node, "north", site, SiteLimits(smallest_class=least), **more)
+    return Job(config, node, "north", site, SiteLimits(smallest_class=least), **more)
 
 
 SETS = st.lists(st.integers(0, 2), min_size=3, max_size=24)
@@ -64,7 +64,7 @@ def test_a_head_is_of_the_classes_with_enough_records_and_moments_are_of_all_of_
 ) -> None:
     config = run(method, seed=seed)
     kept = [label for label in range(3) if labels.count(label) >= 3]
-    asked = task(config, labels, 3)
+    asked = job(config, labels, 3)
     if not kept:
         return
     sent = unpack_parameters(own_head(asked).payload)
@@ -87,7 +87,7 @@ def test_a_head_is_of_the_classes_with_enough_records_and_moments_are_of_all_of_
 def test_a_head_without_a_federation_is_of_all_classes_of_the_site() -> None:
     config = run("local", seed=4)
     labels = [0, 0, 1, 2, 2, 2, 0]
-    found = local_head(task(config, labels))
+    found = local_head(job(config, labels))
     weight, bias = train_on_features(*records(labels), 3, config.settings.head, 4)
     assert torch.equal(found.weight, weight)
     assert torch.equal(found.bias, bias)
@@ -100,7 +100,7 @@ def test_a_student_learns_what_most_teachers_of_disjoint_parts_say(
     labels: list[int], teachers: int, seed: int
 ) -> None:
     config = run("fedkt", seed=seed, **{"baseline.teachers": teachers})
-    asked = task(config, labels)
+    asked = job(config, labels)
     classes = [label for label in range(3) if label in labels]
     if classes != [0, 1, 2]:
         return
@@ -181,7 +181,7 @@ def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_
 
     monkeypatch.setattr(distillation, "train_on_features", trained)
     payload = None if first else teacher(config, labels)
-    made, head = distil(task(config, labels, payload=payload, info={"classes": json.dumps(NAMES)}))
+    made, head = distil(job(config, labels, payload=payload, info={"classes": json.dumps(NAMES)}))
     ((x, wanted, count, of_head, seed, *loss),) = seen
     own, y = records(labels)
     assert torch.equal(x, own)
@@ -215,11 +215,11 @@ def test_the_first_site_learns_from_its_labels_and_the_others_from_the_received_
 def test_a_teacher_of_something_else_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     config, labels = run("kd"), [0, 1, 2]
     info = {"classes": json.dumps(NAMES)}
-    distil(task(config, labels, payload=teacher(config, labels), info=info))
+    distil(job(config, labels, payload=teacher(config, labels), info=info))
     with pytest.raises(
         SurrogateError, match="another run, of other classes, or for another backbone"
     ):
-        distil(task(config, labels, payload=teacher(config, labels, **change), info=info))
+        distil(job(config, labels, payload=teacher(config, labels, **change), info=info))
     for tensors in (
         {"weight": torch.zeros(3, D + 1)},
         {"bias": torch.zeros(2)},
@@ -228,6 +228,6 @@ def test_a_teacher_of_something_else_is_refused(change: dict[str, Any], tmp_path
         sent = unpack_parameters(teacher(config, labels))
         odd = pack_parameters(replace(sent, tensors=sent.tensors | tensors))
         with pytest.raises(SurrogateError):
-            distil(task(config, labels, payload=odd, info=info))
+            distil(job(config, labels, payload=odd, info=info))
     with pytest.raises(SurrogateError, match="without the classes"):
-        distil(task(config, labels, payload=teacher(config, labels)))
+        distil(job(config, labels, payload=teacher(config, labels)))

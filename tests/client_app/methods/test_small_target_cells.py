@@ -130,7 +130,7 @@ def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_
         count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
 
 
-RUN = parse_run({"target": "number", "value-columns": "age", "target-range": "0,99"})
+RUN = parse_run({"task": "regression", "value-columns": "age", "target-range": "0,99"})
 assert RUN.target is not None
 PUBLIC: dict[str, Any] = json.loads(json.dumps(RUN.target.public))
 

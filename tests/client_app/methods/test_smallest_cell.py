@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.counting import counts
-from fedsurrogate.client_app.methods.task import SiteLimits, Task
+from fedsurrogate.client_app.methods.job import Job, SiteLimits
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.counts import unpack_counts
 from fedsurrogate.common.errors import DataError, SurrogateError
@@ -42,13 +42,13 @@ def test_a_model_whose_classes_are_in_another_order_is_refused(order: list[str])
     model = pack_classifier(Head(header, torch.eye(3), torch.zeros(3)))
     own = LabelledFeatures(torch.eye(3), torch.arange(3))
     site = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
-    task = Task(evaluation_of(model), NodeConfig(), "north", site, SiteLimits(), payload=model)
+    job = Job(evaluation_of(model), NodeConfig(), "north", site, SiteLimits(), payload=model)
     if tuple(order) == CLASSES:
-        shown = unpack_counts(counts(task).payload).tables["decisions"]
+        shown = unpack_counts(counts(job).payload).tables["decisions"]
         assert torch.equal(shown, torch.eye(3, dtype=torch.int64))
         return
     with pytest.raises(SurrogateError, match="in another order"):
-        counts(task)
+        counts(job)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +67,7 @@ def test_a_class_is_shown_if_so_many_of_its_usable_records_are_counted(
     model = pack_classifier(Head(header, 100 * torch.eye(3), torch.zeros(3)))
     own = LabelledFeatures(features, labels)
     site = SiteFeatures(own, own, (*CLASSES, "d"), "f", 0.0, simulated=False)
-    task = Task(
+    job = Job(
         evaluation_of(model),
         NodeConfig(),
         "north",
@@ -78,7 +78,7 @@ def test_a_class_is_shown_if_so_many_of_its_usable_records_are_counted(
     usable = [sum(each == (label, False) for each in records) for label in range(3)]
     expected = [count if count >= least else 0 for count in usable]
     try:
-        shown = unpack_counts(counts(task).payload).tables["decisions"].sum(1).tolist()
+        shown = unpack_counts(counts(job).payload).tables["decisions"].sum(1).tolist()
     except DataError:
         shown = [0, 0, 0]
     assert shown == expected

@@ -16,8 +16,8 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import sums
 from fedsurrogate.client_app.methods import sums as coded_sums
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import class_moments, message, residual_sums
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import Run, parse_run
@@ -26,18 +26,19 @@ from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire.model_proto import unpack_parameters
 from fedsurrogate.common.wire.surrogate_proto import pack_map
 from tests.examples import class_sums_run
-from tests.rounds_of_times import hospitals, task_of
+from tests.rounds_of_times import hospitals, job_of
 
 NAMES, D = ("a", "b", "c"), 4
 PRIVATE = {"epsilon": 3.0, "delta": 1e-5, "classes": "c,a"}
 GRAM = {"fedpft.covariance": "gram"}
 SUMMED = [
-    parse_run({"secure-sum": True, "classes": "c,a"} | each) for each in (GRAM, GRAM | PRIVATE)
+    parse_run({"secure-aggregation": True, "classes": "c,a"} | each)
+    for each in (GRAM, GRAM | PRIVATE)
 ]
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("pqr")), min_size=1, max_size=11)
 
 
-def task(run: Run, rows: list[tuple[int, str]], least: int = 1, **more: Any) -> Task:
+def job(run: Run, rows: list[tuple[int, str]], least: int = 1, **more: Any) -> Job:
     labels = torch.tensor([label for label, _ in rows], dtype=torch.int64)
     x = (
         torch.randn(len(rows), D, generator=torch.Generator().manual_seed(len(rows)))
@@ -45,7 +46,7 @@ def task(run: Run, rows: list[tuple[int, str]], least: int = 1, **more: Any) -> 
     )
     part = LabelledFeatures(x, labels, tuple(who for _, who in rows), **more)
     site = SiteFeatures(part, part, NAMES, "f", 0.0, simulated=False)
-    return Task(run, NodeConfig(site="north"), "north", site, SiteLimits(smallest_class=least))
+    return Job(run, NodeConfig(site="north"), "north", site, SiteLimits(smallest_class=least))
 
 
 @settings(max_examples=25, deadline=None)
@@ -53,7 +54,7 @@ def task(run: Run, rows: list[tuple[int, str]], least: int = 1, **more: Any) -> 
 def test_exact_sums_are_of_classes_with_enough_records(
     rows: list[tuple[int, str]], least: int, at_a_time: int
 ) -> None:
-    asked = task(class_sums_run(), rows, least)
+    asked = job(class_sums_run(), rows, least)
     labels = [label for label, _ in rows]
     # Where one record is enough, a class without any is named as well.
     classes = [label for label in range(3) if labels.count(label) >= least or least == 1]
@@ -78,12 +79,12 @@ def test_exact_sums_are_of_classes_with_enough_records(
 
 @settings(max_examples=20, deadline=None)
 @given(rows=ROWS, run=st.sampled_from(SUMMED))
-def test_a_part_of_a_secure_sum_is_around_zero_and_of_the_runs_classes_alone(
+def test_a_part_of_a_secure_aggregation_is_around_zero_and_of_the_runs_classes_alone(
     rows: list[tuple[int, str]], run: Run
 ) -> None:
     """Under privacy, of clipped features, in which a patient weighs one."""
     private = run.private
-    asked = task(run, rows)
+    asked = job(run, rows)
     made = class_moments(asked)
     found, claim = made.values, made.claim
     assert (claim is not None) == private
@@ -108,17 +109,19 @@ def test_a_part_of_a_secure_sum_is_around_zero_and_of_the_runs_classes_alone(
     assert found.keys() == names - {"withheld"}
 
 
-NUMBER = {"target": "number", "target-range": "-3,3", "value-columns": "size"}
+NUMBER = {"task": "regression", "target-range": "-3,3", "value-columns": "size"}
 
 
-def of_number(run: Run, count: int, least: int) -> Task:
+def of_number(run: Run, count: int, least: int) -> Job:
     draw = torch.Generator().manual_seed(count)
     values = torch.randn(count, 1, generator=draw).double().clamp(-3, 3)
-    return task(run, [(0, "p")] * count, least, values=values)
+    return job(run, [(0, "p")] * count, least, values=values)
 
 
 @pytest.mark.parametrize("count", [0, 3, 4, 9])
-def test_few_records_with_a_target_are_refused_and_in_a_secure_sum_zeros(count: int) -> None:
+def test_few_records_with_a_target_are_refused_and_in_a_secure_aggregation_zeros(
+    count: int,
+) -> None:
     run = parse_run(NUMBER)
     asked = of_number(run, count, 4)
     if count < 4:
@@ -130,7 +133,7 @@ def test_few_records_with_a_target_are_refused_and_in_a_secure_sum_zeros(count: 
         assert sent.tensors.keys() == {each.name for each in run.plan.messages.sends}
         x = asked.found.train.features.double()
         np.testing.assert_allclose(sent.tensors["totals"], x.sum(0), rtol=2e-3, atol=2e-3)
-    summed = parse_run(NUMBER | {"secure-sum": True})
+    summed = parse_run(NUMBER | {"secure-aggregation": True})
     made = coded_sums.coded_moments(of_number(summed, count, 4))
     found, claim = made.values, made.claim
     assert claim is None
@@ -155,11 +158,11 @@ def test_a_private_message_of_another_target_has_the_first_round_and_no_number_o
 
 
 RESIDUALS = {
-    "target": "time",
+    "task": "survival",
     "horizon": 3.0,
     "bins": 4,
     "time-head": "residuals",
-    "secure-sum": True,
+    "secure-aggregation": True,
 }
 
 
@@ -178,7 +181,7 @@ def test_a_part_of_a_survival_sum_is_of_all_records_or_of_none(
         else:
             cells.append(4 + min(int(time / 0.75 + 0.5), 4))
     for number in (1, 2):
-        made = residual_sums(task_of(run, (x, y), {"values": values}, number, least))
+        made = residual_sums(job_of(run, (x, y), {"values": values}, number, least))
         found, claim = made.values, made.claim
         assert (claim is not None) == private
         there = private or count >= least
@@ -194,7 +197,7 @@ def test_a_part_of_a_survival_sum_is_of_all_records_or_of_none(
         np.testing.assert_allclose(found["sums"][0], weights @ x, rtol=1e-4, atol=1e-4)
 
 
-ALONE = {key: value for key, value in RESIDUALS.items() if key != "secure-sum"}
+ALONE = {key: value for key, value in RESIDUALS.items() if key != "secure-aggregation"}
 PRIVATE_SUMS = {"epsilon": 3.0, "delta": 1e-5}
 SURVIVAL = [parse_run(ALONE), parse_run(ALONE | PRIVATE_SUMS)]
 
@@ -204,9 +207,9 @@ def test_a_message_of_a_survival_round_is_around_the_sites_mean_or_has_noise(run
     ((x, y),) = hospitals((40,), seed=4)
     values = torch.linspace(-1, 1, 9)
     for number in (1, 2):
-        asked = task_of(run, (x, y), {"values": values}, number)
+        asked = job_of(run, (x, y), {"values": values}, number)
         summed = parse_run(RESIDUALS | (PRIVATE_SUMS if run.private else {}))
-        found = residual_sums(task_of(summed, (x, y), {"values": values}, number)).values
+        found = residual_sums(job_of(summed, (x, y), {"values": values}, number)).values
         sent = unpack_parameters(message(asked).payload)
         assert sent.round == number
         assert sent.records == (0 if run.private else 40)
@@ -233,7 +236,7 @@ def test_a_site_without_records_in_large_cells_is_refused() -> None:
     x, y = np.zeros((0, 4)), np.zeros((0, 2))
     for least in (1, 5):
         with pytest.raises(DataError, match=f"no training records in cells of {least} or more"):
-            message(task_of(SURVIVAL[0], (x, y), {}, 1, least))
+            message(job_of(SURVIVAL[0], (x, y), {}, 1, least))
 
 
 @pytest.mark.parametrize("target", [False, True])
@@ -241,12 +244,12 @@ def test_a_part_of_a_sum_is_of_features_in_the_runs_public_map(target: bool) -> 
     public = PublicMap(torch.randn(2, D, generator=torch.Generator().manual_seed(3)), torch.ones(D))
     rows = [(label % 3, "p") for label in range(9)]
     if target:
-        run = parse_run(NUMBER | {"secure-sum": True})
+        run = parse_run(NUMBER | {"secure-aggregation": True})
         asked = replace(of_number(run, 9, 1), payload=pack_map(public))
         found = coded_sums.coded_moments(asked).values
         total = found["totals"]
     else:
-        asked = replace(task(SUMMED[0], rows), payload=pack_map(public))
+        asked = replace(job(SUMMED[0], rows), payload=pack_map(public))
         found = class_moments(asked).values
         total = found["sums"].sum(0)
     assert public.projection is not None
@@ -265,7 +268,7 @@ def test_records_that_are_left_out_are_in_the_log(caplog: pytest.LogCaptureFixtu
         caplog.clear()
         y = np.stack([np.full(20, 0.5), np.arange(20) >= censored], 1)
         with caplog.at_level("WARNING", "fedsurrogate.site"):
-            sent = unpack_parameters(message(task_of(SURVIVAL[0], (x, y), {}, 1, 5)).payload)
+            sent = unpack_parameters(message(job_of(SURVIVAL[0], (x, y), {}, 1, 5)).payload)
         assert sent.records == 20 - censored
         words = f"{censored} records without an event are left out of what this site sends: fewer than 5"
         assert [each.getMessage() for each in caplog.records] == ([words] if censored else [])

@@ -35,12 +35,12 @@ from fedsurrogate.client_app.model_use.adaptation import (
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SealError
-from fedsurrogate.common.models.class_measures import bootstrap_weights
+from fedsurrogate.common.models.class_metrics import bootstrap_weights
 from fedsurrogate.common.models.classifiers import Classifier, Head, Quadratic
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import make_signed_model
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.measures import facts_of
+from fedsurrogate.common.targets.metrics import facts_of
 from tests.client_app.model_use.hospitals import federation, site, text
 
 Numbers = NDArray[np.float64]
@@ -486,7 +486,7 @@ def models() -> dict[str, Classifier]:
 
 @pytest.mark.parametrize("name", models())
 def test_a_model_of_any_form_is_adapted(name: str) -> None:
-    """As secure sums learn it, features are centred, projected and clipped before the head."""
+    """As secure aggregation learn it, features are centred, projected and clipped before the head."""
     model, held = models()[name], records("classes", CORRECTED, 400, 0, dimension=6)
     found, new = adapt(model, held), records("classes", CORRECTED, 500, 1, dimension=6)
     assert found.own is not None

@@ -34,7 +34,7 @@ RUN: dict[str, Any] = {
     "backbone": "pixels",
     "image-size": 8,
     "features.bag": "mean",
-    "features.power": POWER,
+    "features.power-transform": POWER,
 }
 POLICY = (
     "without-dp = true\nsmallest-class = 1\nepsilon-per-run = 8.0\nepsilon-total = 80.0\n"

@@ -1,4 +1,4 @@
-"""Evaluation at the site: measures of held-out records only, by group, with a page; refusals say
+"""Evaluation at the site: metrics of held-out records only, by group, with a page; refusals say
 what to do.
 """
 
@@ -118,7 +118,7 @@ def test_a_wished_sensitivity_is_reached_on_other_records_and_stored(
     found, _ = evaluate(home, *wish, "--patient-column", "patient")
     assert found["report"]["records"] + found["calibrated_on"] == 280
     (row,) = (each for each in found["report"]["per_class"] if each["name"] == "7")
-    assert row["measures"]["sensitivity"]["value"] > 0.75
+    assert row["metric_values"]["sensitivity"]["value"] > 0.75
     node = parse_node_config(parse_overrides([(home / "node.txt").read_text()]))
     stored = json.loads(
         (node.state / "models" / f"{read_index(node).in_use}.calibration.json").read_text()

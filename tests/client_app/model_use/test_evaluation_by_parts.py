@@ -28,7 +28,7 @@ from fedsurrogate.client_app.model_use.evaluation import Evaluation, check_promi
 from fedsurrogate.client_app.model_use.held_out import HeldOut, _grouped
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.models.class_measures import Judged, report
+from fedsurrogate.common.models.class_metrics import Judged, report
 from fedsurrogate.common.models.classifiers import scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.gaussians import Gaussians, fit_gaussians

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.store import read_index, use_model
-from fedsurrogate.client_app.model_use.target_metrics import label_measures
+from fedsurrogate.client_app.model_use.target_metrics import label_metrics
 from fedsurrogate.client_app.model_use.thresholds import (
     Wish,
     calibrated_labels,
@@ -74,7 +74,7 @@ def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
         {name: each[name].numpy() for name in NAMES} for each in (plain, mended)
     )
     truth = rest.values.numpy()
-    found = label_measures(truth, after_any, before_any, {}, None, 50)["edema"]
+    found = label_metrics(truth, after_any, before_any, {}, None, 50)["edema"]
     before = found["calibration_error_at_the_prevalence_of_the_model"].value
     after = found["calibration_error"].value
     assert before is not None
@@ -83,7 +83,7 @@ def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
     worse = found["brier_at_the_prevalence_of_the_model"].value
     assert worse is not None
     assert worse > float(np.square(mended["edema"].numpy() - truth[:, 0]).mean()) + 0.005
-    same = label_measures(truth, before_any, before_any, {}, None, 5)["edema"]
+    same = label_metrics(truth, before_any, before_any, {}, None, 5)["edema"]
     assert "brier_at_the_prevalence_of_the_model" not in same
 
 
@@ -269,7 +269,7 @@ def test_what_only_classes_have_is_refused_by_name(target: str, option: str) -> 
     with pytest.raises(ConfigError, match=f"{option}: for models of classes only"):
         Wish().check(other, {option: True, "--other": False})
     Wish().check(replace(other, target=""), {option: True})
-    if target != "labels":
+    if target != "multilabel":
         for wish in ({"sensitivity": 0.9}, {"specificity": 0.9}):
             with pytest.raises(ConfigError, match="and this is none"):
                 Wish(**wish).check(other, {})
@@ -294,9 +294,9 @@ def test_a_hospital_stores_thresholds_and_prevalence_and_predicts_with_them(tmp_
     thresholds = found["calibration"]["thresholds"]
     assert set(thresholds) == {"even", "large"}
     assert found["count"] < len(rows)
-    measures = found["measures"]["even"]
-    assert measures["specificity_at_the_threshold"]["value"] == pytest.approx(0.8, abs=0.12)
-    assert {"calibration_error", "brier_at_the_prevalence_of_the_model"} <= measures.keys()
+    metric_values = found["metric_values"]["even"]
+    assert metric_values["specificity_at_the_threshold"]["value"] == pytest.approx(0.8, abs=0.12)
+    assert {"calibration_error", "brier_at_the_prevalence_of_the_model"} <= metric_values.keys()
     unseen = write_images(tmp_path / "unseen", range(1500, 1560), labelled=False)
     file = tmp_path / "answers.csv"
     done = site("predict", "--data-dir", unseen, "--out", file, *own)

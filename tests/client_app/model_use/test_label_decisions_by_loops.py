@@ -14,13 +14,13 @@ from scipy.special import expit, logit
 
 from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import Calibration
-from fedsurrogate.client_app.model_use.target_metrics import label_measures
+from fedsurrogate.client_app.model_use.target_metrics import label_metrics
 from fedsurrogate.client_app.model_use.thresholds import (
     Wish,
     calibrated_labels,
 )
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import calibration_error
+from fedsurrogate.common.models.class_metrics import calibration_error
 from tests.client_app.model_use.test_label_decisions import NAMES, held, model, shifted
 
 
@@ -107,13 +107,13 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
     after = before**2 if moved else before
     present = {"mass": (after > 0.3).astype(float)} if decided else {}
 
-    def measures(truth: Any, whose: Any = None) -> Any:
+    def metric_values(truth: Any, whose: Any = None) -> Any:
         column, plain = truth[:, None], {"mass": before}
-        return label_measures(column, {"mass": after}, plain, present, whose, 5)["mass"]
+        return label_metrics(column, {"mass": after}, plain, present, whose, 5)["mass"]
 
     own_names = ("auroc", "average_precision", "brier", "sensitivity")
     usual = {*own_names, "calibration_slope", "calibration_intercept"}
-    found = {name: each for name, each in measures(truth).items() if name not in usual}
+    found = {name: each for name, each in metric_values(truth).items() if name not in usual}
     known = ~np.isnan(truth)
     ill = truth[known] == 1
     wanted = {"calibration_error": calibration_error(ill, after[known])}
@@ -130,14 +130,14 @@ def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, deci
     assert {name: each.support for name, each in found.items()} == {
         name: own.get(name, 48) for name in wanted
     }
-    assert {each.value for each in measures(np.full(60, np.nan)).values()} == {None}
+    assert {each.value for each in metric_values(np.full(60, np.nan)).values()} == {None}
     # Where patients are known, whole ones are drawn.
-    whole = measures(truth, ["p"] * 60)
+    whole = metric_values(truth, ["p"] * 60)
     assert {name for name, each in whole.items() if each.low is not None} <= usual - set(own_names)
     # Samples of few records have a larger calibration error than all of them.
     with_limits = {name for name, each in found.items() if each.low is not None}
     assert with_limits == {name for name in wanted if not name.startswith("calibration_error")}
     if decided:
         sound = np.where(known, 0.0, np.nan)
-        none = measures(sound)
+        none = metric_values(sound)
         assert none["sensitivity_at_the_threshold"].value is None

@@ -25,11 +25,11 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     Predictions,
     agreement,
     agreement_of_raters,
-    label_measures,
-    number_measures,
-    time_measures,
+    label_metrics,
+    number_metrics,
+    time_metrics,
 )
-from fedsurrogate.common.models import class_measures
+from fedsurrogate.common.models import class_metrics
 from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use import test_adaptation as of_all
 from tests.plain import plain
@@ -73,10 +73,10 @@ def promise() -> Any:
 
 # By name: what takes a seed, and other results.
 SEEDED: dict[str, Callable[..., Any]] = {
-    "numbers": partial(number_measures, NUMBERS, draws=20),
-    "times": partial(time_measures, TIMES, 8.0, draws=20),
+    "numbers": partial(number_metrics, NUMBERS, draws=20),
+    "times": partial(time_metrics, TIMES, 8.0, draws=20),
     "samples": partial(
-        class_measures.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
+        class_metrics.measured, lambda rows: {"mean": float(TRUE[rows].mean())}, RECORDS, draws=20
     ),
     "attack": partial(success, TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS),
     "versions": lambda **more: (
@@ -84,8 +84,8 @@ SEEDED: dict[str, Callable[..., Any]] = {
     ),
 }
 OTHERS: dict[str, Callable[[], Any]] = {
-    "labels": lambda: label_measures(TRUTH, ANSWERS, ANSWERS, {}, draws=20),
-    "labels of patients": lambda: label_measures(
+    "labels": lambda: label_metrics(TRUTH, ANSWERS, ANSWERS, {}, draws=20),
+    "labels of patients": lambda: label_metrics(
         TRUTH,
         ANSWERS,
         {"a": CHANCE[:, 1], "b": CHANCE[:, 1]},

@@ -1,4 +1,4 @@
-"""A promise and intervals of measures by scipy, torch and plain sums: limits of a share, divergences of
+"""A promise and intervals of metrics by scipy, torch and plain sums: limits of a share, divergences of
 normal logits, and samples of patients.
 """
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsurrogate.client_app.model_use.evaluation import check_promise
-from fedsurrogate.common.models.class_measures import (
-    Measure,
+from fedsurrogate.common.models.class_metrics import (
+    Metric,
     bootstrap_weights,
     interval,
     measured,
@@ -70,16 +70,16 @@ def test_samples_repeat_records_as_often_as_they_are_drawn(
         limits = interval(np.array(samples), units) if value is not None else None
         low, high = limits or (None, None)
         if low is None or value is None or not low - 1e-9 <= value <= high + 1e-9:
-            assert each == Measure(value, None, None, count), "no interval without its value"
+            assert each == Metric(value, None, None, count), "no interval without its value"
         else:
-            assert each == Measure(value, min(low, value), max(high, value), count)
+            assert each == Metric(value, min(low, value), max(high, value), count)
 
 
-def test_a_measure_that_is_not_finite_is_undefined() -> None:
+def test_a_metric_that_is_not_finite_is_undefined() -> None:
     samples = np.arange(100.0)
     for value in (None, math.nan, math.inf):
-        assert with_interval(value, samples, 5, 9) == Measure(None, None, None, 5)
-    assert with_interval(1.0, np.zeros(0), 5, 9) == Measure(1.0, None, None, 5)
+        assert with_interval(value, samples, 5, 9) == Metric(None, None, None, 5)
+    assert with_interval(1.0, np.zeros(0), 5, 9) == Metric(1.0, None, None, 5)
     low, high = interval(samples, 9) or (0.0, 0.0)
-    assert with_interval(50.0, samples, 5, 9) == Measure(50.0, low, high, 5)
-    assert with_interval(-1.0, samples, 5, 9) == Measure(-1.0, None, None, 5)
+    assert with_interval(50.0, samples, 5, 9) == Metric(50.0, low, high, 5)
+    assert with_interval(-1.0, samples, 5, 9) == Metric(-1.0, None, None, 5)

@@ -23,7 +23,7 @@ POLICY = (
     "without-dp = true\nsmallest-class = 1\nexact-sums-at-models = true\n"
     "exact-runs-may-differ = true\n"
 )
-RUN = {"features.bag": "mean", "features.power": 1.0, "classes": "benign,tumour"}
+RUN = {"features.bag": "mean", "features.power-transform": 1.0, "classes": "benign,tumour"}
 
 
 def hospitals(home: Path, tool: str) -> list[NodeConfig]:
@@ -136,7 +136,7 @@ def test_a_simulation_learns_from_slides_and_its_model_answers_new_ones(
     write(tmp_path / "data", tool, slides(80, 0))
     write(tmp_path / "new", tool, new := slides(20, 9, prefix="new"))
     settings = (
-        f'data="slides" data-dir="{tmp_path}/data" features.bag="mean" features.power=1.0 '
+        f'data="slides" data-dir="{tmp_path}/data" features.bag="mean" features.power-transform=1.0 '
         f'patient-column="case" output-dir="{tmp_path}/out" head.min-steps=20 head.epochs=1'
     )
     words = ("simulate", "--engine", "local", "--sites", "3", "-c", settings)

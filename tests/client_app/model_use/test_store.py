@@ -62,7 +62,7 @@ def test_every_used_site_keeps_the_model_of_its_run(ran: tuple[NodeConfig, Path]
     settings = {
         "backbone": "pixels",
         "image-size": 8,
-        "features.power": 1.0,
+        "features.power-transform": 1.0,
         "seed": 0,
         "test-fraction": 0.2,
     }

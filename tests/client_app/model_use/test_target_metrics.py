@@ -1,4 +1,4 @@
-"""Measures of numbers, labels and times against the libraries, and their intervals."""
+"""Metrics of numbers, labels and times against the libraries, and their intervals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
     agreement_of_raters,
-    label_measures,
-    number_measures,
-    time_measures,
+    label_metrics,
+    number_metrics,
+    time_metrics,
 )
-from fedsurrogate.common.models.class_measures import Measure, measured
+from fedsurrogate.common.models.class_metrics import Metric, measured
 
 
 def predictions(seed: int, n: int = 60) -> Predictions:
@@ -32,7 +32,7 @@ def predictions(seed: int, n: int = 60) -> Predictions:
 @given(seed=st.integers(0, 1000), n=st.integers(2, 60))
 def test_measures_of_numbers_are_those_of_scikit_learn(seed: int, n: int) -> None:
     of = predictions(seed, n)
-    found = {name: each.value for name, each in number_measures(of, draws=5).items()}
+    found = {name: each.value for name, each in number_metrics(of, draws=5).items()}
     apart = of.predicted - of.true
     width = 1.96 * apart.std(ddof=1)
     assert found.pop("icc") == agreement_of_raters(np.stack([of.true, of.predicted], 1))
@@ -66,31 +66,31 @@ def test_intervals_draw_whole_patients() -> None:
     )
     patients = [str(i // 10) for i in range(600)]
     apart, by_patient = (
-        number_measures(Predictions(true, predicted, patients=owners), draws=300)["mae"]
+        number_metrics(Predictions(true, predicted, patients=owners), draws=300)["mae"]
         for owners in (None, patients)
     )
 
-    def width(measure: Measure) -> float:
-        assert measure.low is not None
-        assert measure.high is not None
-        return measure.high - measure.low
+    def width(metric: Metric) -> float:
+        assert metric.low is not None
+        assert metric.high is not None
+        return metric.high - metric.low
 
     assert width(by_patient) > 2.5 * width(apart)
 
 
 def test_without_records_nothing_is_defined() -> None:
     nothing = np.zeros(0)
-    assert {m.value for m in number_measures(Predictions(nothing, nothing)).values()} == {None}
-    one = number_measures(Predictions(np.ones(1), np.ones(1)), draws=5)
+    assert {m.value for m in number_metrics(Predictions(nothing, nothing)).values()} == {None}
+    one = number_metrics(Predictions(np.ones(1), np.ones(1)), draws=5)
     assert (one["r2"].value, one["icc"].value, one["agreement_low"].value) == (None, None, None)
-    assert one["mae"] == Measure(0.0, None, None, 1)
+    assert one["mae"] == Metric(0.0, None, None, 1)
     chance = {"edema": np.full(3, 0.5)}
-    found = label_measures(np.full((3, 1), np.nan), chance, chance, {})
+    found = label_metrics(np.full((3, 1), np.nan), chance, chance, {})
     (averages,) = (name for name in found if name.startswith("all labels but edema, without a"))
     assert found[averages] == {}
     assert {m.value for m in found["edema"].values()} == {None}
     observed = Observed(np.ones(3), np.zeros(3, dtype=bool), np.arange(3.0))
-    assert {m.value for m in time_measures(observed, 2.0, draws=3).values()} == {None}
+    assert {m.value for m in time_metrics(observed, 2.0, draws=3).values()} == {None}
     assert measured(lambda rows: {"x": None}, 0)["x"].value is None
 
 
@@ -105,9 +105,9 @@ def labelled(seed: int, n: int = 300) -> tuple[np.ndarray, np.ndarray]:
 NAMES = ["edema", "fracture"]
 
 
-def labels(truth: np.ndarray, chance: np.ndarray, draws: int) -> dict[str, dict[str, Measure]]:
+def labels(truth: np.ndarray, chance: np.ndarray, draws: int) -> dict[str, dict[str, Metric]]:
     answers = dict(zip(NAMES, chance.T, strict=False))
-    return label_measures(truth, answers, answers, {}, draws=draws)
+    return label_metrics(truth, answers, answers, {}, draws=draws)
 
 
 def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() -> None:
@@ -116,23 +116,23 @@ def test_measures_of_labels_are_those_of_the_libraries_on_annotated_records() ->
     truth, chance = labelled(0)
     report = labels(truth, chance, 100)
     for index, name in enumerate(NAMES):
-        measures = report[name]
+        metric_values = report[name]
         known = ~np.isnan(truth[:, index])
         own, of = truth[known, index], chance[known, index]
-        found = {name: each.value for name, each in measures.items()}
+        found = {name: each.value for name, each in metric_values.items()}
         assert found["auroc"] == metrics.roc_auc_score(own, of)
         assert found["average_precision"] == metrics.average_precision_score(own, of)
         assert found["brier"] == metrics.brier_score_loss(own, of)
         fit = sm.Logit(own, sm.add_constant(np.log(of / (1 - of)))).fit(disp=0)
         assert found["calibration_intercept"] == pytest.approx(fit.params[0], abs=1e-6)
         assert found["calibration_slope"] == pytest.approx(fit.params[1], abs=1e-6)
-        slope = measures["calibration_slope"]
+        slope = metric_values["calibration_slope"]
         assert (slope.low, slope.high) == pytest.approx(tuple(fit.conf_int()[1]), abs=1e-6)
         threshold = np.quantile(of[own == 0], 0.9)
         assert found["sensitivity"] == pytest.approx((of[own == 1] > threshold).mean(), abs=0.03)
-        assert known.sum() == measures["auroc"].support
-        assert own.sum() == measures["sensitivity"].support
-        for key, each in measures.items():
+        assert known.sum() == metric_values["auroc"].support
+        assert own.sum() == metric_values["sensitivity"].support
+        for key, each in metric_values.items():
             if key == "calibration_error":
                 continue
             assert each.value is not None
@@ -173,7 +173,7 @@ def test_measures_of_times_are_those_of_scikit_survival() -> None:
     grid = np.linspace(0.1, 3.9, 12)
     chances = np.exp(-np.outer(np.exp(of.risks) / 2, grid))
     of = replace(of, edges=grid, survival=chances)
-    found = time_measures(of, horizon, draws=20)
+    found = time_metrics(of, horizon, draws=20)
     events = of.events & (of.times < horizon)
     cut = survival.concordance_index_censored(events, np.minimum(of.times, horizon), of.risks)[0]
     assert found["concordance"].value == cut
@@ -183,12 +183,12 @@ def test_measures_of_times_are_those_of_scikit_survival() -> None:
     assert found["concordance"].support == events.sum()
     assert found["dynamic_auc"].support == 150
     for name in ("concordance", "dynamic_auc", "integrated_brier"):
-        measure = found[name]
-        assert measure.value is not None
-        assert measure.low is not None
-        assert measure.high is not None
-        assert 0 < measure.low <= measure.value <= measure.high < 1
-    opposite = time_measures(Observed(of.times, of.events, -of.risks), horizon, draws=3)
+        metric = found[name]
+        assert metric.value is not None
+        assert metric.low is not None
+        assert metric.high is not None
+        assert 0 < metric.low <= metric.value <= metric.high < 1
+    opposite = time_metrics(Observed(of.times, of.events, -of.risks), horizon, draws=3)
     assert opposite["concordance"].value == pytest.approx(1 - cut)
 
 
@@ -199,9 +199,9 @@ def test_a_slope_of_nearly_equal_probabilities_is_undefined(spread: float, known
     score = draw.normal(size=500)
     truth = (score + draw.normal(size=500) > 0).astype(float)
     chance = 1 / (1 + np.exp(-spread * score))
-    measures = labels(truth[:, None], chance[:, None], 20)["edema"]
-    assert (measures["calibration_slope"].value is not None) == known
-    assert measures["auroc"].value is not None
+    metric_values = labels(truth[:, None], chance[:, None], 20)["edema"]
+    assert (metric_values["calibration_slope"].value is not None) == known
+    assert metric_values["auroc"].value is not None
 
 
 @given(st.integers(0, 10**6), st.integers(20, 200), st.sampled_from([4.0, 6.0]))
@@ -223,7 +223,7 @@ def test_events_at_the_horizon_of_whole_years_are_events(
     grid = np.arange(1.0, horizon)
     chances = np.exp(-np.outer(np.exp(risks), grid) / 4)
     observed = replace(observed, edges=grid, survival=chances)
-    found = time_measures(observed, horizon, draws=2)
+    found = time_metrics(observed, horizon, draws=2)
     within = events & (times <= horizon)
     cut = np.minimum(times, horizon)
     assert found["concordance"].support == within.sum()

@@ -19,27 +19,27 @@ from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
-    label_measures,
-    number_measures,
-    time_measures,
+    label_metrics,
+    number_metrics,
+    time_metrics,
 )
 from fedsurrogate.client_app.model_use.thresholds import Wish
 from fedsurrogate.common.errors import DataError
-from fedsurrogate.common.models.class_measures import Measure
+from fedsurrogate.common.models.class_metrics import Metric
 from fedsurrogate.common.models.classifiers import Head, scores_alone
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
-from fedsurrogate.common.targets.measures import answers_of
+from fedsurrogate.common.targets.metrics import answers_of
 from tests.client_app.model_use.test_adaptation import FACTS, OUTPUTS, head, records
 from tests.client_app.model_use.test_decisions import KEY
 from tests.client_app.model_use.test_decisions import head as of_classes
 from tests.uses_of_extras import hidden
 
-Measures = dict[str, dict[str, Measure]]
+MetricValues = dict[str, dict[str, Metric]]
 TITLES = {
-    "number": 2 * len(OUTPUTS["number"]),
-    "labels": 3,
-    "time": 1,
+    "regression": 2 * len(OUTPUTS["number"]),
+    "multilabel": 3,
+    "survival": 1,
 }
 
 
@@ -48,7 +48,7 @@ def signed(model: Head) -> SignedModel:
     return replace(made, classifier=model)
 
 
-def measures(kind: str, model: Head, held: HeldOut, own: Calibration) -> Measures:
+def metric_values(kind: str, model: Head, held: HeldOut, own: Calibration) -> MetricValues:
     assert held.values is not None
     names, values = OUTPUTS[kind], held.values.numpy()
     scores = scores_alone(model, held.features)
@@ -62,7 +62,7 @@ def measures(kind: str, model: Head, held: HeldOut, own: Calibration) -> Measure
     places = [FACTS[kind]["columns"].index(name) for name in names if kind != "time"]
     if kind == "number":
         return {
-            name: number_measures(
+            name: number_metrics(
                 Predictions(
                     values[:, at], *(answers[f"{name}{end}"] for end in ("", " low", " high")),
                     held.patients,
@@ -73,7 +73,7 @@ def measures(kind: str, model: Head, held: HeldOut, own: Calibration) -> Measure
     if kind == "labels":
         present = {name: answers[f"{name} present"] for name in own.thresholds}
         chosen = {name: answers[name] for name in names}
-        return label_measures(values[:, places], chosen, plain, present, held.patients, 20)
+        return label_metrics(values[:, places], chosen, plain, present, held.patients, 20)
     # At the horizon no record is left to compare.
     curves = np.stack([answers["survival 1"], answers["survival 2"]], 1)
     observed = Observed(
@@ -84,7 +84,7 @@ def measures(kind: str, model: Head, held: HeldOut, own: Calibration) -> Measure
         np.array([1.0, 2.0]),
         curves,
     )
-    return {"risk": time_measures(observed, 4.0, 20)}
+    return {"risk": time_metrics(observed, 4.0, 20)}
 
 
 @pytest.mark.parametrize("kind", TITLES)
@@ -101,10 +101,10 @@ def test_values_of_the_outputs_are_judged_and_written(
     facts, page = made.write(tmp_path / "new" / "out")
     found: dict[str, Any] = json.loads(facts.read_text())
     wanted = {
-        name: {key: asdict(each) for key, each in own_measures.items()}
-        for name, own_measures in measures(kind, own or model, held, chosen).items()
+        name: {key: asdict(each) for key, each in own_metrics.items()}
+        for name, own_metrics in metric_values(kind, own or model, held, chosen).items()
     }
-    assert found["measures"] == json.loads(json.dumps(wanted))
+    assert found["metric_values"] == json.loads(json.dumps(wanted))
     assert (found["schema"], found["count"], found["patients"]) == (1, 80, True)
     assert (found["records"], found["left_out"], found["adapted"]) == ("own records", 3, adapted)
     assert found["calibration"]["note"] == chosen.note

@@ -21,12 +21,12 @@ from tests.grid import FAST, InProcessGrid, NodeConfig, events_of, metrics_of, r
 
 RUN: dict[str, Any] = {"backbone": "pixels", "image-size": 8, "deadline": 60.0}
 PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
-SUM: dict[str, Any] = {"secure-sum": True, "dropouts": 0.0}
+SUM: dict[str, Any] = {"secure-aggregation": True, "dropouts": 0.0}
 KINDS: dict[str, dict[str, Any]] = {
-    "number": {"target": "number", "value-columns": "ink", "target-range": "0.3,0.7"},
-    "labels": {"target": "labels", "label-columns": "even,large"},
+    "number": {"task": "regression", "value-columns": "ink", "target-range": "0.3,0.7"},
+    "labels": {"task": "multilabel", "label-columns": "even,large"},
     "time": {
-        "target": "time",
+        "task": "survival",
         "time-column": "months",
         "event-column": "died",
         "time-unit": "months",
@@ -154,7 +154,7 @@ def test_a_hospital_predicts_with_what_the_run_has_learned(
     assert judged.code == 0, judged.stderr
     found = json.loads((page / "evaluation.json").read_text())
     assert (found["schema"], found["count"]) == (1, 60)
-    for own in found["measures"].values():
+    for own in found["metric_values"].values():
         assert any(each["value"] is not None for each in own.values())
     picture = "<svg" if kind == "labels" else "data:image/png"
     assert picture in (page / "evaluation.html").read_text()
@@ -175,7 +175,7 @@ def test_a_run_learns_no_column_that_a_hospital_does_not_list(tmp_path: Path) ->
 def test_the_measures_of_each_site_are_in_the_run(tmp_path: Path) -> None:
     nodes = hospitals(tmp_path)
     folder = run_federation(tmp_path, InProcessGrid(nodes), **FAST | RUN | KINDS["number"])
-    measures = metrics_of(folder)["measures"]
-    assert set(measures["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
-    assert measures["all"]["ink"]["r2"] > 0.8
+    metric_values = metrics_of(folder)["metric_values"]
+    assert set(metric_values["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
+    assert metric_values["all"]["ink"]["r2"] > 0.8
     assert "accuracy" not in {key for e in events_of(folder) for key in e}

@@ -234,7 +234,7 @@ def test_a_request_for_another_site_or_of_a_site_without_a_name_is_refused(
     [
         ("train", "surrogate"),
         ("evaluate", "evaluation"),
-        ("query.hello", "introduction"),
+        ("query.hello", "identification"),
         ("query.sum_shares", "sum-shares"),
         ("query.name", "name"),
         ("query.comparison", ""),

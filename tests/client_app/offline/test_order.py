@@ -13,7 +13,7 @@ import pytest
 
 from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.client_app.governance.release import Failure
-from fedsurrogate.client_app.methods.task import SiteRequest
+from fedsurrogate.client_app.methods.job import SiteRequest
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as bundle_writer
 from fedsurrogate.common.errors import (

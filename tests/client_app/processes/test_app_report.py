@@ -57,7 +57,7 @@ def hospital(place: Path, policy: str = "policy.toml") -> NodeConfig:
     (place / policy).write_text("epsilon-total = 4.0\nepsilon-per-run = 2.0\n")
     return NodeConfig(
         site="north", data="imagefolder", data_dir=str(place / "data"),
-        state_dir=str(place / "state"), witness_dir=str(place / "witness"),
+        state_dir=str(place / "state"), check_log_dir=str(place / "check-log"),
         policy=str(place / policy),
     )  # fmt: skip
 

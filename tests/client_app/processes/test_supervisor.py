@@ -283,7 +283,7 @@ def test_what_a_process_writes_cannot_steer_the_terminal() -> None:
     [
         ('site="north"', "data is not set"),
         ('data="imagefolder" data-dir="{tmp}/nowhere"', "data-dir = "),
-        ('data="imagefolder" data-dir="{tmp}" witness-dir="{tmp}/witness"', "site ledger open"),
+        ('data="imagefolder" data-dir="{tmp}" check-log-dir="{tmp}/check-log"', "site ledger open"),
         ('data="digits" policy="{tmp}/none.toml"', "none.toml"),
         ('data="digits" policy="{tmp}/wrong.toml"', "epsilon-totl"),
         ('data="digits" peers="{tmp}/none.toml"', "peers = "),

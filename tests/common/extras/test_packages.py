@@ -130,9 +130,19 @@ def test_packages_that_settings_need_are_in_the_table_of_extras() -> None:
         ({"method": "dp-fedavg"} | PRIVATE, "digits", True, []),
         ({"method": "dp-fedprox", "fedavg.model": "mlp"} | PRIVATE, "digits", True, []),
         ({"method": "dp-fedprox", "fedavg.model": "convnet"} | PRIVATE, "digits", True, ["opacus"]),
-        ({"method": "dp-fedavg", "secure-sum": True, "sites": 3} | PRIVATE, "digits", True, []),
         (
-            {"method": "dp-fedavg", "secure-sum": True, "sites": 3, "fedavg.model": "convnet"}
+            {"method": "dp-fedavg", "secure-aggregation": True, "sites": 3} | PRIVATE,
+            "digits",
+            True,
+            [],
+        ),
+        (
+            {
+                "method": "dp-fedavg",
+                "secure-aggregation": True,
+                "sites": 3,
+                "fedavg.model": "convnet",
+            }
             | PRIVATE,
             "digits",
             True,
@@ -342,7 +352,7 @@ def test_a_sweep_without_matplotlib_keeps_its_rows(
         ({"data": "dicom"}, {"method": "dpcvae"} | PRIVATE, ["pydicom"]),
         (
             {"data": "dicom"},
-            {"method": "dpcvae", "secure-sum": True, "sites": 3, "classes": "0,1"},
+            {"method": "dpcvae", "secure-aggregation": True, "sites": 3, "classes": "0,1"},
             ["pydicom"],
         ),
         # A simulated site is on the coordinator's machine.

@@ -13,7 +13,7 @@ from ray.job_config import JobConfig
 from ray.runtime_env import RuntimeEnv
 
 from fedsurrogate.common.flower.environment import RAY_JOB, quoted_python
-from fedsurrogate.common.machine import environment_remark
+from fedsurrogate.common.machine import environment_warning
 
 PATHS = some.text(
     some.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1
@@ -58,7 +58,7 @@ def test_ray_needs_nothing_for_a_plain_path_and_settings_of_a_job_stay() -> None
 
 @pytest.mark.parametrize("path", ["/opt/venv", "/home/jörg/été_1.0@x+y=z", "/srv/研究/.venv"])
 def test_nothing_is_said_about_a_path_that_works(path: str) -> None:
-    assert environment_remark(path) == ""
+    assert environment_warning(path) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_nothing_is_said_about_a_path_that_works(path: str) -> None:
     [("/mein projekt ä", "' '"), ("/a,b", "','"), ("/100%", "'%'"), ("/a'b", '"\'"')],
 )
 def test_a_path_with_a_blank_is_named_with_what_to_do(path: str, what: str) -> None:
-    found = environment_remark(path)
+    found = environment_warning(path)
     assert repr(path) in found
     assert f"contains {what}" in found
     assert "coordinator simulate" in found
@@ -80,4 +80,4 @@ def test_the_check_of_the_environment_is_silent_where_all_is_well() -> None:
         text=True,
         check=True,
     )
-    assert (done.stdout, bool(done.stderr)) == ("", bool(environment_remark(sys.prefix)))
+    assert (done.stdout, bool(done.stderr)) == ("", bool(environment_warning(sys.prefix)))

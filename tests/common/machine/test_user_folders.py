@@ -85,18 +85,18 @@ def test_a_real_site_names_the_setting_and_the_variable() -> None:
 @pytest.mark.usefixtures("nowhere")
 def test_simulated_sites_get_private_folders_that_are_removed() -> None:
     before = dict(os.environ)
-    with site_folders() as remarks:
+    with site_folders() as warnings:
         node = parse_node_config({})
         assert why_not_writable(node.state) == why_not_writable(node.cache) == ""
         assert node.state.parents[1].stat().st_mode & 0o777 == 0o700
         folder = node.state
     assert dict(os.environ) == before
     assert not folder.exists()
-    assert [STATE in remarks[0], CACHE in remarks[1]] == [True, True]
+    assert [STATE in warnings[0], CACHE in warnings[1]] == [True, True]
 
 
 @pytest.mark.usefixtures("home")
-def test_folders_of_a_user_who_can_write_are_used_without_a_remark() -> None:
-    with site_folders() as remarks:
-        assert remarks == []
+def test_folders_of_a_user_who_can_write_are_used_without_a_warning() -> None:
+    with site_folders() as warnings:
+        assert warnings == []
         assert STATE not in os.environ

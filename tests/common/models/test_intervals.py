@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.models.class_measures import bootstrap_weights, interval
+from fedsurrogate.common.models.class_metrics import bootstrap_weights, interval
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measures of a model on test records equal scikit-learn's, and only such texts are read again."""
+"""Metrics of a model on test records equal scikit-learn's, and only such texts are read again."""
 
 import json
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.class_measures import (
+from fedsurrogate.common.models.class_metrics import (
     LONGEST,
     MOST_CLASSES,
     POINTS,
@@ -54,7 +54,7 @@ def test_measures_are_those_of_scikit_learn(classes: int, count: int, seed: int)
                 "specificity": sk.recall_score(~own, decided != index),
             }
             for name, value in expected.items():
-                assert each.measures[name].value == pytest.approx(value), name
+                assert each.metric_values[name].value == pytest.approx(value), name
     balanced = sk.balanced_accuracy_score(truth, decided)
     assert found.averages["balanced_accuracy"].value == pytest.approx(balanced)
     if classes == 2:

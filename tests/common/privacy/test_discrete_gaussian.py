@@ -24,12 +24,16 @@ from fedsurrogate.common.privacy import gaussian_mechanism
 from fedsurrogate.common.privacy.accounting import gaussian_delta, gaussian_epsilon
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS, discrete_gaussian, seeded
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.shares import JOINT
+from fedsurrogate.common.privacy.shares import DISTRIBUTED
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum import protocol
-from fedsurrogate.common.secure_sum.protocol import noise_of_sum, site_variances, spare_variances
-from fedsurrogate.common.secure_sum.rules import FixedPoint, SumRules, numbers_of
-from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.common.secure_aggregation import protocol
+from fedsurrogate.common.secure_aggregation.protocol import (
+    noise_of_sum,
+    site_variances,
+    spare_variances,
+)
+from fedsurrogate.common.secure_aggregation.rules import FixedPoint, SumRules, numbers_of
+from fedsurrogate.common.secure_aggregation.secrets import words
 
 
 def probabilities(variance: float) -> np.ndarray:
@@ -255,7 +259,7 @@ def test_counts_sums_and_second_moment_together_cost_no_more_than_the_claim(
     if fault.startswith("a tenth"):
         # Past the check of shares, which refuses them.
         monkeypatch.setattr("fedsurrogate.common.privacy.mechanism.math.fsum", lambda shares: 1.0)
-        monkeypatch.setitem(JOINT, "sums", JOINT["sums"] + 0.1)
+        monkeypatch.setitem(DISTRIBUTED, "sums", DISTRIBUTED["sums"] + 0.1)
     config = run_config(epsilon=2.0, delta=1e-5)
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
@@ -281,13 +285,13 @@ def test_all_rounds_of_training_together_cost_no_more_than_the_claim_and_planted
     """
     settings = {
         "method": "dp-fedavg",
-        "secure-sum": True,
+        "secure-aggregation": True,
         "classes": "a,b",
         "epsilon": 2.0,
         "delta": 1e-5,
     }
     # Coarse numbers, so that rounding is a large part of the sensitivity.
-    config = parse_run(settings | {"secure-sum-records": 10**6})
+    config = parse_run(settings | {"secure-aggregation-records": 10**6})
     claim, rules = config.mechanism, SumRules.of(10, 1 / 3, 0.1)
     assert claim is not None
     numbers, shapes = (
@@ -353,7 +357,7 @@ def test_noise_for_lost_sites_is_enough_with_it_and_without(members: int, fault:
 def run_config(epsilon: float, delta: float) -> Run:
     return parse_run(
         {
-            "secure-sum": True,
+            "secure-aggregation": True,
             "fedpft.covariance": "gram",
             "classes": "a,b",
             "epsilon": epsilon,

@@ -252,8 +252,8 @@ def test_shares_follow_from_the_noise(noise: float, family: str) -> None:
     if family == "spherical":
         wanted = {"counts": 0.07, "sums": 0.93}
     assert budget_shares(family, noise) == pytest.approx(wanted)
-    assert budget_shares("joint", noise) == {"counts": 0.03, "sums": 0.55, "squares": 0.42}
-    assert shares.JOINT_STEP == {"records": 0.03, "gradients": 0.97}
+    assert budget_shares("distributed", noise) == {"counts": 0.03, "sums": 0.55, "squares": 0.42}
+    assert shares.DISTRIBUTED_STEP == {"records": 0.03, "gradients": 0.97}
     assert shares.EM_STEPS == 4
 
 
@@ -321,7 +321,7 @@ def test_one_of_equal_parts_of_the_noise_promises_what_it_alone_would(
     epsilon: float, parts: int, rounds: int
 ) -> None:
     recipe = NoisyRounds(
-        "joint", epsilon, DELTA, 1.0, rounds, first_share=0.2, first_shares={"a": 1.0}
+        "distributed", epsilon, DELTA, 1.0, rounds, first_share=0.2, first_shares={"a": 1.0}
     )
     mechanism = recipe.mechanism()
     assert epsilon_spent(mechanism.events, DELTA) == pytest.approx(epsilon, rel=1e-6)
@@ -330,9 +330,9 @@ def test_one_of_equal_parts_of_the_noise_promises_what_it_alone_would(
         for each in mechanism.events
     ]
     assert mechanism.epsilon_of_part(parts) == pytest.approx(epsilon_spent(less, DELTA), rel=1e-9)
-    opening = mechanism.event(1).noise_multiplier
-    assert opening == pytest.approx(gaussian_noise_multiplier(epsilon, DELTA) / math.sqrt(0.2))
-    assert mechanism.noise["a"] == (pytest.approx(opening), 1.0)
+    first_round = mechanism.event(1).noise_multiplier
+    assert first_round == pytest.approx(gaussian_noise_multiplier(epsilon, DELTA) / math.sqrt(0.2))
+    assert mechanism.noise["a"] == (pytest.approx(first_round), 1.0)
 
 
 @few
@@ -390,9 +390,9 @@ def test_a_given_noise_runs_as_many_rounds_as_the_budget_pays_for(
     first = GaussianEvent(gaussian_noise_multiplier(2.0, DELTA) / math.sqrt(0.1))
 
     def cost(number: int) -> float:
-        opening = [first] if opened else []
+        first_round = [first] if opened else []
         return epsilon_spent(
-            [*opening, *[GaussianEvent(noise, count=steps)] * (number - opened)], DELTA
+            [*first_round, *[GaussianEvent(noise, count=steps)] * (number - opened)], DELTA
         )
 
     fewest = 1 + opened

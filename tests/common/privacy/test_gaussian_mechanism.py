@@ -36,7 +36,7 @@ def test_a_noisy_statistic_has_the_entries_of_the_exact_one_also_if_it_has_none(
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.7, 100.0])
-@pytest.mark.parametrize("family", [*FAMILIES, "joint"])
+@pytest.mark.parametrize("family", [*FAMILIES, "distributed"])
 def test_shares_of_every_family_sum_to_one(family: str, noise: float) -> None:
     shares = budget_shares(family, noise)
     assert sum(shares.values()) == pytest.approx(1)

@@ -74,11 +74,13 @@ def test_theorem_4_1_adds_more_noise_than_it_needs_until_it_adds_too_little() ->
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon: float) -> None:
+def test_epsilon_of_all_rounds_with_distributed_noise_is_that_of_dp_accounting(
+    epsilon: float,
+) -> None:
     """And with a given noise multiplier as many rounds are run as fit."""
     settings = {
         "method": "dp-fedavg",
-        "secure-sum": True,
+        "secure-aggregation": True,
         "classes": "a,b",
         "epsilon": epsilon,
         "delta": 1e-5,
@@ -105,7 +107,7 @@ def test_epsilon_of_all_rounds_with_joint_noise_is_that_of_dp_accounting(epsilon
 # Whole batches, whose precisions add up: no accountant is needed.
 ROUNDS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "dp-fedavg", "fedavg.sample-rate": 1.0, "fedavg.rounds": 4},
-    "joint": {"method": "dp-fedavg", "secure-sum": True, "fedavg.rounds": 4},
+    "distributed": {"method": "dp-fedavg", "secure-aggregation": True, "fedavg.rounds": 4},
     "fedlap": {
         "method": "fedlap",
         "fedlap.sample-rate": 1.0,
@@ -117,7 +119,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
         "method": "dpcgan",
         "dpcvae.sample-rate": 1.0,
         "dpcvae.rounds": 3,
-        "dpcvae.opening": "counts",
+        "dpcvae.first-round": "counts",
     },
 }
 
@@ -149,7 +151,7 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
     assert claim is not None
     step = claim.event(2).noise_multiplier
     sigma, sensitivity = claim.noise["gradients"]
-    if config.settings.secure_sum:
+    if config.settings.secure_aggregation:
         both = [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in claim.noise.values()]
         assert set(claim.noise) == {"records", "gradients"}
         assert epsilon_spent(both, 1e-5) == pytest.approx(
@@ -157,17 +159,17 @@ def test_the_noise_that_a_claim_names_is_that_of_the_releases(settings: dict[str
         )
         return
     assert (claim.noise_multiplier, sigma / sensitivity) == pytest.approx((step, step))
-    opening = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
+    first_round = {name: noise for name, noise in claim.noise.items() if name != "gradients"}
     if config.settings.method not in ("dpcvae", "dpcgan"):
-        assert not opening
+        assert not first_round
         return
     assert (
-        set(opening)
+        set(first_round)
         == set(first_round_shares(config.settings.dpcvae))
         == ({"counts", "sums"} if config.settings.method == "dpcvae" else {"counts"})
     )
     together = epsilon_spent(
-        [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in opening.values()], 1e-5
+        [GaussianEvent(sigma / sensitivity) for sigma, sensitivity in first_round.values()], 1e-5
     )
     assert together == pytest.approx(epsilon_spent([claim.event(1)], 1e-5), rel=1e-6)
 

@@ -34,7 +34,7 @@ def test_noise_by_any_shares_spends_at_most_the_claim_or_is_refused(
 @pytest.mark.parametrize("name", ["step_shares", "first_shares"])
 def test_shares_of_a_round_above_the_budget_are_refused(name: str) -> None:
     recipe = NoisyRounds(
-        "joint", 2.0, 1e-5, 1.0, 3, first_share=0.1, **{name: {"a": 0.6, "b": 0.6}}
+        "distributed", 2.0, 1e-5, 1.0, 3, first_share=0.1, **{name: {"a": 0.6, "b": 0.6}}
     )
     with pytest.raises(ValueError, match="above 0, sum 1"):
         recipe.mechanism()

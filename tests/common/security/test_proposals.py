@@ -63,7 +63,7 @@ CHANGES = st.sampled_from(
         {"delta": 1e-4},
         {"classes": "a,b,c"},
         {"method": "average", "epsilon": 0.0, "delta": 0.0},
-        {"secure-sum": True},
+        {"secure-aggregation": True},
         {"seed": 1},
         {"fedpft.components": 3},
     ]

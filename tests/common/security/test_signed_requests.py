@@ -161,11 +161,11 @@ def test_a_request_is_answered_to_the_end_of_its_last_day(
 def test_a_request_is_of_a_run_in_which_a_site_sends_one_message_alone(
     spec: Method, secure: bool
 ) -> None:
-    flat = settings_of(spec) | {"secure-sum": secure, "classes": CLASSES}
+    flat = settings_of(spec) | {"secure-aggregation": secure, "classes": CLASSES}
     try:
         run = parse_run(flat)
     except ConfigError:
-        assert secure, "the method has no secure sum"
+        assert secure, "the method has no secure aggregation"
         return
     once = run.plan.kind == "one-shot" and run.plan.releases_once
     if once and run.plan.combination.stored:
@@ -187,14 +187,14 @@ def test_sites_answer_the_run_that_was_asked_for_and_earlier_ones_read_what_they
     try:
         run = parse_run(asked)
     except ConfigError:
-        assert budget, "the method adds noise in secure sums only"
+        assert budget, "the method adds noise in secure aggregation only"
         return
     made = Request.fresh(asked, None)
     assert made.run().full_digest == run.full_digest
-    assert made.run().plan.own_mean == run.plan.own_mean
+    assert made.run().plan.mean_over_columns == run.plan.mean_over_columns
     # A site of an earlier version refuses a name that it does not know, where its answer would
     # have another meaning.
-    assert (key in made.settings) == (run.plan.own_mean or projection == "auto")
+    assert (key in made.settings) == (run.plan.mean_over_columns or projection == "auto")
 
 
 def test_fresh_requests_have_ids_of_their_own() -> None:
@@ -239,7 +239,7 @@ def test_the_number_of_settings_and_the_size_are_limited_exactly(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "config", [{"secure-sum": True}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"method": "none"}]
+    "config", [{"secure-aggregation": True}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"method": "none"}]
 )  # fmt: skip
 def test_a_run_that_files_cannot_answer_is_refused_at_once(config: dict[str, Any]) -> None:
     with pytest.raises(FedSurrogateError):

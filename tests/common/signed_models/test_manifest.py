@@ -153,7 +153,7 @@ def test_a_manifest_has_what_its_features_need_and_facts_of_its_run(
         {
             "backbone": backbone,
             "image-size": size,
-            "features.power": power,
+            "features.power-transform": power,
             "seed": seed,
             "test-fraction": fraction,
             "features.bag": bag,
@@ -191,10 +191,10 @@ def test_a_manifest_has_what_its_features_need_and_facts_of_its_run(
 
 
 TARGETS: list[dict[str, Any]] = [
-    {"target": "labels", "label-columns": "a,b"},
-    {"target": "number", "value-columns": "age", "target-range": "0,90"},
+    {"task": "multilabel", "label-columns": "a,b"},
+    {"task": "regression", "value-columns": "age", "target-range": "0,90"},
     {
-        "target": "time",
+        "task": "survival",
         "event-column": "died",
         "time-column": "days",
         "horizon": 365.0,
@@ -203,7 +203,7 @@ TARGETS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda flat: flat["target"])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda flat: flat["task"])
 def test_a_manifest_has_the_settings_of_its_target(target: dict[str, Any]) -> None:
     """Those that are set, and no others: columns, limits, and how many bins there are."""
     run = parse_run(target)

@@ -20,7 +20,7 @@ from fedsurrogate.common.settings import CountingSettings
 from fedsurrogate.common.targets import counted, labels, number, target, time
 from fedsurrogate.common.targets.counted import CountedNumbers, CountedTimes
 from fedsurrogate.common.targets.labels import Labels
-from fedsurrogate.common.targets.measures import (
+from fedsurrogate.common.targets.metrics import (
     answer_columns,
     answers_of,
     checked_target,
@@ -232,13 +232,13 @@ def test_parameters_are_a_row_and_a_level_for_each_answer_or_one_row_for_all(
 )  # fmt: skip
 def test_settings_of_times_that_do_not_agree_are_refused(flat: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        parse_run({"target": "time", "horizon": 2.0} | flat)
+        parse_run({"task": "survival", "horizon": 2.0} | flat)
 
 
-@pytest.mark.parametrize("more", [{}, PRIVATE, {"secure-sum": True}])
+@pytest.mark.parametrize("more", [{}, PRIVATE, {"secure-aggregation": True}])
 @pytest.mark.parametrize("head", ["auto", "cells", "residuals"])
 def test_the_head_of_times_follows_from_the_settings(more: dict[str, Any], head: str) -> None:
-    found = parse_run({"target": "time", "horizon": 2.0, "time-head": head} | more).target
+    found = parse_run({"task": "survival", "horizon": 2.0, "time-head": head} | more).target
     assert isinstance(found, Time)
     assert found.head == (("cells" if more else "residuals") if head == "auto" else head)
     assert found.columns == ("time", "event")
@@ -360,7 +360,7 @@ def test_each_kind_of_target_is_counted_in_its_way_and_others_are_refused() -> N
     class Other(Labels):
         name = "other"
 
-    with pytest.raises(ConfigError, match="target = 'other' is not counted"):
+    with pytest.raises(ConfigError, match="task = 'other' is not counted"):
         counted.counted(Other(("a",)), own)
     assert CountedNumbers(Number(("x",), ((0.0, 1.0),)), 4).largest == 1.0
 

@@ -67,9 +67,9 @@ def test_a_record_has_its_largest_whole_set_and_what_of_it_is_present(
     assert labels.rows[:3] == ("a: present", "b: present", "c: present")
     assert labels.rows[3:] == tuple(f"annotated for set {k + 1}" for k in range(len(sets)))
     assert labels.counted(labels.code(torch.tensor(rows)).sum(0)) == pytest.approx(annotated)
-    remarks = labels.remarks(torch.tensor(rows))
-    assert len(remarks) == bool(unused)
-    assert not unused or remarks[0].startswith(f"{unused} of {len(rows)} records are not")
+    warnings = labels.warnings(torch.tensor(rows))
+    assert len(warnings) == bool(unused)
+    assert not unused or warnings[0].startswith(f"{unused} of {len(rows)} records are not")
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,7 +81,7 @@ def test_the_exact_code_has_both_answers_of_each_label(rows: list[tuple[float, .
     wanted = [[float(own == there) for own in row for there in (1.0, 0.0)] for row in rows]
     assert code.tolist() == wanted
     assert labels.rows == tuple(f"{n}: {there}" for n in NAMES for there in ("present", "absent"))
-    assert labels.remarks(torch.tensor(rows)) == []
+    assert labels.warnings(torch.tensor(rows)) == []
     known = [sum(not math.isnan(row[at]) for row in rows) for at in range(3)]
     assert labels.counted(code.sum(0)) == max(known)
     assert labels.known(code.sum(0)) == ()
@@ -134,8 +134,8 @@ def test_code_and_moment_follow_from_noise_sums_and_who_annotates(
     sites: list[set[str]], private: bool, summed: bool
 ) -> None:
     listed = [f"s{at}={','.join(sorted(own))}" for at, own in enumerate(2 * sites)]
-    flat: dict[str, Any] = {"target": "labels", "label-columns": "a,b,c"}
-    flat |= {"label-sets": ";".join(listed), "secure-sum": summed, "colluding": 0.0}
+    flat: dict[str, Any] = {"task": "multilabel", "label-columns": "a,b,c"}
+    flat |= {"label-sets": ";".join(listed), "secure-aggregation": summed, "colluding": 0.0}
     flat |= {"epsilon": 2.0, "delta": 1e-5} if private else {}
     if summed and not private and (not sites or set().union(*sites) != set(NAMES)):
         with pytest.raises(ConfigError, match=r"label-sets|annotated by"):

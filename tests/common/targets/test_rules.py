@@ -115,10 +115,10 @@ def test_an_exact_sum_of_a_label_is_of_two_sites_besides_those_that_may_collude(
     sets: list[set[str]], colluding: float, secure: bool, private: bool
 ) -> None:
     flat: dict[str, object] = {
-        "target": "labels",
+        "task": "multilabel",
         "label_columns": "a,b,c",
         "label_sets": "; ".join(f"s{at}={', '.join(sorted(own))}" for at, own in enumerate(sets)),
-        "secure_sum": secure,
+        "secure_aggregation": secure,
         "colluding": colluding,
     }
     if private:
@@ -140,7 +140,7 @@ def test_an_exact_sum_of_a_label_is_of_two_sites_besides_those_that_may_collude(
 
 def test_bins_of_times_are_fewer_under_noise_and_widen_unless_a_run_sets_them() -> None:
     for more, bins in (({}, 20), ({"epsilon": 2.0, "delta": 1e-5}, 10), ({"bins": 4}, 4)):
-        time = target_of(target="time", horizon=8.0, **more)
+        time = target_of(task="survival", horizon=8.0, **more)
         assert isinstance(time, Time)
         assert time.bins == bins
         assert (time.edges[0], time.edges[-1]) == (0.0, 8.0)
@@ -149,7 +149,7 @@ def test_bins_of_times_are_fewer_under_noise_and_widen_unless_a_run_sets_them() 
         wanted = 1.0 if more.get("bins") else 4 ** (1 / (bins - 1))
         assert ratios.tolist() == pytest.approx([wanted] * (bins - 1), rel=0.05)
         assert all(f"{edge:.3g}" == f"{edge:.6g}" for edge in time.edges)
-    assert target_of(target="time", horizon=8.0, secure_sum=True).statistics(False)
+    assert target_of(task="survival", horizon=8.0, secure_aggregation=True).statistics(False)
 
 
 @pytest.mark.parametrize("records", [50, 100, 200])
@@ -158,18 +158,18 @@ def test_a_person_is_told_of_more_than_a_share(records: int, wrong: float) -> No
     few = round(wrong * records)
     numbers = torch.tensor([[11.0]] * few + [[10.0]] * (records - few))
     for beyond in (numbers, 10 - numbers):
-        said = Number(("x",), ((0.0, 10.0),)).remarks(beyond)
+        said = Number(("x",), ((0.0, 10.0),)).warnings(beyond)
         assert bool(said) == (few / records > 0.01)
     time = Time(("t", "e"), (0.0, 1.0, 2.0), "years")
     for late, where in ((2.5, "beyond the horizon 2"), (0.5, "in the first bin")):
         other = 1.5
         for event in (0.0, 1.0):
             rows = [[late, event]] * few + [[other, event]] * (records - few)
-            said = time.remarks(torch.tensor(rows))
+            said = time.warnings(torch.tensor(rows))
             assert [where in each and "in years?" in each for each in said] == (
                 [True] if few / records > 0.95 else []
             )
-    assert time.remarks(torch.zeros(0, 2)) == []
+    assert time.warnings(torch.zeros(0, 2)) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

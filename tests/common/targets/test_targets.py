@@ -14,13 +14,13 @@ from torch import Tensor
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
-from fedsurrogate.common.targets.measures import answers_of, checked_target
+from fedsurrogate.common.targets.metrics import answers_of, checked_target
 from fedsurrogate.common.targets.target import CODE, PRODUCTS, Target
 
 Flat = dict[str, Scalar]
-NUMBER: Flat = {"target": "number", "target-range": "-3,5; 0,1", "value-columns": "age,dose"}
-LABELS: Flat = {"target": "labels", "label-columns": "edema,fracture,nodule"}
-TIME: Flat = {"target": "time", "horizon": 3.0, "bins": 6}
+NUMBER: Flat = {"task": "regression", "target-range": "-3,5; 0,1", "value-columns": "age,dose"}
+LABELS: Flat = {"task": "multilabel", "label-columns": "edema,fracture,nodule"}
+TIME: Flat = {"task": "survival", "horizon": 3.0, "bins": 6}
 CAPPED: Flat = LABELS | {
     "label-sets": "a=edema,fracture; b=nodule",
     "epsilon": 2.0,
@@ -115,12 +115,12 @@ def test_faults_of_values_are_found_record_by_record() -> None:
         (NUMBER | {"method": "fedlap"}, "learns classes only; use"),
         (NUMBER | {"method": "fedavg"} | PRIVATE, "does not support it"),
         (NUMBER | {"fedpft.topology": "chain"}, "'star'"),
-        ({"target": "number"}, "needs target-range"),
+        ({"task": "regression"}, "needs target-range"),
         (TIME | {"time-column": "t"}, "needs time-unit"),
         (TIME | {"time-head": "cox"}, "time-head = 'cox' asks for what is gone: Cox models"),
         (TIME | {"cox-rounds": 2}, "cox-rounds = 2 asks for what is gone: Cox models in rounds"),
-        (LABELS | {"classes": "a,b"}, "for target = 'class'"),
-        ({"horizon": 2.0}, "works only with target = 'time'"),
+        (LABELS | {"classes": "a,b"}, "for task = 'classification'"),
+        ({"horizon": 2.0}, "works only with task = 'survival'"),
     ],
 )
 def test_what_does_not_agree_is_refused_before_the_start(flat: Flat, said: str) -> None:
@@ -167,9 +167,9 @@ def test_facts_about_a_target_may_have_65536_characters(beyond: int, name: str) 
         assert checked_target(text, ("a",)) == text
 
 
-@pytest.mark.parametrize("more", [{}, {"secure-sum": True}, PRIVATE])
+@pytest.mark.parametrize("more", [{}, {"secure-aggregation": True}, PRIVATE])
 def test_times_say_before_the_start_what_keeps_a_site_out(more: Flat) -> None:
     for head in ("auto", "cells"):
         run, _ = resolved(TIME | more | {"time-head": head})
-        said = any("set time-head = 'residuals', secure-sum" in gap for gap in run.gaps(4))
+        said = any("set time-head = 'residuals', secure-aggregation" in gap for gap in run.gaps(4))
         assert said == (not more and head == "cells")

@@ -347,7 +347,7 @@ def test_a_head_comes_back_with_all_its_parts(data: st.DataObject) -> None:
     )
     found = unpack_classifier(pack_classifier(sent))
     assert isinstance(found, Head)
-    for name in ("header", "clip", "target", "own_mean", "dimension"):
+    for name in ("header", "clip", "target", "mean_over_columns", "dimension"):
         assert getattr(found, name) == getattr(sent, name)
     for name in ("weight", "bias", "centre", "projection"):
         one, other = getattr(found, name), getattr(sent, name)

@@ -34,7 +34,7 @@ def heads(draw: st.DrawFn) -> Head:
         draw(st.sampled_from([None, 0.0, 1e-6, 0.5, 1e6])),
         random(DIMENSION) if draw(st.booleans()) else None,
         projection,
-        own_mean=draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
+        mean_over_columns=draw(st.sampled_from([ALL, KEPT, MEAN_ALONE, REMOVED])),
     )
 
 
@@ -63,7 +63,7 @@ def test_a_file_gives_the_model_that_was_written(
     found = load_model(file)
     assert type(found) is type(model)
     assert found.header == model.header
-    for name in ("clip", "own_mean"):
+    for name in ("clip", "mean_over_columns"):
         assert getattr(found, name, None) == getattr(model, name, None)
     assert found.arrays().keys() == model.arrays().keys()
     for name, tensor in model.arrays().items():

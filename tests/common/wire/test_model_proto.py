@@ -81,7 +81,7 @@ def test_every_kind_of_model_predicts_the_same_after_the_journey() -> None:
     ]
     models = [
         heads[0],
-        *(replace(heads[0], own_mean=each) for each in (KEPT, MEAN_ALONE, REMOVED)),
+        *(replace(heads[0], mean_over_columns=each) for each in (KEPT, MEAN_ALONE, REMOVED)),
         Ensemble(tuple(heads)),
         Ensemble(tuple(heads), highest=True),
         Network(HEADER, "convnet", 64, parameters_of(convnet(64, 3, 4))),

@@ -1,4 +1,4 @@
-"""Messages and states of secure sums come back as they were, and damaged ones are refused."""
+"""Messages and states of secure aggregation come back as they were, and damaged ones are refused."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import StateError, SurrogateError
-from fedsurrogate.common.secure_sum.protocol import PHASES, SumState
-from fedsurrogate.common.secure_sum.secrets import Dealt, Member, Secrets
+from fedsurrogate.common.secure_aggregation.protocol import PHASES, SumState
+from fedsurrogate.common.secure_aggregation.secrets import Dealt, Member, Secrets
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire import surrogate_proto
 from tests.totals import unpack_total

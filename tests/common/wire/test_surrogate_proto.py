@@ -74,7 +74,7 @@ def test_a_centre_is_one_row_of_finite_numbers(shape: list[int], bad: float | No
     if bad is not None:
         sent.mean.data = torch.full(shape, bad).half().numpy().tobytes()
     if len(shape) != 1 or not shape[0] or bad is not None:
-        with pytest.raises(SurrogateError, match="public centre"):
+        with pytest.raises(SurrogateError, match="public mean"):
             unpack_centre(sent)
         return
     assert torch.allclose(unpack_centre(sent), mean, atol=1e-2)

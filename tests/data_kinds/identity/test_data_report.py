@@ -68,7 +68,7 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
         events.append,
         report=False,
     )
-    written_lines = [each["reason"] for each in events if each["event"] == "remark"]
+    written_lines = [each["reason"] for each in events if each["event"] == "warning"]
     assert [line for line in written_lines if line.startswith("data ")] == [
         "data imagefolder: 35 found, 32 to open, 3 left out"
     ]
@@ -82,13 +82,13 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
         "1 test records are copies of training records",
         "2 images cannot be read, or have no finite features",
     }
-    assert facts["odd"] == ["no record of 'absent'"]
+    assert facts["warnings"] == ["no record of 'absent'"]
     page = write_report(run).read_text()
     assert "35 read, 30 used, 5 left out" in page
     assert "no record of &#39;absent&#39;" in page
     warned = " ".join(warnings_of(read_run(run)))
     assert "2 images cannot be read" in warned
-    assert "Odd in the data" not in warned
+    assert "Warnings about the data" not in warned
     # What is wrong: one example of each fault.
     assert "empty.png (UnidentifiedImageError: cannot identify image file)." in warned
 
@@ -135,7 +135,9 @@ def test_what_is_odd_is_read_before_the_result(tmp_path: Path) -> None:
     csv_source(tmp_path / "d", {"label": [*"aabb"] * 6, "who": who, "split": split})
     own = BACKBONE | where | {"partition": "iid", "patient-column": "who"}
     run = simulate_here(2, own, lambda _: None, report=False)
-    (warned,) = [each for each in warnings_of(read_run(run)) if each.startswith("Odd in the data")]
+    (warned,) = [
+        each for each in warnings_of(read_run(run)) if each.startswith("Warnings about the data")
+    ]
     assert "6 patients have records in both training and test" in warned
     assert "6 patients have records in both" in write_report(run).read_text()
 
@@ -191,11 +193,11 @@ def test_sound_data_have_one_line_and_nothing_is_left_out(tmp_path: Path) -> Non
     events: list[dict[str, Any]] = []
     where = {"data": "imagefolder", "data-dir": str(tmp_path / "d"), "output-dir": str(tmp_path)}
     simulate_here(2, BACKBONE | where | {"partition": "iid"}, events.append, report=False)
-    written_lines = [each["reason"] for each in events if each["event"] == "remark"]
+    written_lines = [each["reason"] for each in events if each["event"] == "warning"]
     assert [line for line in written_lines if "data" in line.split(" ")[0]] == [
         "data imagefolder: 20 found, 20 to open, none left out"
     ]
-    assert not [line for line in written_lines if line.startswith(("left out", "odd"))]
+    assert not [line for line in written_lines if line.startswith(("left out", "warnings"))]
 
 
 def hospital(folder: Path, data: Path, **more: Any) -> NodeConfig:
@@ -213,9 +215,9 @@ def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
     for _ in range(4):
         found = load_site(run, node, 100)
     written_lines = [
-        each for each in caplog.messages if each.startswith(("data ", "left out", "odd"))
+        each for each in caplog.messages if each.startswith(("data ", "left out", "warnings"))
     ]
-    assert len(written_lines) == 1 + len(found.report.left_out) + len(found.report.odd)
+    assert len(written_lines) == 1 + len(found.report.left_out) + len(found.report.warnings)
     assert not [each for each in caplog.messages if "0 of" in each]
     assert f"{found.report.lost} left out" in written_lines[0]
     caplog.clear()
@@ -319,7 +321,7 @@ def test_what_another_machine_sends_as_a_report_is_one_or_is_dropped(value: Any)
 def test_reports_of_others_are_short() -> None:
     long = DataReport("x" * 5000, 1, (Loss("y" * 5000, 1),) * 900, ("z",) * 900)
     (found,) = reports_from(json.dumps([long.facts()]))
-    assert len(found.left_out) == len(found.odd) == MOST
+    assert len(found.left_out) == len(found.warnings) == MOST
     assert len(found.source) == len(found.left_out[0].why) == 1000
     assert not reports_from("[" * 100_000)
     assert not reports_from("{}")

@@ -92,7 +92,7 @@ def test_numbers_that_differ_by_zeros_in_front_are_likely_one(
     csv_source(tmp_path, {"label": ["a", "b"] * 4, "patient": [one, other] * 4})
     found = read("imagefolder", tmp_path, patient_column="patient")
     assert set(found.patients or ()) == {one, other}
-    assert any("zeros in front" in each for each in found.odd)
+    assert any("zeros in front" in each for each in found.warnings)
     assert likely_one(["10", "1", "100"]) == []
 
 
@@ -101,6 +101,6 @@ def test_patients_that_a_spreadsheet_has_rounded_are_odd(short: str, tmp_path: P
     patients = [short, short, "120000000000", "12e4", "P1", "P2"]
     csv_source(tmp_path, {"label": ["a", "b"] * 3, "patient": patients})
     found = read("imagefolder", tmp_path, patient_column="patient")
-    (line,) = (line for line in found.odd if "short form of spreadsheets" in line)
+    (line,) = (line for line in found.warnings if "short form of spreadsheets" in line)
     assert line.startswith("1 patient IDs")
     assert short not in line.replace("such as 1.2E+11", "")

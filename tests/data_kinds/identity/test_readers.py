@@ -127,7 +127,7 @@ def test_settings_that_name_a_class_twice_are_refused(classes: str) -> None:
 def test_names_that_differ_by_case_are_reported_as_likely_one(tmp_path: Path) -> None:
     csv_source(tmp_path, {"label": ["Nevus", "nevus", "mel", "No finding", "no  finding"] * 2})
     found = read("imagefolder", tmp_path, classes=("Nevus", "mel", "absent"))
-    odd = " ".join(found.odd)
+    odd = " ".join(found.warnings)
     assert "'Nevus', 'nevus'" in odd
     assert "'No finding', 'no  finding'" in odd
     assert "no record of 'absent'" in odd
@@ -261,13 +261,13 @@ def test_patients_in_both_parts_of_a_given_split_and_copies_are_odd(tmp_path: Pa
     (tmp_path / "3.png").write_bytes(picture(0))
     (tmp_path / "5.png").write_bytes(picture(1))
     found = read("imagefolder", tmp_path, patient_column="who")
-    assert "1 records are copies of others in the same part" in " ".join(found.odd)
+    assert "1 records are copies of others in the same part" in " ".join(found.warnings)
     assert "1 test records are copies of training" in found.left_out[0].why
     (tmp_path / "labels.csv").write_text(
         (tmp_path / "labels.csv").read_text().replace("a,2,test", "a,1,test")
     )
     assert "1 patients have records in both" in " ".join(
-        read("imagefolder", tmp_path, patient_column="who").odd
+        read("imagefolder", tmp_path, patient_column="who").warnings
     )
 
 

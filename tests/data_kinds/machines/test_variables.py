@@ -14,8 +14,8 @@ from fedsurrogate.common.machine import (
     STATE,
     VARIABLE,
     ray_folder,
-    remark_on,
     user_folder,
+    warnings_on,
 )
 from fedsurrogate.server_app.lifecycle.before_start import site_folders
 
@@ -29,7 +29,7 @@ def test_ray_gets_another_folder_for_one_that_it_cannot_use(name: str, folder: s
     chosen = ray_folder(environment, ("/proc/nowhere", "/tmp"))
     assert chosen == {VARIABLE: "/tmp"}
     # A person who named the folder reads it.
-    assert [folder in line for line in remark_on(environment, chosen)] == [True] * (
+    assert [folder in line for line in warnings_on(environment, chosen)] == [True] * (
         name == VARIABLE
     )
 
@@ -37,7 +37,7 @@ def test_ray_gets_another_folder_for_one_that_it_cannot_use(name: str, folder: s
 def test_a_folder_for_ray_that_serves_stays() -> None:
     environment = {VARIABLE: "/tmp", "TMPDIR": "/proc/nowhere"}
     assert ray_folder(environment) == {}
-    assert remark_on(environment, {}) == []
+    assert warnings_on(environment, {}) == []
     assert ray_folder({VARIABLE: "", "TMPDIR": ""}) == {}
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedsurrogate as fs
+from fedsurrogate.client_app.methods.job import Job, SiteStatistic
 from fedsurrogate.client_app.methods.sums import class_sums
-from fedsurrogate.client_app.methods.task import SiteStatistic, Task
 from fedsurrogate.common.methods import METHODS, heads
 from fedsurrogate.common.methods.method import MESSAGE, Defences, Field, Method, Plan, fields_of
 from fedsurrogate.common.models.classifiers import Head
@@ -47,11 +47,11 @@ def method(name: str, count: str, point: bool) -> Method:
     return Method(NAME, "Of any name", "here", plan)
 
 
-def centres(task: Task) -> SiteStatistic:
+def centres(job: Job) -> SiteStatistic:
     """Medians of a site's classes, or sums."""
-    classes = task.classes
-    count, name = task.run.plan.messages.sends
-    x, y, frame = task.own_data(classes)
+    classes = job.classes
+    count, name = job.run.plan.messages.sends
+    x, y, frame = job.own_data(classes)
     counts, sums = class_sums(x, y, len(classes))
     if name.degree is None:
         sums = torch.stack([x[y == at].double().quantile(0.5, 0) for at in range(len(classes))])

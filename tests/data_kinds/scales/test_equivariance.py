@@ -1,4 +1,4 @@
-"""Columns in other units give the same answers: each method whose sites put odd columns into a frame,
+"""Columns in other units give the same answers: each method whose sites put outlier columns into a frame,
 on generated records, scales, offsets and sites.
 """
 

@@ -23,7 +23,7 @@ from fedsurrogate.client_app.features.site_features import (
     SQUARED_NORM,
     _varying,
     frame_of,
-    odd_columns,
+    outlier_columns,
 )
 from tests.data_kinds.scales.affine import DIMENSION, RECORDS, Affine, affine, oracle, records
 
@@ -94,7 +94,7 @@ def _costs_no_point(name: str, change: Affine) -> None:
 def test_columns_that_are_all_tiny_or_huge_cost_nothing(name: str, power: int) -> None:
     clean, labels = records()
     changed = (clean.double() * 10.0**power).float()
-    assert not odd_columns(changed)
+    assert not outlier_columns(changed)
     assert accuracy(changed, labels, METHODS[name]) >= oracle(clean, labels) - POINT
 
 
@@ -113,8 +113,8 @@ def test_clean_columns_have_no_frame_and_send_no_more_bytes(name: str) -> None:
 def test_a_frame_makes_all_columns_alike(change: Affine) -> None:
     changed = change(records()[0])
     frame = frame_of(changed)
-    if frame is None or not odd_columns(changed):
-        assert not odd_columns(changed)
+    if frame is None or not outlier_columns(changed):
+        assert not outlier_columns(changed)
         assert frame is None or len(frame.scale.unique()) == 1
         return
     inside = frame.apply(changed)
@@ -179,8 +179,8 @@ def test_flowers_in_centimetres_are_told_apart(method: str, seeds: int, tmp_path
 )
 def test_odd_columns_are_found(odd: Any) -> None:
     clean = records()[0]
-    assert not odd_columns(clean)
-    assert odd_columns(odd(clean))
+    assert not outlier_columns(clean)
+    assert outlier_columns(odd(clean))
 
 
 @settings(max_examples=80, deadline=None)
@@ -207,9 +207,9 @@ def test_columns_that_are_mostly_zero_or_constant_are_not_odd() -> None:
     clean = records()[0]
     rare = torch.zeros(len(clean), 2)
     rare[0, 0] = 1e-5
-    assert not odd_columns(torch.cat([clean, rare], 1))
-    assert not odd_columns(clean[:1])
-    assert not odd_columns(torch.full((20, 3), 1e4))
+    assert not outlier_columns(torch.cat([clean, rare], 1))
+    assert not outlier_columns(clean[:1])
+    assert not outlier_columns(torch.full((20, 3), 1e4))
 
 
 def test_a_surrogate_in_a_frame_survives_a_file(tmp_path: Any) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 import fedsurrogate as fs
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedpft.surrogate import fedpft_surrogate
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import class_moments, class_sums
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
@@ -31,7 +31,7 @@ from fedsurrogate.strategies.fedpft.strategy import FedPFT
 from tests.data_kinds.scales.affine import DIMENSION, RECORDS, oracle, records
 
 BUDGET: dict[str, Any] = {"epsilon": 30.0, "delta": 1e-5, "classes": "0,1,2"}
-SECURE: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0, "classes": "0,1,2"}
+SECURE: dict[str, Any] = {"secure_aggregation": True, "dropouts": 0.0, "classes": "0,1,2"}
 CLASSES = ("0", "1", "2")
 # Single precision next to offsets of thirty times the scale, over hundreds of records.
 NEAR: dict[str, float] = {"rtol": 1e-4, "atol": 5e-3}
@@ -52,12 +52,12 @@ def changes(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return scale, scale * torch.tensor(shifts, dtype=torch.float64)
 
 
-def task_of(run: Run, features: Tensor, labels: Tensor, payload: bytes | None = None) -> Task:
+def job_of(run: Run, features: Tensor, labels: Tensor, payload: bytes | None = None) -> Job:
     """A site with these records."""
     train = LabelledFeatures(features.float(), labels)
     empty = LabelledFeatures(features[:0].float(), labels[:0])
     found = SiteFeatures(train, empty, CLASSES, "f" * 16, 0.0, simulated=True)
-    return Task(run, NodeConfig(), "north", found, payload=payload)
+    return Job(run, NodeConfig(), "north", found, payload=payload)
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,7 +67,7 @@ def test_sums_are_those_of_the_unchanged_columns(
 ) -> None:
     clean, labels = records()
     scale, offset = change
-    flat: dict[str, Scalar] = {"method": "fedpft", "classes": "0,1,2", "secure-sum": True}
+    flat: dict[str, Scalar] = {"method": "fedpft", "classes": "0,1,2", "secure-aggregation": True}
     flat |= {"epsilon": 8.0, "delta": 1e-5} if private else {}
     found = []
     for features, text in (
@@ -75,7 +75,7 @@ def test_sums_are_those_of_the_unchanged_columns(
         (clean * scale + offset, ranges_of(scale, offset)),
     ):
         run = parse_run(flat | {"features.ranges": text})
-        found.append(class_moments(task_of(run, features, labels, pack_map(PublicMap()))).values)
+        found.append(class_moments(job_of(run, features, labels, pack_map(PublicMap()))).values)
     assert found[0].keys() == found[1].keys() == {"counts", "sums", "squares"}
     # The oracle: what a person does by hand.
     by_hand = clean.double() / (8 * (DIMENSION**0.5 if private else 1))
@@ -109,9 +109,9 @@ def test_each_method_sees_the_unchanged_columns(name: str, change: tuple[Tensor,
     flat = {key.replace("__", ".").replace("_", "-"): own for key, own in RUNS[name].items()}
     found = []
     for features, text in ((clean, "-8,8"), (clean * scale + offset, ranges_of(scale, offset))):
-        task = task_of(parse_run(flat | {"features.ranges": text}), features, labels)
-        assert task.public_frame
-        found.append(task.training_data(CLASSES, task.public_frame)[0])
+        job = job_of(parse_run(flat | {"features.ranges": text}), features, labels)
+        assert job.public_frame
+        found.append(job.training_data(CLASSES, job.public_frame)[0])
     # Under noise, whole rows of columns within their ranges have norm one at most.
     within = 8 * (DIMENSION**0.5 if "epsilon" in RUNS[name] else 1)
     torch.testing.assert_close(found[0], clean / within, **NEAR)
@@ -149,7 +149,7 @@ def test_a_private_message_in_another_frame_is_refused(ranged: bool) -> None:
         | ({"features.ranges": "-8,8"} if ranged else {})
     )
     strategy = FedPFT(run)
-    sent = strategy.unpack(fedpft_surrogate(task_of(run, clean, labels)).payload)
+    sent = strategy.unpack(fedpft_surrogate(job_of(run, clean, labels)).payload)
     assert sent.header.frame == run.public_frame(DIMENSION)
     lying = Frame(torch.ones(DIMENSION).double(), torch.ones(DIMENSION).double()).packed()
     for frame in {lying, b""} - {sent.header.frame}:

@@ -9,7 +9,7 @@ import pytest
 
 import fedsurrogate as fs
 from fedsurrogate.common.signed_models.signed_model import settings_of_run
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.strategies import stored_strategy
 from tests.data_kinds.scales.affine import RECORDS, records
@@ -37,8 +37,8 @@ def test_models_from_stored_messages_are_those_of_the_run(
     assert len({each.header.frame for each in sent} - {b""}) == 3
     wanted = done.model.predict(tested).tolist()
     assert len(set(wanted)) == 3
-    again = relearn(folder)[1]
-    narrow = relearn(folder, classes=list(again.header.classes))[1]
+    again = refit(folder)[1]
+    narrow = refit(folder, classes=list(again.header.classes))[1]
     for model in (again, narrow):
         found = model.scores(tested).argmax(1)
         assert [again.header.classes[each] for each in found.tolist()] == list(map(str, wanted))

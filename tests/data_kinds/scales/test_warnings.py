@@ -1,4 +1,4 @@
-"""Where a run has no frame for odd columns, a person reads which column it is, and no other reads it."""
+"""Where a run has no frame for outlier columns, a person reads which column it is, and no other reads it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.data_kinds.scales.affine import records
 WITHOUT: list[dict[str, Any]] = [
     {"method": "fedpft", "epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"},
     {"method": "dp-fedavg", "epsilon": 1.0, "delta": 1e-5, "classes": "0,1,2"},
-    {"fedpft.covariance": "gram", "secure-sum": True, "classes": "0,1,2", "sites": 3},
+    {"fedpft.covariance": "gram", "secure-aggregation": True, "classes": "0,1,2", "sites": 3},
     {"method": "fedpft", "fedpft.topology": "chain"},
     {"method": "fedlap"},
     {"method": "dpcvae"},
@@ -46,17 +46,17 @@ def odd() -> torch.Tensor:
 def test_a_simulation_without_frames_names_the_column(own: dict[str, Any], tmp_path: Path) -> None:
     run = parse_run(written(tmp_path, odd()) | own)
     assert not run.frames
-    remarks = check_records(run, 3)
-    assert sum("column 2 of the features" in line for line in remarks) == 3
+    warnings = check_records(run, 3)
+    assert sum("column 2 of the features" in line for line in warnings) == 3
 
 
 @pytest.mark.parametrize("own", WITH, ids=lambda own: str(own["method"]))
 def test_a_simulation_with_frames_or_clean_columns_says_nothing(
     own: dict[str, Any], tmp_path: Path
 ) -> None:
-    remarks = [*check_records(parse_run(written(tmp_path, odd()) | own), 3)]
-    remarks += check_records(parse_run(written(tmp_path, records()[0]) | WITHOUT[0]), 3)
-    assert not any("column" in line for line in remarks)
+    warnings = [*check_records(parse_run(written(tmp_path, odd()) | own), 3)]
+    warnings += check_records(parse_run(written(tmp_path, records()[0]) | WITHOUT[0]), 3)
+    assert not any("column" in line for line in warnings)
 
 
 def test_a_site_of_its_own_says_it_once_in_its_log(

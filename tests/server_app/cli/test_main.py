@@ -162,16 +162,18 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(
         ),
     ],
 )
-def test_a_plan_of_a_secure_sum_says_who_sees_what(
+def test_a_plan_of_a_secure_aggregation_says_who_sees_what(
     settings: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """One joint noise does not grow with the number of sites, so on a mean over S sites it falls as
+    """One distributed noise does not grow with the number of sites, so on a mean over S sites it falls as
     1/S.
     """
     monkeypatch.setattr(cli.console, "_width", 160)
     method = "" if "method" in settings else 'fedpft.covariance="gram" '
     assert (
-        coordinator(monkeypatch, "plan", "-c", f'secure-sum=true classes="a,b" {method}{settings}')
+        coordinator(
+            monkeypatch, "plan", "-c", f'secure-aggregation=true classes="a,b" {method}{settings}'
+        )
         == 0
     )
     out = capsys.readouterr().out
@@ -237,7 +239,7 @@ def test_a_report_is_written_again(
     assert "<html" in (run / "report.html").read_text()
 
 
-def test_relearn_says_where_the_head_is(
+def test_refit_says_where_the_head_is(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     assert coordinator(monkeypatch, "refit", run, "--without", "1", "--classes", "8, 3") == 0
@@ -256,7 +258,7 @@ def test_relearn_says_where_the_head_is(
         (["--classes", "0"], "classes = '0': a head tells two classes apart"),
     ],
 )
-def test_relearn_refuses_in_one_line(
+def test_refit_refuses_in_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, arguments: list[str], word: str
 ) -> None:
     assert coordinator(monkeypatch, "refit", run, *arguments) == 1
@@ -271,7 +273,7 @@ def test_a_plan_of_one_class_is_refused_but_of_one_number_is_not(
     words = ("plan", "--classes", 1, "--dimension", 8)
     assert coordinator(monkeypatch, *words) == 1
     assert "give 2 at least" in capsys.readouterr().err
-    number = 'target="number" target-range="0,1"'
+    number = 'task="regression" target-range="0,1"'
     assert coordinator(monkeypatch, *words, "-c", number) == 0
 
 
@@ -288,14 +290,14 @@ def test_a_folder_that_is_no_run_is_refused(
 
 def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
     metrics = json.loads((run / "metrics.json").read_text())
-    metrics["accuracy"] |= {"oracle": 0.9412, "ensemble": 0.5}
-    metrics["bytes"]["compare"] = {"oracle": 184064}
+    metrics["accuracy"] |= {"centralized": 0.9412, "ensemble": 0.5}
+    metrics["bytes"]["compare"] = {"centralized": 184064}
     text = io.StringIO()
     Console(file=text, width=100).print(cli.result_table(metrics))
     for word in (
         "fedpft, 2 of 2 sites",
         "this run",
-        "pooled head",
+        "centralized head",
         "ensemble of heads",
         "94.12%",
         "at site 0",

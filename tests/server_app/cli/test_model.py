@@ -46,10 +46,10 @@ def test_evaluate_prints_noisy_and_exact_values(
     assert list(result["classes"]) == ["0", "1", "2"]
 
 
-def test_secure_sums_show_no_site(
+def test_secure_aggregation_show_no_site(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8", "--secure-sum")
+    more = ("-c", f'output-dir="{tmp_path}"', "--epsilon", "8", "--secure-aggregation")
     assert coordinator(monkeypatch, "evaluate", run, *more) == 0
     shown = capsys.readouterr().out
     assert "at 3 sites" in shown
@@ -57,7 +57,7 @@ def test_secure_sums_show_no_site(
     assert "at site" not in shown
     assert coordinator(monkeypatch, "survey", "--classes", "0,1,2", "--simulate", "3", *more) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the records are divided evenly, because a secure sum shows no site's" in shown
+    assert "the records are divided evenly, because secure aggregation shows no site's" in shown
     assert "site 0" not in shown
 
 
@@ -78,13 +78,13 @@ def test_survey_prints_counts_and_an_estimate(
 @pytest.fixture
 def federation(tmp_path: Path) -> Path:
     """A folder of `coordinator sites certs` whose rules ask for one signature; and a person's key."""
-    papers = tmp_path / "papers"
-    papers.mkdir()
-    (papers / "ca.crt").write_text("a certificate")
-    (papers / RULES).write_text("approvals = 1\n")
-    (papers / APPROVERS).write_text(f'"Ada" = "{public_key(b"k" * 32).hex()}"\n')
+    credentials = tmp_path / "certificates"
+    credentials.mkdir()
+    (credentials / "ca.crt").write_text("a certificate")
+    (credentials / RULES).write_text("approvals = 1\n")
+    (credentials / APPROVERS).write_text(f'"Ada" = "{public_key(b"k" * 32).hex()}"\n')
     (tmp_path / "ada.key").write_bytes(b"k" * 32)
-    return papers
+    return credentials
 
 
 @pytest.fixture(scope="module")

@@ -51,11 +51,11 @@ def test_a_run_is_followed_to_its_end_without_its_superlink(tmp_path: Path) -> N
 
     def note(event: dict[str, Any]) -> None:
         seen.append(event)
-        if event["event"] == "remark":
+        if event["event"] == "warning":
             threading.Thread(target=ended, args=(folder,)).start()
 
     assert follow_run(Handle("7", folder.path), tmp_path, NOWHERE, None, note) == folder.path
-    assert [event["event"] for event in seen] == ["configured", "invited", "remark", "replied"]
+    assert [event["event"] for event in seen] == ["configured", "invited", "warning", "replied"]
     assert NOWHERE in seen[2]["reason"]
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.server_app.cli import main as cli
-from fedsurrogate.server_app.deployment.certificates import hosts_of, issue, papers
+from fedsurrogate.server_app.deployment.certificates import credentials, hosts_of, issue
 
 Captured = pytest.CaptureFixture[str]
 HOSTS = ("fl.example.org", "10.0.0.5", "localhost")
@@ -22,14 +22,16 @@ HOSTS = ("fl.example.org", "10.0.0.5", "localhost")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    issue(tmp_path / "papers", HOSTS, ("north", "south"))
-    return tmp_path / "papers"
+    issue(tmp_path / "certificates", HOSTS, ("north", "south"))
+    return tmp_path / "certificates"
 
 
-def greet(papers_of_server: Path, authority: Path, host: str) -> str:
+def greet(certificates_of_server: Path, authority: Path, host: str) -> str:
     """Make a TLS handshake as a site would; return "ok", or the site's error."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(papers_of_server / "server.crt", papers_of_server / "server.key")
+    server.load_cert_chain(
+        certificates_of_server / "server.crt", certificates_of_server / "server.key"
+    )
     client = ssl.create_default_context(cafile=str(authority))
     one, other = socket.socketpair()
 
@@ -120,9 +122,9 @@ def test_what_cannot_be_certified_is_refused_before_anything_is_written(
     tmp_path: Path, hosts: tuple[str, ...], sites: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        issue(tmp_path / "papers", hosts, sites)
+        issue(tmp_path / "certificates", hosts, sites)
     assert message in str(refused.value)
-    assert not (tmp_path / "papers").exists()
+    assert not (tmp_path / "certificates").exists()
 
 
 def test_a_folder_that_does_not_fit_together_is_named(folder: Path, tmp_path: Path) -> None:
@@ -130,12 +132,12 @@ def test_a_folder_that_does_not_fit_together_is_named(folder: Path, tmp_path: Pa
     kept = (folder / "server.key").read_bytes()
     (folder / "server.key").write_bytes((tmp_path / "other" / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"server.key is not the key of server.crt"):
-        papers(folder)
+        credentials(folder)
     (folder / "server.key").write_bytes(kept)
     own = (folder / "ca.crt").read_bytes()
     (folder / "ca.crt").write_bytes((tmp_path / "other" / "ca.crt").read_bytes())
     with pytest.raises(ConfigError, match="is not signed by"):
-        papers(folder)
+        credentials(folder)
     with pytest.raises(ConfigError, match=r"ca.key is not the key of ca.crt"):
         issue(folder, (), (), renew=True)
     (folder / "ca.crt").unlink()
@@ -160,7 +162,7 @@ def certs(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_command_tells_what_expires_when_and_exits_with_one_when_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    where = str(tmp_path / "papers")
+    where = str(tmp_path / "certificates")
     assert certs(monkeypatch, where, "--host", "localhost", "--site", "north", "--json") == 0
     rows = {row["kind"]: row for row in json.loads(capsys.readouterr().out)}
     assert {kind: row["state"] for kind, row in rows.items()} == {

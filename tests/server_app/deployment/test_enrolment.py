@@ -21,7 +21,7 @@ from fedsurrogate.client_app.diagnostics import connection_checks
 from fedsurrogate.common.flower.interface import FleetRequest
 from fedsurrogate.common.security.registrations import Registration, read_table, write_table
 from fedsurrogate.server_app.deployment.audit_log import NAME, entries
-from fedsurrogate.server_app.deployment.certificates import issue, papers
+from fedsurrogate.server_app.deployment.certificates import credentials, issue
 from fedsurrogate.server_app.deployment.fleet_guard import EXPIRED, Validity, key_bytes
 from fedsurrogate.server_app.deployment.supernodes import _keys
 from tests.commands import coordinator, site
@@ -71,12 +71,16 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Commands:
 
 
 def listed(folder: Path) -> dict[str, datetime | None]:
-    return {paper.name: paper.expires for paper in papers(folder) if paper.kind == "site"}
+    return {
+        credential.name: credential.expires
+        for credential in credentials(folder)
+        if credential.kind == "site"
+    }
 
 
 def test_the_kit_of_a_site_that_enrolled_holds_no_secret(folder: Path, commands: Commands) -> None:
     fingerprint = commands.asked("north")
-    secret = Path("north/papers/site.key").read_bytes()
+    secret = Path("north/certificates/site.key").read_bytes()
     assert (
         commands.accepted("north/north.csr", fingerprint, "--coordinator", "fl.example.org:9092")
         == 0
@@ -85,8 +89,8 @@ def test_the_kit_of_a_site_that_enrolled_holds_no_secret(folder: Path, commands:
     with tarfile.open("north.tar.gz") as kit:
         contents = [kit.extractfile(each).read() for each in kit if each.isfile()]  # type: ignore[union-attr]
         names = kit.getnames()
-    assert "north/papers/site.crt" in names
-    assert "north/papers/site.key" not in names
+    assert "north/certificates/site.crt" in names
+    assert "north/certificates/site.key" not in names
     everywhere = [each.read_bytes() for each in folder.rglob("*") if each.is_file()]
     assert all(secret not in content for content in [*contents, *everywhere])
     assert set(_keys(folder)) == {"east", "north"}
@@ -105,7 +109,7 @@ def test_the_authority_signs_the_certificate_of_the_sites_own_key(
     certificate.verify_directly_issued_by(authority)
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     line = certificate.public_key().public_bytes(*form).decode()
-    assert Path("north/papers/site.pub").read_text() == f"{line} north\n"
+    assert Path("north/certificates/site.pub").read_text() == f"{line} north\n"
     left = certificate.not_valid_after_utc - datetime.now(UTC)
     assert timedelta(89) < left <= timedelta(90)
 
@@ -151,8 +155,8 @@ def test_another_key_for_a_known_name_is_shown_as_such(folder: Path, commands: C
 def test_two_sites_cannot_have_one_key(folder: Path, commands: Commands) -> None:
     fingerprint = commands.asked("north")
     commands.accepted("north/north.csr", fingerprint)
-    Path("west/papers").mkdir(parents=True)
-    Path("north/papers/site.key").rename("west/papers/site.key")
+    Path("west/certificates").mkdir(parents=True)
+    Path("north/certificates/site.key").rename("west/certificates/site.key")
     assert commands.asked("west") == fingerprint
     assert commands.accepted("west/west.csr", fingerprint) == 1
     assert "'north' has the key of this request of 'west'" in commands.printed()
@@ -250,7 +254,7 @@ def test_a_key_is_heard_until_its_end_in_the_table_that_is_there_now(
 
 def test_the_doctor_warns_a_month_before_the_end(folder: Path, commands: Commands) -> None:
     fingerprint = commands.asked("north")
-    key = Path("north/papers/site.key")
+    key = Path("north/certificates/site.key")
     assert connection_checks.check_certificate(key) is None
     for days, state in ((29, "WARN"), (32, "PASS")):
         commands.accepted("north/north.csr", fingerprint, "--days", str(days))

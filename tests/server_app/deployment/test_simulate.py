@@ -100,7 +100,7 @@ def test_a_ray_that_does_not_start_is_tried_again_and_leaves_no_folder(
     said: list[Any] = []
     folder = run(tmp_path, said)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name] == ["run-2"]
-    tried = [event["event"] for event in said if event["event"] != "remark"]
+    tried = [event["event"] for event in said if event["event"] != "warning"]
     assert tried == ["Ray did not start, trying again"]
 
 

@@ -1,4 +1,4 @@
-"""Runs whose messages are carried as files, compared with the same runs over a network, and attacks
+"""Runs whose messages are files (offline exchange), compared with the same runs over a network, and attacks
 on the files.
 """
 
@@ -55,7 +55,7 @@ from tests.grid import CACHE, FAST, events_of, metrics_of, run_federation, run_f
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
 GRAM: dict[str, Any] = {
     "fedpft.covariance": "gram",
-    "secure-sum": True,
+    "secure-aggregation": True,
     "classes": ",".join(map(str, range(10))),
 }
 IMAGES: dict[str, Any] = PLAIN | {
@@ -160,7 +160,7 @@ def over_the_network(home: Path, count: int, settings: Settings) -> Path:
     return run_federation(home, nodes, **settings)
 
 
-@pytest.mark.parametrize("settings", [PLAIN, GRAM], ids=["fedpft", "secure-sum"])
+@pytest.mark.parametrize("settings", [PLAIN, GRAM], ids=["fedpft", "secure-aggregation"])
 def test_the_model_is_that_of_the_same_run_over_the_network(
     tmp_path: Path, settings: Settings
 ) -> None:
@@ -175,13 +175,13 @@ def test_the_model_is_that_of_the_same_run_over_the_network(
     # The sites keep a model that the pinned key has signed.
     assert read_signed_model(carried / "model.fedsurrogate").key == public_key(post.coordinator)
     assert VARIABLE not in os.environ
-    # Exact numbers of a site do not leave it in a secure sum.
+    # Exact numbers of a site do not leave it in secure aggregation.
     reported = {event["site"] for event in events_of(carried) if event["event"] == "evaluated"}
     assert reported == (set() if settings is GRAM else set(post.nodes))
     assert "step 1: carry to their sites" in post.lines[0]
 
 
-NOISY: Settings = {key: GRAM[key] for key in ("secure-sum", "classes")} | {
+NOISY: Settings = {key: GRAM[key] for key in ("secure-aggregation", "classes")} | {
     "epsilon": 8.0,
     "delta": 1e-5,
 }
@@ -196,7 +196,7 @@ def test_files_take_one_noisy_sum_unless_rounds_are_asked_for(
 ) -> None:
     monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 1),))
     post = Post(tmp_path, 4)
-    rules = "mechanisms = ['secure-sums']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
+    rules = "mechanisms = ['secure-aggregation']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
     (tmp_path / "policy.toml").write_text(rules)
     run = metrics_of(post.run(NOISY | own))
     # Five answers a sum, and one when the model comes.
@@ -212,8 +212,8 @@ def test_files_take_one_noisy_sum_unless_rounds_are_asked_for(
     "own",
     [
         {"fedpft.covariance": "spherical"},
-        {"fedpft.covariance": "gram", "secure-sum": True},
-        {"head.solver": "logistic", "secure-sum": True},
+        {"fedpft.covariance": "gram", "secure-aggregation": True},
+        {"head.solver": "logistic", "secure-aggregation": True},
     ],
     ids=str,
 )
@@ -222,7 +222,9 @@ def test_files_know_of_public_images(
 ) -> None:
     monkeypatch.setattr("fedsurrogate.common.methods.logistic_rounds.STEPS", ((float("inf"), 1),))
     post = Post(tmp_path, 4)
-    rules = "mechanisms = ['sums', 'secure-sums']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
+    rules = (
+        "mechanisms = ['sums', 'secure-aggregation']\nepsilon-per-run = 8.0\nepsilon-total = 8.0\n"
+    )
     (tmp_path / "policy.toml").write_text(rules)
     save_file({"x": torch.rand(100, 64)}, tmp_path / "public.safetensors")
     public = {"fedpft.public": str(tmp_path / "public.safetensors"), "epsilon": 8.0, "delta": 1e-5}

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
+from fedsurrogate.common.backbones.power_transform import power_for, raised, with_power
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.errors import BackboneError, ConfigError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
@@ -179,7 +179,7 @@ def every_classifier() -> list[Classifier]:
         heads[0],
         Head(header("f"), heads[0].weight, heads[0].bias, 1.0, torch.ones(64)),
         *(
-            Head(header("f"), heads[0].weight, heads[0].bias, 0.0, own_mean=each)
+            Head(header("f"), heads[0].weight, heads[0].bias, 0.0, mean_over_columns=each)
             for each in (KEPT, MEAN_ALONE, REMOVED)
         ),
         Head(

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.backbones.feature_power import raised
+from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.signed_models.signed_model import (
     SignedModel,

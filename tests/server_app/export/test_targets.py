@@ -17,7 +17,7 @@ import torch
 from fedsurrogate.client_app.model_use.calibration import Calibration
 from fedsurrogate.client_app.model_use.prediction import Predictor
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.backbones.feature_power import power_for, raised, with_power
+from fedsurrogate.common.backbones.power_transform import power_for, raised, with_power
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model
@@ -101,7 +101,7 @@ def test_a_card_says_what_is_answered_and_how_well(kind: str, tmp_path: Path) ->
     content = {
         "kind": "evaluation",
         "sites": 3,
-        "target": kind,
+        "task": kind,
         "outputs": {"edema": {"records": interval, "auroc": interval, "mae": interval}},
         "model": payload_of(model.classifier)[1],
         "privacy": {"epsilon": 2.0, "delta": 1e-5},

@@ -178,12 +178,12 @@ def test_records_are_checked_before_a_process_starts(
         assert "\n" not in str(caught.value)
 
 
-def test_a_site_of_one_class_is_a_remark(tmp_path: Path) -> None:
+def test_a_site_of_one_class_is_a_warning(tmp_path: Path) -> None:
     settings = {"data": "imagefolder", "data-dir": images(tmp_path / "two", "ab"), "alpha": 0.01}
-    remarks = check_records(settings, 4)
-    assert remarks[0].startswith("data imagefolder: ")
-    assert remarks[1:]
-    assert all("of one class only" in remark for remark in remarks[1:])
+    warnings = check_records(settings, 4)
+    assert warnings[0].startswith("data imagefolder: ")
+    assert warnings[1:]
+    assert all("of one class only" in warning for warning in warnings[1:])
     assert check_records({"partition": "iid"}, 3) == []
 
 

@@ -128,7 +128,7 @@ def test_a_half_written_event_of_a_killed_run_does_not_hide_the_interruption(
         ({"method": "ensemble"}, 1, "coordinator refit"),
         ({"method": "fedpft", "fedpft.covariance": "gram"}, 2, "coordinator refit"),
         ({"method": "fedpft"}, 0, "nothing is left to continue from"),
-        ({"method": "fedpft", "secure-sum": True, "classes": "a,b"}, 2, "nothing is left"),
+        ({"method": "fedpft", "secure-aggregation": True, "classes": "a,b"}, 2, "nothing is left"),
         ({"method": "fedavg"}, 2, "nothing is left to continue from"),
     ],
 )

@@ -31,26 +31,26 @@ def have(monkeypatch: pytest.MonkeyPatch, mib: float, extra: float = 0.0) -> Non
 
 
 @given(some.integers(1, 200), some.integers(0, 200_000))
-def test_as_many_sites_run_as_fit_and_a_remark_says_so(wanted: int, mib: int) -> None:
+def test_as_many_sites_run_as_fit_and_a_warning_says_so(wanted: int, mib: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         have(patch, mib)
         if mib < FLOWER_MIB + SITE_MIB:
             with pytest.raises(RunError):
                 fitting_sites(wanted)
             return
-        fit, remark = fitting_sites(wanted)
+        fit, warning = fitting_sites(wanted)
     assert 1 <= fit <= wanted
     assert FLOWER_MIB + fit * SITE_MIB <= mib
     assert fit == wanted or FLOWER_MIB + (fit + 1) * SITE_MIB > mib
-    assert bool(remark) == (fit < wanted)
-    assert not remark or f"{fit} of {wanted} sites" in remark
+    assert bool(warning) == (fit < wanted)
+    assert not warning or f"{fit} of {wanted} sites" in warning
 
 
 def test_one_site_may_use_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 1000, extra=1500)
-    fit, remark = fitting_sites(8)
+    fit, warning = fitting_sites(8)
     assert fit == 1
-    assert "1 of 8 sites" in remark
+    assert "1 of 8 sites" in warning
 
 
 def test_too_little_memory_is_one_line_with_numbers_and_another_way(

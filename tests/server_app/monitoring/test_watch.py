@@ -38,7 +38,7 @@ def change(folder: Path, **metrics: object) -> None:
     (folder / "metrics.json").write_text(json.dumps(metrics_of(folder) | metrics))
 
 
-class Witness(io.StringIO):
+class CheckLog(io.StringIO):
     """Records with every line the current state of the only run below a folder. `began` is set by
     the first line.
     """
@@ -65,7 +65,7 @@ def test_a_run_is_watched_from_before_it_begins_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []
-    out = Witness(tmp_path / "runs")
+    out = CheckLog(tmp_path / "runs")
     # The first site answers once the watcher has shown a line, however busy the machine is.
     grid = InProcessGrid(sites(2), {0: Fault(reply=out.wait)})
     thread = threading.Thread(

@@ -65,8 +65,17 @@ def make_run(
         "seconds": {"extract": 4.1, "fit": 2.0, "learn": 1.3, "total": 21.0},
     }
     if simulation:
-        result["accuracy"] |= {"model": 0.684, "oracle": 0.702, "ensemble": 0.553, "average": 0.571}
-        result["bytes"]["compare"] = {"oracle": 10_000_000, "ensemble": 300_000, "average": 300_000}
+        result["accuracy"] |= {
+            "model": 0.684,
+            "centralized": 0.702,
+            "ensemble": 0.553,
+            "average": 0.571,
+        }
+        result["bytes"]["compare"] = {
+            "centralized": 10_000_000,
+            "ensemble": 300_000,
+            "average": 300_000,
+        }
         cloud = {"x": [0.0, 1.0, 2.0], "y": [1.0, 0.0, 3.0], "label": [0, 1, 1]}
         projection = {"classes": classes, "real": cloud, "synthetic": cloud}
         (folder / "projection.json").write_text(json.dumps(projection))
@@ -293,7 +302,7 @@ def test_a_broken_part_never_stops_the_report(tmp_path: Path, part: str, content
 
 
 def test_numbers_that_are_none_are_treated_as_missing(tmp_path: Path) -> None:
-    accuracy = {"model": float("nan"), "oracle": None, "per_site": {"a": "high", "b": True}}
+    accuracy = {"model": float("nan"), "centralized": None, "per_site": {"a": "high", "b": True}}
     html, page = report(
         make_run(tmp_path, ["a", "b"], metrics={"accuracy": accuracy, "seconds": None})
     )
@@ -315,9 +324,9 @@ def test_changed_settings_stand_beside_their_default(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_targets_code_are_no_setting(tmp_path: Path) -> None:
-    config = {"target": "time", "classes": ["event 0 to 1", "outlived"], "horizon": 3.0}
+    config = {"task": "survival", "classes": ["event 0 to 1", "outlived"], "horizon": 3.0}
     html, _ = report(make_run(tmp_path, ["a"], own={"config": config}))
-    assert re.findall(r'<tr class="changed"><td><code>([\w-]+)', html) == ["horizon", "target"]
+    assert re.findall(r'<tr class="changed"><td><code>([\w-]+)', html) == ["horizon", "task"]
 
 
 def test_without_privacy_the_report_says_so(tmp_path: Path) -> None:

@@ -252,13 +252,13 @@ def counts(folder: Path, *per_site: dict[str, int]) -> None:
 
 
 def test_classes_that_no_site_has_are_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path, SITES, classes=["no", "yes", "rare", "odd"])
+    run = make_run(tmp_path, SITES, classes=["no", "yes", "rare", "warnings"])
     counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 0}, {"yes": 30})
     (warning,) = warnings_of(read_run(run))
     assert warning.startswith("No site has a record of classes rare, odd:")
     _, page = report(run)
     assert warning in flat(page.text)
-    counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 1}, {"odd": 30})
+    counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 1}, {"warnings": 30})
     assert warnings_of(read_run(run)) == []
 
 
@@ -276,7 +276,7 @@ def test_classes_that_no_site_has_are_named(tmp_path: Path) -> None:
         ({"model": None, "per_site": dict.fromkeys(SITES, 0.7)}, False),
     ],
 )
-def test_an_accuracy_no_better_than_the_largest_class_is_named(
+def test_an_accuracy_no_better_than_the_majority_baseline_is_named(
     tmp_path: Path, accuracy: dict[str, Any], warned: bool
 ) -> None:
     run = make_run(

@@ -49,7 +49,7 @@ def test_labels_without_a_head_are_named_as_labels(tmp_path: Path) -> None:
     privacy = {"mechanism": "sums", "epsilon": 1.0, "per_site": {"a": private_site()}}
     make_run(tmp_path, ["a"], metrics={"privacy": privacy | {"dropped_classes": ["edema"]}})
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["config"] |= {"target": "labels", "label-columns": "edema,mass"}
+    manifest["config"] |= {"task": "multilabel", "label-columns": "edema,mass"}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     text = flat(report(tmp_path)[1].text)
     assert "The model has not learned every label" in text

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.metrics import (
     MissingClasses,
@@ -87,7 +87,7 @@ def test_what_comes_in_the_time_of_grace_is_kept_and_named_late(tmp_path: Path) 
     page = write_report(folder).read_text()
     assert "2 used, 1 late" in page
     assert "of all records" in page
-    assert "relearn" in page
+    assert "refit" in page
     assert "node 1002" not in page
     assert 'class="banner"' in page
 
@@ -110,8 +110,8 @@ def test_a_missed_quorum_still_waits_in_grace_and_a_head_can_be_learned_from_all
     metrics = metrics_of(folder)
     assert (metrics["status"], set(metrics["card"]["late"])) == ("failed", {"1", "2"})
     assert [event["event"] for event in events_of(folder)][-2:] == ["late", "late"]
-    relearned, _ = relearn(folder)
-    assert (relearned / "model.safetensors").exists()
+    refitted, _ = refit(folder)
+    assert (refitted / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlap", "dpcvae", "average"])

@@ -31,7 +31,7 @@ def records(seed: int, shares: tuple[float, ...], apart: float) -> tuple[np.ndar
     [
         ((0.5, 0.5), PRIVATE),
         ((0.9, 0.1), PRIVATE),
-        ((0.9, 0.1), PRIVATE | {"secure_sum": True}),
+        ((0.9, 0.1), PRIVATE | {"secure_aggregation": True}),
         ((0.25, 0.25, 0.25, 0.25), {}),
     ],
 )
@@ -66,14 +66,14 @@ def test_a_model_at_chance_has_no_green_card(
         ({"per_site": {"a": 0.8, "b": 0.9}}, [{"x": 80, "y": 20}, {"x": 90, "y": 10}], 2, True),
         ({"per_site": {"a": 0.9, "b": 1.0}}, [{"x": 80, "y": 20}, {"x": 90, "y": 10}], 2, False),
         ({"model": 0.85}, [{"x": 80, "y": 20}, {"x": 90, "y": 10}], 2, True),
-        # A secure sum: no site has reported records.
+        # Secure aggregation: no site has reported records.
         ({"per_site": {"a": 0.26, "b": 0.22}}, [], 4, True),
         ({"per_site": {"a": 0.5, "b": 0.4}}, [], 4, False),
         # Nothing was measured.
         ({"per_site": {}}, [{"x": 80, "y": 20}], 2, False),
     ],
 )
-def test_without_measures_an_accuracy_is_held_against_the_largest_class(
+def test_without_metrics_an_accuracy_is_compared_with_the_majority_baseline(
     accuracy: dict[str, Any], counts: list[dict[str, float]], classes: int, found: bool
 ) -> None:
     assert may_be_chance(None, accuracy, counts, classes) == found

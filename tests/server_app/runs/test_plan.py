@@ -92,7 +92,7 @@ def test_a_plan_with_a_projection_is_within_five_percent_of_the_run(tmp_path: Pa
         tmp_path / "map.safetensors",
     )
     settings: dict[str, Any] = {
-        "secure-sum": True,
+        "secure-aggregation": True,
         "sites": 3,
         "classes": ",".join(map(str, range(10))),
         "partition": "iid",
@@ -245,7 +245,7 @@ def test_an_unknown_dimension_is_asked_for(settings: dict[str, str]) -> None:
 
 
 def test_a_noisy_sum_says_what_else_it_could_do() -> None:
-    one = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    one = {"secure-aggregation": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
     gram = one | {"fedpft.covariance": "gram"}
     at_sites, rounds, sum_, screened = (
         "takes 11 rounds of sums, and was mostly more accurate, but measures no harm",
@@ -258,14 +258,14 @@ def test_a_noisy_sum_says_what_else_it_could_do() -> None:
         (one | {"head.solver": "logistic"}, sum_),
         (gram, rounds),
         (gram | {"epsilon": 0.0, "delta": 0.0}, ""),
-        (one | {"secure-sum": False}, at_sites),
-        (one | {"secure-sum": False, "head.solver": "logistic"}, screened),
-        (one | {"secure-sum": False, "fedpft.topology": "chain"}, ""),
-        (one | {"secure-sum": False, "fedpft.components": 2}, ""),
+        (one | {"secure-aggregation": False}, at_sites),
+        (one | {"secure-aggregation": False, "head.solver": "logistic"}, screened),
+        (one | {"secure-aggregation": False, "fedpft.topology": "chain"}, ""),
+        (one | {"secure-aggregation": False, "fedpft.components": 2}, ""),
         (one | {"method": "dp-fedavg"}, ""),
         # Refused with a logistic head.
         (one | {"features.ranges": "0,1"}, ""),
-        (one | {"features.ranges": "0,1", "secure-sum": False}, ""),
+        (one | {"features.ranges": "0,1", "secure-aggregation": False}, ""),
     ):
         run = parse_run(settings)
         lines = in_words(run, plan(run, 64, 2, 100, 10)[0], 64, 2, 100)
@@ -280,7 +280,7 @@ def test_a_noisy_sum_says_what_else_it_could_do() -> None:
 
 @pytest.mark.parametrize("dimensions", [0, 60])
 def test_a_plan_says_what_the_first_round_releases_and_why_dimensions(dimensions: int) -> None:
-    settings = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+    settings = {"secure-aggregation": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
     run = parse_run(settings | {"features.dimensions": dimensions})
     lines = in_words(run, plan(run, 1280, 2, 100, 10)[0], 1280, 2, 100)
     k = dimensions or run.settings.features.dimensions
@@ -294,6 +294,8 @@ def test_a_plan_says_what_the_first_round_releases_and_why_dimensions(dimensions
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_plan_gives_no_reason_for_dimensions_that_are_always_the_same(secure: bool) -> None:
     settings = {"head.solver": "logistic", "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
-    run = parse_run(settings | {"secure-sum": secure, "fedpft.public": "images.safetensors"})
+    run = parse_run(
+        settings | {"secure-aggregation": secure, "fedpft.public": "images.safetensors"}
+    )
     lines = in_words(run, plan(run, 1280, 2, 100, 10)[0], 1280, 2, 100)
     assert "projection to 512 of 1,280 dimensions, by the backbone" in lines[1]

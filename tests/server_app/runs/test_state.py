@@ -54,8 +54,8 @@ def test_rounds_sites_and_bytes_are_reported_as_they_come(in_rounds: Path) -> No
     seen = [
         (e["event"], s.done, s.fates["waiting"], len(s.sites)) for e, s in while_it_goes(in_rounds)
     ]
-    story = [("configured", 0, 0, 0), ("invited", 0, 3, 0), *[("undefended", 0, 3, 0)] * 2]
-    story += [("introduced", 0, 3, number) for number in (1, 2, 3)]
+    story = [("configured", 0, 0, 0), ("invited", 0, 3, 0), *[("note", 0, 3, 0)] * 2]
+    story += [("identified", 0, 3, number) for number in (1, 2, 3)]
     for number in range(3):
         story += [("replied", number, left, 3) for left in ([2, 1, 0] if number == 0 else [0] * 3)]
         story += [("round", number + 1, 0, 3)]

@@ -105,8 +105,8 @@ class Sites(LocalGrid):
     def _follow(self, message: Message, context: Context) -> Message:
         number = context.node_id - FIRST_NODE
         course, asked = self._courses[number], message.metadata.message_type == "train"
-        introduced = message.metadata.message_type == HELLO
-        how = course.sends if asked or introduced else course.judges
+        identified = message.metadata.message_type == HELLO
+        how = course.sends if asked or identified else course.judges
         if how == "silent":
             self._mute.add(message.metadata.message_id)
         if how == "raises":
@@ -119,7 +119,7 @@ class Sites(LocalGrid):
         if asked and how not in ("refused", "empty"):
             sent = b"no surrogate" if how == "broken" else payload(self._digest, number, how)
             info |= {"bytes": len(sent), "fit-seconds": fit_seconds(number)}
-        elif introduced and how in ("well", "other backbone"):
+        elif identified and how in ("well", "other backbone"):
             own = f"backbone {number}" if how == "other backbone" else "backbone"
             info |= {"fingerprint": own, "dimension": 4, "classes": '["a", "b"]'}
         elif not asked:
@@ -229,7 +229,7 @@ def test_a_run_is_a_simulation_only_if_every_used_site_says_so(
         st.sampled_from(["refused", "raises", "empty", "other backbone", "silent"]), max_size=3
     )
 )
-def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
+def test_every_site_that_is_asked_for_its_identification_is_recorded_once(
     monkeypatch: pytest.MonkeyPatch, sends: list[str]
 ) -> None:
     clock = Clock()
@@ -239,10 +239,10 @@ def test_every_site_that_is_asked_for_its_introduction_is_recorded_once(
     strategy = FedPFT(run, kept)  # type: ignore[arg-type]
     # Two of one backbone are more than any other backbone has.
     every = ["well", *sends, "well"]
-    group = strategy.introduce(Sites(run.digest, [Course(how) for how in every]), 5.0)
+    group = strategy.identify(Sites(run.digest, [Course(how) for how in every]), 5.0)
     assert list(group.nodes.values()) == [FIRST_NODE, FIRST_NODE + len(sends) + 1]
     assert len(kept.of("dropped")) == sends.count("silent")
-    assert len(kept.of("introduced")) == sends.count("other backbone") + 2
+    assert len(kept.of("identified")) == sends.count("other backbone") + 2
     assert len(kept.of("rejected")) == len(sends) - sends.count("silent")
     fates = [site.fate for site in strategy.outcome.sites.values()]
     assert fates.count("rejected") == len(kept.of("rejected"))

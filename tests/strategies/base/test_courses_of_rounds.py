@@ -114,7 +114,7 @@ def test_who_does_not_fit_is_never_asked_to_train_and_all_others_are_in_each_rou
     every = range(1, ROUNDS + 1)
     for k, (hello, trains) in enumerate(courses):
         site = strategy.outcome.sites[FIRST_NODE + k]
-        # A refusal or a broken introduction may be mended; another backbone is not.
+        # A refusal or a broken identification may be mended; another backbone is not.
         other = hello.startswith("other")
         assert grid.trained.get(k, []) == ([] if other else list(every)), hello
         assert site.barred == other

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.targets.measures import MEASURES
+from fedsurrogate.common.targets.metrics import METRIC_VALUES
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base import federation
-from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site, measures_in
+from fedsurrogate.strategies.base.outcome import NO_REPLY, Points, Site, metric_values_in
 from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 from tests.strategies.base.test_one_round_without_a_network import Held
 
 MODEL = Head(Header("fedavg", "r", "c", "f", ("a", "b")), torch.eye(2), torch.zeros(2))
-NUMBER: dict[str, Any] = {"target": "number", "target-range": "0,1"}
+NUMBER: dict[str, Any] = {"task": "regression", "target-range": "0,1"}
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, count: int = 3, **more: Any) -> Updates:
@@ -54,7 +54,7 @@ REPORT = st.one_of(
     st.builds(dict, correct=st.integers(0, 6), tested=st.integers(0, 6)),
     st.just(
         {
-            MEASURES: json.dumps({"number.0.age.records": 3.0, "number.0.age.absolute": 2.0}),
+            METRIC_VALUES: json.dumps({"number.0.age.records": 3.0, "number.0.age.absolute": 2.0}),
             "correct": 1,
             "tested": 3,
         }
@@ -88,9 +88,11 @@ def test_the_accuracy_is_of_all_test_records_of_sites_with_a_valid_report(
         correct, tested = correct + own["correct"], tested + own["tested"]
         kept = strategy.outcome.sites[at]
         assert (kept.correct, kept.tested) == (own["correct"], own["tested"])
-        if MEASURES in own:
-            measures = {"age": {"records": 3.0}}
-            wanted.append({"event": "evaluated", **site, "tested": 3, "measures": measures})
+        if METRIC_VALUES in own:
+            metric_values = {"age": {"records": 3.0}}
+            wanted.append(
+                {"event": "evaluated", **site, "tested": 3, "metric_values": metric_values}
+            )
             assert kept.measured == {"number.0.age.records": 3.0, "number.0.age.absolute": 2.0}
         elif own["tested"]:
             share = own["correct"] / own["tested"]
@@ -194,11 +196,11 @@ def test_a_comparison_has_shares_bytes_measures_and_points(
     strategy = begun(monkeypatch, 1, seed=11)
     strategy.outcome.sites[0].simulated = True
     info: dict[str, Any] = {
-        "accuracy.model": 0.5, "accuracy.oracle": 0.75, "accuracy.wrong": 1.5, "other.share": 0.25,
-        "bytes.oracle": 40, "bytes.average": -3, "points.x": [1.0, 2.0], "points.y": [3.0, 4.0], "points.label": [0, 1],
+        "accuracy.model": 0.5, "accuracy.centralized": 0.75, "accuracy.wrong": 1.5, "other.share": 0.25,
+        "bytes.centralized": 40, "bytes.average": -3, "points.x": [1.0, 2.0], "points.y": [3.0, 4.0], "points.label": [0, 1],
     }  # fmt: skip
     if measured:
-        info[MEASURES] = json.dumps({"number.0.age.records": 3.0})
+        info[METRIC_VALUES] = json.dumps({"number.0.age.records": 3.0})
     drawn: list[Any] = []
 
     def sample(seed: int, limit: int) -> Any:
@@ -210,13 +212,13 @@ def test_a_comparison_has_shares_bytes_measures_and_points(
     monkeypatch.setattr(strategy, "_judged", lambda *given: info)
     monkeypatch.setattr(Head, "plane", lambda self: torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     strategy._compare(None, 1.0)  # type: ignore[arg-type]
-    accuracy = {"model": 0.5, "oracle": 0.75}
+    accuracy = {"model": 0.5, "centralized": 0.75}
     assert strategy.outcome.accuracy == accuracy
-    assert strategy.outcome.compare_bytes == {"oracle": 40, "average": 0}
+    assert strategy.outcome.compare_bytes == {"centralized": 40, "average": 0}
     assert (strategy.outcome.quality, strategy.outcome.data) == (None, [])
     if measured:
         assert strategy.outcome.measured == {"number.0.age.records": 3.0}
-        event = {"event": "compared", "measures": {"age": {"records": 3.0}}}
+        event = {"event": "compared", "metric_values": {"age": {"records": 3.0}}}
         assert (events(strategy), strategy.outcome.points) == ([event], {})
         return
     assert events(strategy) == [{"event": "compared", **accuracy}]
@@ -255,16 +257,16 @@ def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defend
     how = "registered" if named else "claimed"
     start: list[dict[str, Any]] = [{"event": "invited", "site": f"s{at}"} for at in (0, 2) if named]
     start += [{"event": "invited", "sites": 2, "names": how}]
-    start += [{"event": "undefended", "reason": reason} for reason in ("2 a", "b")]
+    start += [{"event": "note", "reason": reason} for reason in ("2 a", "b")]
     assert events(strategy) == (start if number is None else [])
     assert strategy.outcome.names == (how if number is None else "")
 
 
 @pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
 def test_measures_that_cannot_be_read_are_none(text: str) -> None:
-    whole = {"number.0.age.records": 3.0, "no measure": 1.0, "number.0.age.absolute": 2}
-    assert measures_in({MEASURES: json.dumps(whole)}) == {
+    whole = {"number.0.age.records": 3.0, "no metric": 1.0, "number.0.age.absolute": 2}
+    assert metric_values_in({METRIC_VALUES: json.dumps(whole)}) == {
         "number.0.age.records": 3.0,
         "number.0.age.absolute": 2.0,
     }
-    assert measures_in({MEASURES: text}) == measures_in({}) == {}
+    assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}

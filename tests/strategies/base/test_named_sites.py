@@ -31,7 +31,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InProcessGrid:
 
 
 RUNS = [
-    {}, {"method": "dp-fedavg", "fedavg.rounds": 2}, {"secure_sum": True}, {"fedpft.topology": "chain"},
+    {}, {"method": "dp-fedavg", "fedavg.rounds": 2}, {"secure_aggregation": True}, {"fedpft.topology": "chain"},
     {"counting.kind": "survey"},
 ]  # fmt: skip
 

@@ -86,7 +86,7 @@ def test_a_site_that_keeps_silent_before_is_recorded_once_and_not_charged(tmp_pa
     assert len(dropped) == 1
     assert metrics_of(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
     assert not charges(tmp_path, "west")
-    versions = {e["version"] for e in events_of(folder) if e["event"] == "introduced"}
+    versions = {e["version"] for e in events_of(folder) if e["event"] == "identified"}
     assert len(versions) == 1
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.records import pack_question
+from fedsurrogate.common.wire.records import pack_public_mean
 from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
 from fedsurrogate.strategies.base.one_shot import Learned
@@ -181,7 +181,7 @@ def test_of_stored_surrogates_the_first_valid_one_of_each_site_counts(
     events = [e for e in recorder.events if e["event"] == "rejected"]
     lies = [("s1", "suspect: lies")] if suspect and "s1" in valid else []
     assert [(e["site"], e["reason"]) for e in events] == reasons + lies
-    assert recorder.surrogates["file centre.pb"] == pack_question(CENTRE)
+    assert recorder.surrogates["file centre.pb"] == pack_public_mean(CENTRE)
     assert strategy.calls[-1] == ("learn", valid, strategy.config.settings.classes)
     assert (strategy.outcome.learned, strategy.outcome.learning) == ("source", {"solver": "x"})
     last = recorder.events[-1]

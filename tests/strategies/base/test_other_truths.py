@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedsurrogate as fs
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.identity import normal
-from fedsurrogate.strategies.base.introductions import Introduction, other_truths, settle
+from fedsurrogate.strategies.base.identifications import Identification, other_truths, settle
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -79,7 +79,7 @@ def test_those_that_stay_agree_and_one_stays(classes: dict[str, list[str]]) -> N
 def test_rounds_begin_without_the_site_that_writes_other_words() -> None:
     print_ = "f" * 64
     sites = {
-        node: Introduction(f"s{node}", print_, 8, own, "", False)
+        node: Identification(f"s{node}", print_, 8, own, "", False)
         for node, own in enumerate([("0", "1"), ("False", "True"), ("0", "1"), ("1",)])
     }
     group, others = settle(sites, (), "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.base.chain import RELAY, STATE, Walk
-from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 

@@ -73,7 +73,7 @@ def test_requests_of_a_round_have_its_number_and_the_last_confirmed_round_of_eac
     strategy, training = begun(monkeypatch)
     training.confirmed = {"s1": 4, "s9": 2}
     strategy.receipts = Held([])  # type: ignore[assignment]
-    messages = strategy._questions(training, [2, 1])
+    messages = strategy._request_messages(training, [2, 1])
     payload = training.payload()
     found = {
         each.metadata.dst_node_id: dict(each.content.config_records[INFO]) for each in messages
@@ -145,7 +145,7 @@ def test_a_private_first_round_that_failed_is_not_asked_for_again(
 
 def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     number = {
-        "target": "number",
+        "task": "regression",
         "target-range": "10,20;0,4",
         "value-columns": "u,v",
         "classes": "",

@@ -23,7 +23,7 @@ from fedsurrogate.common.wire.records import Info
 from fedsurrogate.strategies import strategy_of
 from fedsurrogate.strategies.base.chain import STATE, Chain, Walk
 from fedsurrogate.strategies.base.federation import Federation
-from fedsurrogate.strategies.base.introductions import Group
+from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import (
     DOWNSTREAM,
     DOWNSTREAM_LIMITS,
@@ -38,14 +38,14 @@ from fedsurrogate.strategies.base.outcome import (
 from fedsurrogate.strategies.fedpft.strategy import FedPFTChain
 from tests.strategies.base.test_courses_of_a_run import Kept
 
-SECURE: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "dropouts": 0.0}
+SECURE: dict[str, Any] = {"secure-aggregation": True, "classes": "a,b", "dropouts": 0.0}
 # Each method as it is by default, and strategies that other settings choose.
 RUNS: dict[str, dict[str, Any]] = {name: {"method": name} for name in METHODS} | {
     "chain": {"fedpft.topology": "chain"},
-    "secure sum": SECURE | {"fedpft.covariance": "gram"},
+    "secure aggregation": SECURE | {"fedpft.covariance": "gram"},
     "secure rounds": SECURE | {"method": "fedavg"},
-    "numbers": {"method": "fedpft", "target": "number", "target-range": "0,9"},
-    "times": {"method": "fedpft", "target": "time", "horizon": 3.0},
+    "numbers": {"method": "fedpft", "task": "regression", "target-range": "0,9"},
+    "times": {"method": "fedpft", "task": "survival", "horizon": 3.0},
 }
 
 

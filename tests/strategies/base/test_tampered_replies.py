@@ -189,7 +189,7 @@ def test_a_tampered_reply_is_refused_with_the_reason(tmp_path: Path) -> None:
     everyone = {"invited": 3 + len(TAMPERED), "used": 3, "rejected": len(TAMPERED), "dropped": 0}
     assert (metrics["status"], metrics["sites"]) == ("ok", everyone)
     assert set(surrogates_of(folder)) == {"0.pb", "1.pb", "2.pb"}, (
-        "relearn would learn from what was refused"
+        "refit would learn from what was refused"
     )
     assert not files_with(SECRET, folder)
     assert set(grid.asked("evaluate")) == {0, 1, 2}

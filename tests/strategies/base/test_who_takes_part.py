@@ -1,5 +1,5 @@
 """Which nodes take part under which name, and what the coordinator remembers of them: properties
-over generated courses of connections, tables, receipts and introductions.
+over generated courses of connections, tables, receipts and identifications.
 """
 
 import json
@@ -20,7 +20,12 @@ from fedsurrogate.common.security.registrations import (
     read_table,
     write_table,
 )
-from fedsurrogate.strategies.base.introductions import Introduction, introduction, misfits, settle
+from fedsurrogate.strategies.base.identifications import (
+    Identification,
+    identification,
+    misfits,
+    settle,
+)
 from fedsurrogate.strategies.base.outcome import (
     NOT_REGISTERED,
     Outcome,
@@ -172,7 +177,7 @@ def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
 
 
 PRINTS = st.sampled_from(["a" * 16, "b" * 16, "c" * 16])
-INTRODUCED = st.dictionaries(
+IDENTIFIED = st.dictionaries(
     st.integers(1, 8),
     st.tuples(PRINTS, st.sampled_from([4, 8]), st.lists(st.sampled_from("xyz"), unique=True)),
     max_size=8,
@@ -194,12 +199,12 @@ def test_a_key_ends_at_its_time_in_any_zone(moment: datetime, hours: int, later:
 
 
 @settings(max_examples=100)
-@given(INTRODUCED, st.sampled_from(["", "a" * 16, "d" * 16]), st.sampled_from([(), ("z", "x")]))
+@given(IDENTIFIED, st.sampled_from(["", "a" * 16, "d" * 16]), st.sampled_from([(), ("z", "x")]))
 def test_the_largest_group_with_one_backbone_takes_part(
     sites: dict[int, Any], fingerprint: str, wanted: tuple[str, ...]
 ) -> None:
-    introduced = {
-        node: Introduction(f"s{node}", kind, dimension, tuple(classes), f"{node}", False)
+    identified = {
+        node: Identification(f"s{node}", kind, dimension, tuple(classes), f"{node}", False)
         for node, (kind, dimension, classes) in sites.items()
     }
     fitting = Counter(
@@ -207,13 +212,13 @@ def test_the_largest_group_with_one_backbone_takes_part(
     )
     if list(fitting.values()).count(max(fitting.values(), default=0)) > 1:
         with pytest.raises(RunError) as found:
-            settle(introduced, wanted, fingerprint)
+            settle(identified, wanted, fingerprint)
         for node, (kind, dimension, _) in sites.items():
             fits = (kind, dimension) in fitting
             assert (f"s{node}" in str(found.value)) == fits, "all kinds and sites are named"
             assert not fits or f"{kind} of dimension {dimension}" in str(found.value)
         return
-    group, others = settle(introduced, wanted, fingerprint)
+    group, others = settle(identified, wanted, fingerprint)
     assert set(group.nodes.values()) | others.keys() == sites.keys()
     assert not set(group.nodes.values()) & others.keys()
     if not fitting:
@@ -228,13 +233,13 @@ def test_the_largest_group_with_one_backbone_takes_part(
     assert group.keys == {f"s{node}": f"{node}" for node in members}
     every = {name for node in members for name in sites[node][2]}
     assert group.classes == (wanted or tuple(sorted(every)))
-    backwards = dict(reversed(introduced.items()))
+    backwards = dict(reversed(identified.items()))
     assert settle(backwards, wanted, fingerprint) == (group, others)
     if len(fitting) == 1:
-        assert settle(introduced, wanted, fingerprint, private=True) == (group, others)
+        assert settle(identified, wanted, fingerprint, private=True) == (group, others)
     else:
         with pytest.raises(RunError, match="nothing is charged"):
-            settle(introduced, wanted, fingerprint, private=True)
+            settle(identified, wanted, fingerprint, private=True)
 
 
 KINDS = st.tuples(st.sampled_from("ab"), st.sampled_from([4, 8]), st.sampled_from([("x",), ("y",)]))
@@ -269,17 +274,17 @@ GOOD: dict[str, Any] = {"fingerprint": "f" * 16, "dimension": 8, "classes": '["a
         {"classes": json.dumps(["a"] * (MOST_CLASSES + 1))}, {"key": 1}, {"key": "A"}, {"key": "a" * 1025},
     ],
 )  # fmt: skip
-def test_an_introduction_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_identification_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
     many = tuple(f"c{number}" for number in range(MOST_CLASSES))
-    assert introduction("north", GOOD | {"classes": json.dumps(many)}).classes == many
+    assert identification("north", GOOD | {"classes": json.dumps(many)}).classes == many
     for right in ({}, {"dimension": 2**24}, {"key": "a" * 1024}, {"simulated": True}):
-        made = introduction("north", GOOD | right)
-        assert made == Introduction(
+        made = identification("north", GOOD | right)
+        assert made == Identification(
             "north", "f" * 16, right.get("dimension", 8), ("a", "b"), right.get("key", ""),
             "simulated" in right,
         )  # fmt: skip
-    with pytest.raises(SurrogateError, match="introduction has"):
-        introduction("north", GOOD | wrong)
+    with pytest.raises(SurrogateError, match="identification has"):
+        identification("north", GOOD | wrong)
 
 
 def test_a_site_that_stays_keeps_all_that_is_known_of_it() -> None:

@@ -104,10 +104,10 @@ def test_noisy_sums_have_the_classes_of_the_sites_and_a_head_of_clipped_features
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
-def test_a_secure_sum_gives_a_head_with_the_map_of_the_sites(
+def test_secure_aggregation_gives_a_head_with_the_map_of_the_sites(
     monkeypatch: pytest.MonkeyPatch, ensemble: bool
 ) -> None:
-    run = class_sums_run(**{"secure-sum": True, "classes": "a,b,c"})
+    run = class_sums_run(**{"secure-aggregation": True, "classes": "a,b,c"})
     sent = sums_of(1)
     public = PublicMap(torch.ones(D, 9), torch.ones(9))
     tensors = {name: each.double() for name, each in sent.tensors.items()}

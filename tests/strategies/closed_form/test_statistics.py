@@ -153,7 +153,9 @@ def test_what_hospitals_of_one_class_each_send_has_the_covariance_of_scikit_lear
     np.testing.assert_allclose(ours.means, known.means_, rtol=1e-9)
 
 
-def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_have_any() -> None:
+def test_secure_aggregation_has_the_statistics_of_all_records_for_the_classes_that_have_any() -> (
+    None
+):
     whole = records()
     x, y = whole.features, whole.labels
     exact = statistics_of(x, y, 4)
@@ -171,7 +173,7 @@ def test_a_secure_sum_has_the_statistics_of_all_records_for_the_classes_that_hav
     torch.testing.assert_close(ours.matrix, exact.matrix)
 
 
-def test_a_secure_sum_without_a_record_of_any_class_is_refused() -> None:
+def test_secure_aggregation_without_a_record_of_any_class_is_refused() -> None:
     none = {"counts": torch.zeros(3), "sums": torch.zeros(3, 4), "squares": torch.zeros(10)}
     total = Total(
         Header("fedpft", "run", "coordinator", "f", CLASSES),

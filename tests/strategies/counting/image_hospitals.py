@@ -86,7 +86,7 @@ def hospitals(home: Path, chests: Array, labels: Array, side: int = 96) -> list[
                 "policy": str(home / f"{name}.toml"),
                 "state-dir": str(home / f"{name}-state"),
                 "cache-dir": str(home / f"{name}-cache"),
-                "witness-dir": str(home / f"{name}-witness"),
+                "check-log-dir": str(home / f"{name}-witness"),
             }
         )
     return nodes

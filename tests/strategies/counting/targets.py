@@ -13,10 +13,10 @@ from tests.grid import FAST, InProcessGrid, NodeConfig, run_federation
 from tests.strategies.counting.hospitals import POLICY
 
 KINDS: dict[str, dict[str, Any]] = {
-    "labels": {"target": "labels", "label-columns": "edema,mass"},
-    "number": {"target": "number", "value-columns": "fraction", "target-range": "0,100"},
+    "labels": {"task": "multilabel", "label-columns": "edema,mass"},
+    "number": {"task": "regression", "value-columns": "fraction", "target-range": "0,100"},
     "time": {
-        "target": "time",
+        "task": "survival",
         "time-column": "months",
         "event-column": "died",
         "time-unit": "months",

@@ -130,7 +130,7 @@ def test_folders_of_image_files_count_what_they_have_and_the_rest_as_unknown(
         node = {"site": name, "data": "imagefolder", "data-dir": str(tmp_path / name)}
         places = {
             key: str(tmp_path / f"{name}-{key}")
-            for key in ("state-dir", "cache-dir", "witness-dir")
+            for key in ("state-dir", "cache-dir", "check-log-dir")
         }
         nodes.append(node | places | {"policy": str(tmp_path / f"{name}.toml")})
     images = surveyed(tmp_path, nodes, epsilon=0.0)["images"]["histograms"]
@@ -150,10 +150,10 @@ def test_another_target_than_classes_is_surveyed_with_its_images(tmp_path: Path)
     (folder / "table.csv").write_text("\n".join(["path,edema,mass", *rows]))
     (tmp_path / "north.toml").write_text(POLICY)
     node = {"site": "north", "data": "imagefolder", "data-dir": str(folder)}
-    places = {key: str(tmp_path / key) for key in ("state-dir", "cache-dir", "witness-dir")}
+    places = {key: str(tmp_path / key) for key in ("state-dir", "cache-dir", "check-log-dir")}
     node |= places | {"policy": str(tmp_path / "north.toml"), "target-columns": "edema,mass"}
     settings = survey_settings((), CountingBudget(8.0, 1e-5), "size,brightness")
-    settings |= {"target": "labels", "label-columns": "edema,mass"}
+    settings |= {"task": "multilabel", "label-columns": "edema,mass"}
     run = counted(tmp_path, [node], settings)
     result = json.loads((run / "survey.json").read_text())
     assert result["images"]["histograms"]["size"]["totals"]["north"] == pytest.approx(60, abs=10)

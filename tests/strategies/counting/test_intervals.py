@@ -19,9 +19,9 @@ from fedsurrogate.common.privacy.exact_sums import IntegerSum
 from fedsurrogate.common.privacy.gaussian_mechanism import BoundedSum, with_noise
 from fedsurrogate.common.privacy.mechanism import Mechanism, NoisySums
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import noise_of_site, noise_of_sum, spare_of
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.common.secure_aggregation.protocol import noise_of_site, noise_of_sum, spare_of
+from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,
@@ -75,8 +75,8 @@ def with_own_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> Pooled
     return PooledCounts(tables, variances)
 
 
-def with_joint_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> PooledCounts:
-    """The secure sum of the tables of sites that each add a part of the noise, without the masks,
+def with_distributed_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> PooledCounts:
+    """The secure aggregation of the tables of sites that each add a part of the noise, without the masks,
     which cancel.
 
     No site is lost, so the noise for lost sites is taken out.
@@ -85,7 +85,7 @@ def with_joint_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> Pool
         "counting.kind": "evaluation",
         "counting.digest": "0" * 64,
         "classes": "c0,c1",
-        "secure-sum": True,
+        "secure-aggregation": True,
     }
     run = parse_run(chosen | {"epsilon": epsilon, "delta": DELTA})
     claim, rules = run.mechanism, rules_of(run.settings, len(sites))
@@ -114,12 +114,12 @@ def with_joint_noise(sites: list[dict[str, IntegerSum]], epsilon: float) -> Pool
 
 
 def runs(
-    apart: float, epsilon: float, count: int, sites: int = SITES, joint: bool = False
+    apart: float, epsilon: float, count: int, sites: int = SITES, distributed: bool = False
 ) -> tuple[list[dict[str, object]], list[float], list[float]]:
     """Results of 500 runs over sites with own records each time, and the exact AUROC and accuracy
     of each.
 
-    count: records of a site. joint: whether the noise is one joint noise in a secure sum.
+    count: records of a site. joint: whether the noise is one distributed noise in secure aggregation.
     """
     run, generator = settings(2), torch.Generator().manual_seed(3)
     found, areas, accuracies = [], [], []
@@ -131,7 +131,7 @@ def runs(
             )
             for part in parts
         ]
-        pooled = (with_joint_noise if joint else with_own_noise)(exact, epsilon)
+        pooled = (with_distributed_noise if distributed else with_own_noise)(exact, epsilon)
         scores, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         areas.append(exact_area(scores[:, 1] - scores[:, 0], labels))
         accuracies.append(float((scores.argmax(1) == labels).double().mean()))
@@ -151,13 +151,13 @@ def held(results: list[dict[str, object]], at: tuple[str, ...], truths: list[flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("apart", "epsilon", "count", "joint"),
+    ("apart", "epsilon", "count", "distributed"),
     [(1.0, 1.0, 600, False), (2.5, 1.0, 600, False), (2.5, 4.0, 100, False), (2.5, 4.0, 100, True)],
 )
 def test_intervals_of_noisy_rates_and_aurocs_hold_the_truth_in_95_of_100_runs(
-    apart: float, epsilon: float, count: int, joint: bool
+    apart: float, epsilon: float, count: int, distributed: bool
 ) -> None:
-    results, areas, exact = runs(apart, epsilon, count, joint=joint)
+    results, areas, exact = runs(apart, epsilon, count, distributed=distributed)
     truth = 0.5 * (1 + math.erf(apart / 2 / math.sqrt(2)))
     assert held(results, ("accuracy",), exact) >= FEWEST
     for at in (("accuracy",), ("classes", "c1", "sensitivity"), ("classes", "c1", "specificity")):

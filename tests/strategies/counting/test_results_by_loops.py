@@ -144,12 +144,12 @@ def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> No
     }
 
 
-def test_a_secure_sum_of_counts_says_so_and_false_ones_end_the_run() -> None:
+def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
     run = run_of("survey")
     table = torch.tensor([5.0, 0.0, 3.0]).double()
     summed = Total(header("coordinator"), {"records": table}, {"records": 2.0})
     exact = result_of(PooledCounts({"records": table}, {"records": 4.0}), run.settings.counting, NAMES)  # fmt: skip
-    assert summed_result(summed, run) == exact | {"secure_sum": True}
+    assert summed_result(summed, run) == exact | {"secure_aggregation": True}
     plain = summed_result(replace(summed, sigmas={}), run)
     assert plain["noise"] == {"records": 0.0}
     false = replace(summed, tensors={"records": -100 * torch.ones(3).double()})

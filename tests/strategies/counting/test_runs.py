@@ -48,7 +48,7 @@ def hospitals(
         | {
             "state-dir": str(home / f"state-{k}"),
             "policy": str(home / f"policy-{k}.toml"),
-            "witness-dir": str(home / f"w-{k}"),
+            "check-log-dir": str(home / f"w-{k}"),
         }
         for k, node in enumerate(nodes)
     ]

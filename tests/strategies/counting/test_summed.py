@@ -1,4 +1,4 @@
-"""Counts through secure sums: exact or with one joint noise, and nothing of a single hospital
+"""Counts through secure aggregation: exact or with one distributed noise, and nothing of a single hospital
 anywhere.
 """
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-import fedsurrogate.client_app.secure_sum as masked
+import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_epsilon, gaussian_noise_multiplier
 from fedsurrogate.common.privacy.gaussian_mechanism import CONTINUOUS
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.protocol import site_variances
-from fedsurrogate.common.secure_sum.rules import numbers_of, rules_of, shapes_of
-from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.common.secure_aggregation.protocol import site_variances
+from fedsurrogate.common.secure_aggregation.rules import numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.server_app.counting import (
     CountingBudget,
     estimate_of,
@@ -44,8 +44,8 @@ from tests.totals import unpack_total
 
 Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]
-SUMMED: dict[str, Any] = {"secure-sum": True}
-NOISY = 'mechanisms = ["secure-sums"]\n'
+SUMMED: dict[str, Any] = {"secure-aggregation": True}
+NOISY = 'mechanisms = ["secure-aggregation"]\n'
 EXACT = 'exact-counts = ["evaluation", "survey"]\nsmallest-cell = 1\n'
 RUN = {"counting.digest": "0" * 64, "classes": "a,b,c,d"} | SUMMED
 
@@ -63,11 +63,11 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hospitals(learned_once: tuple[Path, list[NodeConfig], Path], home: Path) -> Hospitals:
-    """Three hospitals with fresh ledgers, which allow counts by secure sums only with joint noise;
+    """Three hospitals with fresh ledgers, which allow counts by secure aggregation only with distributed noise;
     and a run's folder.
     """
     _, nodes, run = learned_once
-    own = {"state-dir": "state", "policy": "policy", "witness-dir": "witness"}
+    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
     fresh = [
         node
         | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
@@ -90,7 +90,7 @@ def test_the_sum_of_exact_counts_is_that_of_the_single_ones(
     plain, summed = (
         evaluated(home, nodes, run, epsilon=0.0, **settings)[1] for settings in ({}, SUMMED)
     )
-    assert summed.pop("secure_sum") is True
+    assert summed.pop("secure_aggregation") is True
     assert plain.pop("per_site") == {}
     assert summed == plain
     assert {entry["mechanism"] for node in nodes for entry in entries(node)} == {"exact-counts"}
@@ -102,7 +102,7 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
 ) -> None:
     nodes, run = hospitals
     permit(home, NOISY if epsilon else EXACT + "show-evaluation = true\n")
-    settings, _ = evaluation_settings(run, CountingBudget(epsilon, 1e-5, secure_sum=True))
+    settings, _ = evaluation_settings(run, CountingBudget(epsilon, 1e-5, secure_aggregation=True))
     grid = InProcessGrid(nodes, run_id=next(NUMBERS))
     folder = run_federation(home, grid, report=True, **settings)
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
@@ -132,10 +132,10 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
     assert not list((folder / "surrogates").iterdir())
     assert "per_site" not in json.loads((folder / "evaluation.json").read_text())
     assert all("counts" not in event and "records" not in event for event in events_of(folder))
-    assert "secure sum" in (folder / "report.html").read_text()
+    assert "secure aggregation" in (folder / "report.html").read_text()
 
 
-def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
+def test_one_distributed_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
     home: Path, hospitals: Hospitals
 ) -> None:
     nodes, run = hospitals
@@ -151,7 +151,7 @@ def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
         entry = entries(node)[-1]
         assert (entry["method"], entry["mechanism"], entry["epsilon"]) == (
             "evaluation",
-            "secure-sums",
+            "secure-aggregation",
             4.0,
         )
         assert [event["noise_multiplier"] for event in entry["events"]] == [
@@ -163,9 +163,9 @@ def test_one_joint_noise_is_charged_at_each_hospital_and_is_in_the_intervals(
     whole = multiplier * (1 + 3**0.5) ** 0.5
     assert result["noise"]["decisions"] == pytest.approx(whole * 1.5**0.5, rel=1e-3)
     card = metrics_of(folder)["privacy"]
-    assert (card["mechanism"], card["epsilon"]) == ("secure-sums", 4.0)
+    assert (card["mechanism"], card["epsilon"]) == ("secure-aggregation", 4.0)
     assert "decisions and scores" in card["covers"]
-    assert metrics_of(folder)["learning"]["secure-sum-of"] == 3
+    assert metrics_of(folder)["learning"]["secure-aggregation-of"] == 3
 
 
 def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(
@@ -177,7 +177,7 @@ def test_the_estimate_after_a_summed_survey_divides_the_records_evenly(
     found = estimate_of(result, features_with(3, 16, 0.9))
     assert "divided evenly" in found["how"]
     (folder / "survey.json").write_text(json.dumps(result | {"estimate": found}))
-    assert "in the secure sum over all sites" in write_report(folder).read_text()
+    assert "in the secure aggregation over all sites" in write_report(folder).read_text()
 
 
 def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_sums(
@@ -187,7 +187,9 @@ def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_s
     the difference.
     """
     nodes = four_hospitals(tmp_path)
-    asked = survey_settings(CLASSES, CountingBudget(0.0, 0.0, secure_sum=True)) | {"image-size": 8}
+    asked = survey_settings(CLASSES, CountingBudget(0.0, 0.0, secure_aggregation=True)) | {
+        "image-size": 8
+    }
     survey = run_federation(tmp_path, nodes, **asked)
     training = {"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8} | SUMMED
     run = run_federation(tmp_path, nodes, **training)
@@ -195,7 +197,7 @@ def test_a_survey_training_and_evaluations_of_the_same_hospitals_are_all_exact_s
     surveyed_records = json.loads((survey / "survey.json").read_text())["classes"]
     assert [row["value"] for row in surveyed_records.values()] == counts
     for _ in range(2):
-        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_sum=True))
+        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation=True))
         result = json.loads(
             (run_federation(tmp_path, nodes, **asked) / "evaluation.json").read_text()
         )
@@ -208,14 +210,14 @@ def test_a_difference_of_evaluations_shows_neither_a_hospital_nor_a_held_out_rec
     nodes = four_hospitals(tmp_path)
     training = {"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8} | SUMMED
     run = run_federation(tmp_path, nodes, **training)
-    asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_sum=True))
+    asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation=True))
     with pytest.raises(RunError, match="nothing was revealed"):
         run_federation(tmp_path, nodes[:3], **asked)
     assert "with other sites" in log_of(nodes[0])
     run_federation(tmp_path, nodes, **asked)
     image = next(Path(str(nodes[3]["held-out-dir"])).rglob("*.png"))
     image.unlink()
-    with pytest.raises(RunError, match="a site has withheld the secure sum"):
+    with pytest.raises(RunError, match="a site has withheld the secure aggregation"):
         run_federation(tmp_path, nodes, **asked | {"dropouts": 0.0})
     assert "data have changed" in log_of(nodes[3])
 
@@ -261,24 +263,26 @@ def test_a_hospital_that_allows_only_its_own_noise_takes_no_part(
     assert all(entries(node) == [] for node in nodes)
 
 
-def test_a_hospital_that_requires_secure_sums_now_takes_part(tmp_path: Path) -> None:
-    nodes = four_hospitals(tmp_path, "require-secure-sum = true\n")
+def test_a_hospital_that_requires_secure_aggregation_now_takes_part(tmp_path: Path) -> None:
+    nodes = four_hospitals(tmp_path, "require-secure-aggregation = true\n")
     run = run_federation(
         tmp_path,
         nodes,
         **{"fedpft.covariance": "gram", "classes": ",".join(CLASSES), "image-size": 8},
         **SUMMED,
     )
-    for secure_sum in (True, False):
-        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_sum))
-        if secure_sum:
+    for secure_aggregation in (True, False):
+        asked, _ = evaluation_settings(run, CountingBudget(0.0, 0.0, secure_aggregation))
+        if secure_aggregation:
             assert (run_federation(tmp_path, nodes, **asked) / "evaluation.json").is_file()
             continue
         with pytest.raises(RunError, match="policy"):
             run_federation(tmp_path, nodes, **asked)
 
 
-def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path: Path) -> None:
+def test_a_simulated_evaluation_has_one_distributed_noise_and_no_exact_values(
+    tmp_path: Path,
+) -> None:
     settings = {
         "output-dir": str(tmp_path),
         "device": "cpu",
@@ -290,22 +294,24 @@ def test_a_simulated_evaluation_has_one_joint_noise_and_no_exact_values(tmp_path
         4, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
     )
     results = []
-    for secure_sum in (False, True):
-        asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5, secure_sum))
+    for secure_aggregation in (False, True):
+        asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5, secure_aggregation))
         more = {"output-dir": str(tmp_path), "device": "cpu", "colluding": 0.0}
         folder = simulate_here(sites, asked | more, lambda event: None, report=False)
         results.append(json.loads((folder / "evaluation.json").read_text()))
-    alone, joint = results
-    assert joint["noise"]["decisions"] == pytest.approx(alone["noise"]["decisions"] / 2, rel=0.05)
-    assert "exact" not in joint
-    assert joint["sites"] == 4
+    alone, distributed = results
+    assert distributed["noise"]["decisions"] == pytest.approx(
+        alone["noise"]["decisions"] / 2, rel=0.05
+    )
+    assert "exact" not in distributed
+    assert distributed["sites"] == 4
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "survey"])
 @pytest.mark.parametrize(
     "fault", ["", "one record is in one cell only", "all sites count as honest"]
 )
-def test_counts_with_joint_noise_cost_no_more_than_the_claim(kind: str, fault: str) -> None:
+def test_counts_with_distributed_noise_cost_no_more_than_the_claim(kind: str, fault: str) -> None:
     """All tables move by their whole sensitivity at once, and only the honest sites' noise counts."""
     run = parse_run(RUN | {"counting.kind": kind, "epsilon": 1.0, "delta": 1e-5})
     claim, rules = run.mechanism, rules_of(run.settings, 10)
@@ -364,7 +370,9 @@ def four_hospitals(home: Path, policy: str = "") -> list[NodeConfig]:
             "policy": str(home / f"policy-{k}.toml"),
             "peers": str(home / "peers.toml"),
         }
-        node |= {f"{name}-dir": str(home / f"{name}-{k}") for name in ("state", "cache", "witness")}
+        node |= {
+            f"{name}-dir": str(home / f"{name}-{k}") for name in ("state", "cache", "check-log")
+        }
         open_new(node)
         nodes.append(node)
     lasting = {

@@ -66,7 +66,7 @@ def judged(kind: str) -> tuple[CountedTarget, Tensor, Mapping[str, float]]:
     ("kind", "records", "epsilon"),
     [
         *((kind, *way) for kind in ("number", "labels") for way in WAYS),
-        # A curve takes longer than all other measures.
+        # A curve takes longer than all other metrics.
         *(("time", *way) for way in WAYS[1:3]),
     ],
 )
@@ -81,8 +81,8 @@ def test_intervals_hold_the_truth(kind: str, records: int, epsilon: float) -> No
         rows = torch.randint(POOL, (records,), generator=draw)
         noise = sigma * torch.randn(parts.shape[1], generator=draw).double()
         table = (parts[rows].sum(0) + noise).reshape(how.table.shape)
-        for output, measures in evaluation_of_target(how, table, sigma**2)["outputs"].items():
-            for name, own in measures.items():
+        for output, metric_values in evaluation_of_target(how, table, sigma**2)["outputs"].items():
+            for name, own in metric_values.items():
                 true = alive.get(output, whole[output][name]["value"])
                 if name in ("records", "present", "events") or own["low"] is None:
                     continue

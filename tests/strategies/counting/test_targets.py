@@ -18,7 +18,7 @@ from fedsurrogate.common.models.classifiers import target_of_model
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import read_signed_model
 from fedsurrogate.common.targets.counted import COUNTED, THIRD
-from fedsurrogate.common.targets.measures import answers_of, facts_of
+from fedsurrogate.common.targets.metrics import answers_of, facts_of
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.strategies.counting.strategy import payload_of
@@ -31,7 +31,7 @@ from tests.strategies.counting.targets import KINDS, Tables, hospitals, learned,
 Json = dict[str, Any]
 SIZES = (400, 300, 200)
 ALL = 'mechanisms = ["*"]\nexact-counts = ["evaluation", "survey"]\nsmallest-cell = 1\nshow-evaluation = true\n'
-SUM: Json = {"secure-sum": True, "dropouts": 0.0}
+SUM: Json = {"secure-aggregation": True, "dropouts": 0.0}
 BOUNDS = {
     "survey": {"labels": 2**0.5, "number": 1.0, "time": 1.0},
     "evaluation": {"labels": 2**0.5, "number": 100 * 7**0.5, "time": 1.0},
@@ -56,7 +56,7 @@ def fresh(
     """A kind of target, hospitals with new ledgers and policies in `tmp_path`, and the run."""
     monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     kind, _, nodes, run = at_hospitals
-    own = {"state-dir": "state", "policy": "policy", "witness-dir": "witness"}
+    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
     moved = [
         node
         | {
@@ -174,7 +174,7 @@ def test_names_of_labels_are_no_markup_on_the_page(tmp_path: Path) -> None:
         allow(tmp_path, k, ALL)
         folder = write(tmp_path / f"hostile-{k}", tables)
         node |= {"data-dir": str(folder), "target-columns": f"{hostile},mass"}
-    settings = {"target": "labels", "label-columns": f"{hostile},mass"}
+    settings = {"task": "multilabel", "label-columns": f"{hostile},mass"}
     budget = CountingBudget(0.0, 1e-5)
     folder = counted(tmp_path, nodes, survey_settings((), budget) | settings)
     page = write_report(folder).read_text()
@@ -350,8 +350,8 @@ def test_an_evaluation_knows_the_scale_of_the_errors(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--run-config", "target='labels' label-columns='a,b'", "--classes", "a"], "--classes"),
-        (["--run-config", "target='labels' label-columns='a,b'", "--like", "run"], "--like"),
+        (["--run-config", "task='multilabel' label-columns='a,b'", "--classes", "a"], "--classes"),
+        (["--run-config", "task='multilabel' label-columns='a,b'", "--like", "run"], "--like"),
         ([], "name all classes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rounds of a generator from secure sums, without a run: the first, the mean update, and false sums."""
+"""Rounds of a generator from secure aggregation, without a run: the first, the mean update, and false sums."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_model_moves_by_the_sum_over_the_sum_of_weights(
     draw = torch.Generator().manual_seed(seed)
     counts = torch.randint(4, 40, (3,), generator=draw).double()
     sums = counts[:, None] * torch.randn(3, D, generator=draw).double() / 9
-    opening = Total(training.header(), {COUNTS: counts, SUMS: sums})
+    first_round = Total(training.header(), {COUNTS: counts, SUMS: sums})
     reply = Parameters(training.header(), 1, {COUNTS: counts.float(), SUMS: sums.float()})
     wanted = with_classes(training, [reply], sites)
     names = [f"s{at}" for at in range(sites)]
-    absorb_total(opening, training, names)
+    absorb_total(first_round, training, names)
     assert training.model.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(training.model[name], tensor)

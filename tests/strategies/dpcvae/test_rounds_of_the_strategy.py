@@ -1,4 +1,4 @@
-"""Rounds of DP-CVAE at the coordinator, with and without a secure sum: weights, caps, what is stated of a
+"""Rounds of DP-CVAE at the coordinator, with and without secure aggregation: weights, caps, what is stated of a
 reply, and what is kept and sent of the generator.
 """
 
@@ -153,7 +153,7 @@ def test_a_generator_is_kept_and_sent_to_the_used_sites_alone() -> None:
 @given(
     st.sampled_from(["records", "equal"]), st.integers(2, 4), st.integers(1, 50), st.integers(0, 99)
 )
-def test_a_secure_sum_moves_the_generator_by_the_mean_update(
+def test_secure_aggregation_moves_the_generator_by_the_mean_update(
     weights: str, sites: int, records: int, seed: int
 ) -> None:
     config = run_of(**{"dpcvae.weights": weights})
@@ -186,6 +186,8 @@ def test_a_secure_sum_moves_the_generator_by_the_mean_update(
 def test_first_sums_that_no_records_have_end_the_run() -> None:
     training = Training.begin(PLAIN, CLASSES, "f", D)
     tensors = {COUNTS: torch.tensor([4.0, -1.0, 6.0]).double(), SUMS: torch.zeros(3, D).double()}
-    with pytest.raises(RunError, match="the secure sum has sums that no records have: class sizes"):
+    with pytest.raises(
+        RunError, match="the secure aggregation has sums that no records have: class sizes"
+    ):
         absorb_total(Total(training.header(), tensors), training, ["s0"])
     assert training.round == 0

@@ -1,4 +1,4 @@
-"""DP-CVAE and DP-CGAN in secure sums: the same generator as with updates in clear, and nothing of a
+"""DP-CVAE and DP-CGAN in secure aggregation: the same generator as with updates in clear, and nothing of a
 single site.
 """
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsurrogate.client_app.secure_sum as masked
+import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.client_app.methods.dpcvae.training import generator_sums
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.models.generators import COUNTS, MEANS
-from fedsurrogate.common.secure_sum.secrets import words
+from fedsurrogate.common.secure_aggregation.secrets import words
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
 from tests.client_app.methods.dpcvae.test_training import Site, run
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
@@ -30,7 +30,12 @@ FEW: dict[str, Any] = {
     "head.min-steps": 30,
 }
 PLAIN: dict[str, Any] = SMALL | FEW | {"max-share": 0, "classes": "0,1,2,3,4,5,6,7,8,9"}
-SECURE = PLAIN | {"secure-sum": True, "colluding": 0.0, "dropouts": 0.2, "secure-sum-records": 2000}
+SECURE = PLAIN | {
+    "secure-aggregation": True,
+    "colluding": 0.0,
+    "dropouts": 0.2,
+    "secure-aggregation-records": 2000,
+}
 PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
 
 
@@ -39,12 +44,12 @@ PRIVATE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-5}
     "settings",
     [
         {},
-        {"dpcvae.weights": "equal", "dpcvae.opening": "counts"},
+        {"dpcvae.weights": "equal", "dpcvae.first-round": "counts"},
         pytest.param({"method": "dpcgan", "dpcvae.rounds": 2}, marks=pytest.mark.slow),
     ],
     ids=["dpcvae", "counts and equal weights", "dpcgan"],
 )
-def test_the_generator_is_that_of_the_same_run_without_secure_sums(
+def test_the_generator_is_that_of_the_same_run_without_secure_aggregation(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     plain, secure = (
@@ -96,10 +101,12 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
         assert part not in wire
         assert part not in files
     assert all("counts" not in event for event in events_of(folder))
-    assert "secure sum" in (folder / "report.html").read_text()
+    assert "secure aggregation" in (folder / "report.html").read_text()
 
 
-def test_the_ledgers_hold_the_noise_of_every_site_as_without_secure_sums(tmp_path: Path) -> None:
+def test_the_ledgers_hold_the_noise_of_every_site_as_without_secure_aggregation(
+    tmp_path: Path,
+) -> None:
     plain, secure = (
         run_federation(tmp_path / name, sites(4), **each | PRIVATE)
         for name, each in (("a", PLAIN), ("b", SECURE))
@@ -160,7 +167,7 @@ def test_false_class_sums_end_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         run_federation(tmp_path, sites(4), **SECURE)
 
 
-@pytest.mark.parametrize("federation", [PLAIN, SECURE], ids=["in clear", "secure sum"])
+@pytest.mark.parametrize("federation", [PLAIN, SECURE], ids=["in clear", "secure aggregation"])
 def test_every_hospital_keeps_the_generator(tmp_path: Path, federation: dict[str, Any]) -> None:
     """Each receives the receipts of its own ledger with it, and refuses those of another."""
     rows, nodes = rows_of_classes(), []
@@ -174,7 +181,7 @@ def test_every_hospital_keeps_the_generator(tmp_path: Path, federation: dict[str
             node
             | {
                 f"{name}-dir": str(tmp_path / f"{name}-{k}")
-                for name in ("state", "cache", "witness")
+                for name in ("state", "cache", "check-log")
             }
         )
     settings = federation | {

@@ -10,7 +10,7 @@ import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedavg.update import update
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import parse_run
@@ -35,8 +35,8 @@ def test_an_update_of_one_record_is_noise_of_the_stated_size(method: str, rate: 
     site = SiteFeatures(records, records, CLASSES, "f" * 16, 0.0, True)
     training = Training.begin(run, CLASSES, "f" * 16, 64)
     info = {"round": 1, "lineage": training.lineage, "confirmed": 0}
-    task = Task(run, NodeConfig(), "site", site, payload=training.payload(), info=info)
-    noise = flat(unpack_parameters(update(task).payload).tensors)
+    job = Job(run, NodeConfig(), "site", site, payload=training.payload(), info=info)
+    noise = flat(unpack_parameters(update(job).payload).tensors)
     # 650 numbers: the deviation is known to 3 %.
     expected = noise_of_update(
         run.settings.fedavg, run.mechanism, mu, run.settings.fedavg.rate(private=True)
@@ -52,7 +52,7 @@ CLAIM = SimpleNamespace(clip=0.7, noise_multiplier=1.9)
     [
         ({"method": "fedavg"}, 0.0, 0.0),
         ({"method": "fedprox", "fedavg.mu": 0.3}, 0.3, 0.0),
-        ({"method": "fedavg", "target": "number", "target-range": "0,1"}, 0.0, 0.3),
+        ({"method": "fedavg", "task": "regression", "target-range": "0,1"}, 0.0, 0.3),
     ],
 )
 @pytest.mark.parametrize("claim", [None, CLAIM])

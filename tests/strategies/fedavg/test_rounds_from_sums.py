@@ -1,4 +1,4 @@
-"""A round from a secure sum does what the round from separate replies does, over generated updates;
+"""A round from secure aggregation does what the round from separate replies does, over generated updates;
 the step along noisy gradients is the one that its formula says.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.strategies.base.training import Training
@@ -22,7 +22,7 @@ from fedsurrogate.strategies.pooling.site_weights import Total, weight_of
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
 SUMMED: dict[str, Any] = {
-    "secure-sum": True,
+    "secure-aggregation": True,
     "sites": 9,
     "classes": "a,b",
     "fedavg.model": "linear",
@@ -85,11 +85,11 @@ def test_a_step_follows_the_mean_of_noisy_gradients_with_momentum(
     """
     run = parse_run(SUMMED | {"method": "dp-fedavg", "epsilon": 4.0, "delta": 1e-5})
     assert run.mechanism is not None
-    assert run.mechanism.name == JOINT_SUMS
+    assert run.mechanism.name == DISTRIBUTED_SUMS
     found, clip = training(run), run.mechanism.clip
     weights = flat(dict(found.model))
     size, counted, velocity = len(weights), 0.0, torch.zeros_like(weights)
-    rate = run.settings.fedavg.joint_rate(2)
+    rate = run.settings.fedavg.distributed_rate(2)
     slow = flat(
         {k: torch.full_like(v, 0.1 if k == "bias" else 1.0) for k, v in found.model.items()}
     )
@@ -136,7 +136,7 @@ def test_a_weight_that_is_public_is_no_sites_to_change(
     if each:
         assert weight_of(total, sites, each) == sites * each
     elif not records:
-        with pytest.raises(RunError, match="no site of the secure sum"):
+        with pytest.raises(RunError, match="no site of the secure aggregation"):
             weight_of(total, sites)
     else:
         assert weight_of(total, sites) == records

@@ -38,7 +38,7 @@ RUNS = st.fixed_dictionaries(
         "fedpft.bits": st.sampled_from([0, 16]),
         "fedpft.components": st.sampled_from([1, 3]),
         "fedpft.topology": st.sampled_from(["star", "chain"]),
-        "secure-sum": st.booleans(),
+        "secure-aggregation": st.booleans(),
         "budget": st.sampled_from([0.0, 0.5, 8.0]),
         "sites": st.sampled_from([0, 3, 100]),
         "features.records": st.sampled_from([100, 10_000, 1_000_000]),
@@ -77,7 +77,7 @@ def test_the_rule_gives_a_form_that_the_run_supports(flat: dict[str, Any], dimen
     assert run is not None, "a run with nothing set about its covariance is never refused"
     form = form_of(run.settings, dimension)
     assert form.family in ("gram", "lowrank", "spherical")
-    if run.settings.secure_sum:
+    if run.settings.secure_aggregation:
         assert form.family == "gram"
     elif not run.private:
         limit = largest_gram(run.settings.max_payload_mib)

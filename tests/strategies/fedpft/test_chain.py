@@ -1,4 +1,4 @@
-"""Chains of sites: each adds to the relay; a failing site is skipped; sealed relays cannot be read
+"""Chains of sites: each adds to the relay; a failing site is skipped; sealed chain messages cannot be read
 or changed.
 """
 

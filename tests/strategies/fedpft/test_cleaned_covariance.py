@@ -1,4 +1,4 @@
-"""The covariance from one joint noise: unbiased without noise, nearer to the truth with it, and
+"""The covariance from one distributed noise: unbiased without noise, nearer to the truth with it, and
 never singular.
 """
 

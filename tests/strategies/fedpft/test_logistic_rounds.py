@@ -1,4 +1,4 @@
-"""A logistic head in rounds of secure sums: what a site adds, the coordinator's steps, and runs."""
+"""A logistic head in rounds of secure aggregation: what a site adds, the coordinator's steps, and runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     residuals,
     with_constant,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
@@ -40,7 +40,7 @@ from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federati
 CLASSES = ",".join(map(str, range(10)))
 BASE: dict[str, Any] = {
     "head.solver": "logistic",
-    "secure-sum": True,
+    "secure-aggregation": True,
     "classes": CLASSES,
     "epsilon": 8.0,
     "delta": 1e-5,
@@ -163,14 +163,14 @@ def test_lengths_that_do_not_stand_out_from_the_noise_say_nothing(seed: int) -> 
     assert usual_length(3.0 * noise, 3.0) == 0.0
 
 
-def request(run: Run, training: Training, features: Tensor, owners: list[str]) -> Task:
+def request(run: Run, training: Training, features: Tensor, owners: list[str]) -> Job:
     """The next request of a training to a site with records of the first class."""
     labels = torch.zeros(len(features), dtype=torch.int64)
     records = LabelledFeatures(features, labels, tuple(owners))
     classes = run.settings.classes
     site = SiteFeatures(records, records, classes, "f", 0.0, simulated=False)
     info = {"round": training.round + 1}
-    return Task(run, NodeConfig(), "north", site, payload=training.payload(), info=info)
+    return Job(run, NodeConfig(), "north", site, payload=training.payload(), info=info)
 
 
 ALONE = BASE | {"features.projection": ""}
@@ -323,7 +323,7 @@ def test_a_run_learns_and_its_model_maps_features_as_the_sites_did(
     made = metrics_of(folder)
     assert made["accuracy"]["model"] > 0.5
     assert [each["epsilon"] for each in made["rounds"]][-1] == pytest.approx(8.0)
-    assert made["privacy"]["mechanism"] == "secure-sums"
+    assert made["privacy"]["mechanism"] == "secure-aggregation"
     model = load_model(folder / "model.safetensors")
     assert isinstance(model, Head)
     assert model.projection is not None
@@ -381,13 +381,13 @@ def test_the_solver_is_in_the_digest_where_it_decides_what_sites_send(
     assert parse_run(public).full_digest != parse_run(other).full_digest
 
 
-# What only one sum has, or no secure sum with a budget.
+# What only one sum has, or no secure aggregation with a budget.
 ONE_SUM: dict[str, Any] = {
     "fedpft.covariance": "gram",
     "fedpft.privacy": "sums",
     "features.ranges": "0 to 1",
-    "target": "value",
-    "secure-sum": False,
+    "task": "value",
+    "secure-aggregation": False,
     "epsilon": 0.0,
 }
 # What a logistic head has too.
@@ -414,7 +414,7 @@ def test_a_noisy_sum_with_nothing_of_one_sum_set_is_logistic_at_both_sides(
     asked = BASE | {"head.solver": "auto", "epsilon": epsilon}
     asked |= {key: ONE_SUM[key] for key in of_one} | {key: EITHER[key] for key in of_both}
     asked["delta"] = 1e-5 if asked["epsilon"] else 0.0
-    if asked.get("target"):
+    if asked.get("task"):
         del asked["classes"]
     try:
         run = parse_run(asked)
@@ -464,7 +464,7 @@ def test_what_is_set_leaves_rounds_or_one_sum(own: dict[str, Any], kind: str) ->
 
 
 def test_a_sum_with_sites_that_were_lost_in_the_first_round_is_no_false_one() -> None:
-    run = parse_run(ALONE | {"secure-sum-records": 500})
+    run = parse_run(ALONE | {"secure-aggregation-records": 500})
     assert run.mechanism is not None
     sigmas = {name: sigma for name, (sigma, _) in run.mechanism.noise.items()}
     classes = len(run.settings.classes)

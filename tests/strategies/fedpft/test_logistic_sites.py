@@ -19,8 +19,8 @@ from fedsurrogate.client_app.methods.fedpft.logistic_rounds import (
     bounded_round,
     in_bins,
 )
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import message
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.models.parameters import Parameters, Tensors
@@ -225,14 +225,14 @@ def test_sites_that_were_lost_in_the_first_round_are_no_false_numbers() -> None:
     torch.testing.assert_close(training.model["weight"], alone.model["weight"], rtol=0.2, atol=1e-4)
 
 
-def asked(run: Run, training: Training, patients: bool = False) -> Task:
+def asked(run: Run, training: Training, patients: bool = False) -> Job:
     generator = torch.Generator().manual_seed(5)
     x, y = torch.randn(40, D, generator=generator), torch.arange(40) % 3
     units = tuple(str(index // 4) for index in range(40)) if patients else None
     train, test = LabelledFeatures(x, y, units=units), LabelledFeatures(x[:3], y[:3])
     found = SiteFeatures(train, test, ("a", "b", "c"), "f" * 16, 0.0, simulated=False)
     info = {"round": training.round + 1}
-    return Task(run, NodeConfig(site="a"), "a", found, payload=training.payload(), info=info)
+    return Job(run, NodeConfig(site="a"), "a", found, payload=training.payload(), info=info)
 
 
 @pytest.mark.parametrize("patients", [False, True])
@@ -241,15 +241,15 @@ def test_a_site_adds_the_noise_of_its_claim_in_each_round(patients: bool) -> Non
     training = begun(run)
     for round, names in ((1, {"records", "totals", "code"}), (2, {"sums", "gaps"})):
         training.round = round - 1
-        task = asked(run, training, patients)
-        made = bounded_round(task)
+        job = asked(run, training, patients)
+        made = bounded_round(job)
         exact, claim = made.bounded, made.claim
         assert claim is not None
         assert {each.name for each in exact} == names
         assert all(each.bound == 1.0 for each in exact)
         errors: dict[str, list[torch.Tensor]] = {name: [] for name in names}
         for _ in range(40):
-            output = message(task)
+            output = message(job)
             sent = unpack_parameters(output.payload)
             assert sent.claim is not None
             assert output.claim == claim

@@ -46,7 +46,11 @@ def run(folder: Path) -> Run:
 def logistic(folder: Path, public: torch.Tensor, **more: Any) -> Run:
     file = folder / f"public-{public.shape[1]}.safetensors"
     save_file({"x": public}, file)
-    own: dict[str, Any] = {"head.solver": "logistic", "secure-sum": True, "classes": "a,b,c"}
+    own: dict[str, Any] = {
+        "head.solver": "logistic",
+        "secure-aggregation": True,
+        "classes": "a,b,c",
+    }
     own |= {"epsilon": 8.0, "delta": 1e-5, "fedpft.public": str(file)}
     with pytest.MonkeyPatch.context() as patch:
         steps = "fedsurrogate.common.methods.logistic_rounds.STEPS"

@@ -19,7 +19,11 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, public_signs, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import (
+    clip,
+    public_signs,
+    weigh_mean_over_columns,
+)
 from fedsurrogate.common.privacy.shares import (
     ALL,
     KEPT,
@@ -103,12 +107,12 @@ def test_whatever_the_record_its_norm_is_bounded_and_no_other_record_changes_it(
     features = features.to(dtype)
     if rows and odd is not None:
         features[0, 0] = odd
-    found = weigh_own_mean(features, weight)
+    found = weigh_mean_over_columns(features, weight)
     assert found.shape == features.shape
     assert found.dtype == dtype
     lengths = clip(found, 0.0)[0].double().norm(dim=1)
     assert bool((lengths <= 1).all())
-    alone = [weigh_own_mean(each[None], weight)[0] for each in features]
+    alone = [weigh_mean_over_columns(each[None], weight)[0] for each in features]
     assert all(
         torch.equal(one.nan_to_num(), other.nan_to_num())
         for one, other in zip(alone, found, strict=True)
@@ -124,15 +128,15 @@ def test_the_mean_is_weighed_and_at_most_a_share_of_the_rest(
     features = torch.randn(5, columns, generator=generator).double() + size
     means = features.mean(1, keepdim=True)
     rest = features - means
-    assert torch.allclose(weigh_own_mean(features, REMOVED), rest, atol=1e-12)
-    assert torch.equal(weigh_own_mean(features, ALL), features)
+    assert torch.allclose(weigh_mean_over_columns(features, REMOVED), rest, atol=1e-12)
+    assert torch.equal(weigh_mean_over_columns(features, ALL), features)
     most = MOST * rest.norm(dim=1, keepdim=True) / columns**0.5
     wanted = rest + means.sign() * (KEPT.mean * means).abs().minimum(most)
-    assert torch.allclose(weigh_own_mean(features, MEAN_ALONE), wanted, atol=1e-12)
+    assert torch.allclose(weigh_mean_over_columns(features, MEAN_ALONE), wanted, atol=1e-12)
     # Across one direction without a mean all of it stays, and along it stands the length.
     signs, lengths = public_signs(columns), rest.norm(dim=1)
     assert abs(float(signs.sum())) < 1e-12
-    found = weigh_own_mean(features, KEPT)
+    found = weigh_mean_over_columns(features, KEPT)
     across = torch.eye(columns, dtype=torch.float64) - signs.outer(signs)
     assert torch.allclose(found @ across, wanted @ across, atol=1e-12)
     size = (lengths / columns**0.5).log().tanh()
@@ -144,9 +148,9 @@ def test_a_head_changes_features_as_those_that_it_was_learned_from(family: str) 
     run = parse_run(PRIVATE | {"fedpft.covariance": family})
     features, labels = records(400, FEWEST_MAPPED, 0)
     head = head_of([sent(run, features, labels)], run)
-    assert (head.own_mean, head.clip) == (KEPT, 0.0)
-    mapped = clip(weigh_own_mean(features, KEPT), 0.0)[0]
-    plain = replace(head, own_mean=ALL, clip=None)
+    assert (head.mean_over_columns, head.clip) == (KEPT, 0.0)
+    mapped = clip(weigh_mean_over_columns(features, KEPT), 0.0)[0]
+    plain = replace(head, mean_over_columns=ALL, clip=None)
     assert torch.equal(head.scores(features), plain.scores(mapped))
 
 
@@ -155,18 +159,18 @@ def test_a_model_of_an_earlier_version_predicts_as_it_did() -> None:
     weight, bias = torch.randn(2, 64, generator=generator), torch.randn(2, generator=generator)
     run = parse_run(PRIVATE)
     head = replace(head_of([sent(run, *records(400, 64, 0))], run), weight=weight, bias=bias)
-    message = pb.Classifier.FromString(pack_classifier(replace(head, own_mean=ALL)))
+    message = pb.Classifier.FromString(pack_classifier(replace(head, mean_over_columns=ALL)))
     # What it wrote: this field, and nothing of a weight.
     message.head.without_mean = True
     earlier = unpack_classifier(message.SerializeToString(deterministic=True))
     assert isinstance(earlier, Head)
-    assert earlier.own_mean == REMOVED
+    assert earlier.mean_over_columns == REMOVED
     assert pack_classifier(earlier) == message.SerializeToString(deterministic=True)
     features, _ = records(50, 64, 3)
     means = torch.stack([row.double().mean() for row in features])[:, None].float()
     unit = clip(features - means, 0.0)[0]
     assert torch.equal(earlier.scores(features), unit @ earlier.weight.T + earlier.bias)
-    message.head.own_mean = KEPT.mean
+    message.head.mean_over_columns = KEPT.mean
     with pytest.raises(SurrogateError, match="own mean"):
         unpack_classifier(message.SerializeToString(deterministic=True))
 
@@ -187,7 +191,7 @@ def test_few_columns_settings_and_published_mechanisms_keep_all_of_it(
     made = sent(run, *records(400, columns, 0))
     assert made.claim is not None
     assert made.claim.centre == ""
-    assert head_of([made], run).own_mean == ALL
+    assert head_of([made], run).mean_over_columns == ALL
 
 
 def test_it_is_in_the_claim_and_in_the_digest_and_a_site_without_it_is_refused() -> None:
@@ -210,13 +214,13 @@ def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
 ) -> None:
     run = parse_run(PRIVATE)
     features, labels = records(400, FEWEST_MAPPED, 0)
-    made = sent(run, weigh_own_mean(features, weight), labels)
+    made = sent(run, weigh_mean_over_columns(features, weight), labels)
     assert isinstance(made, SumsSurrogate)
     made = replace(made, header=replace(made.header, run="e" * 16))
     earlier = replace(made, claim=replace(made.claim, centre=stated(weight)))
     kept = replace(run, stored_as="e" * 16)
     received = FedPFT(kept, Unrecorded(), "cpu").unpack(pack_surrogate(earlier))
-    assert head_of([received], kept).own_mean == weight
+    assert head_of([received], kept).mean_over_columns == weight
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -240,8 +244,12 @@ def test_a_scale_that_tells_classes_apart_is_seen(epsilon: float) -> None:
 
 # Settings by how sums travel, and least accuracies where classes differ in level and in scale.
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
-    "one secure sum": ({"secure_sum": True, "fedpft__covariance": "gram"}, 0.65, 0.6),
-    "rounds of secure sums": ({"secure_sum": True}, 0.9, 0.75),
+    "one secure aggregation": (
+        {"secure_aggregation": True, "fedpft__covariance": "gram"},
+        0.65,
+        0.6,
+    ),
+    "rounds of secure aggregation": ({"secure_aggregation": True}, 0.9, 0.75),
     "rounds of messages": ({"head__solver": "logistic"}, 0.9, 0.7),
 }
 
@@ -263,4 +271,4 @@ def test_a_level_and_a_scale_are_seen_however_sums_travel(
     )
     assert result.accuracy > least[kind == "scale"]
     loaded = fs.load(result.folder)
-    assert loaded.classifier.own_mean == KEPT
+    assert loaded.classifier.mean_over_columns == KEPT

@@ -13,7 +13,7 @@ from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate
 from fedsurrogate.common.wire.records import unpack_surrogate
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from tests.grid import (
     FAST,
     Fault,
@@ -165,14 +165,14 @@ def test_a_surrogate_without_privacy_is_refused_in_a_private_run(tmp_path: Path)
     )
 
 
-def test_a_public_centre_reaches_sites_head_and_relearn(tmp_path: Path) -> None:
+def test_a_public_mean_reaches_sites_head_and_refit(tmp_path: Path) -> None:
     file = tmp_path / "public.safetensors"
     save_file({"x": torch.rand(50, 64)}, file)
     settings = PRIVATE | {"fedpft.public": str(file), "epsilon": 8.0}
     folder = run_federation(tmp_path, sites(3), **settings)
     assert metrics_of(folder)["accuracy"]["model"] > 0.85
     file.unlink()
-    again, head = relearn(folder)
+    again, head = refit(folder)
     assert head.centre is not None
     stored = load_file(folder / "model.safetensors")
     assert torch.equal(load_file(again / "model.safetensors")["weight"], stored["weight"])
@@ -181,7 +181,7 @@ def test_a_public_centre_reaches_sites_head_and_relearn(tmp_path: Path) -> None:
 
 def test_a_site_can_be_taken_out_of_noisy_sums_exactly(tmp_path: Path) -> None:
     folder = run_federation(tmp_path, sites(3), **PRIVATE)
-    _, without = relearn(folder, without=["1"])
+    _, without = refit(folder, without=["1"])
     (folder / "surrogates" / "1.pb").unlink()
-    _, rest = relearn(folder)
+    _, rest = refit(folder)
     assert torch.equal(without.weight, rest.weight)

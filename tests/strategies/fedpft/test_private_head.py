@@ -511,7 +511,7 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
 
 
-def test_a_public_centre_goes_round_and_is_part_of_the_head() -> None:
+def test_a_public_mean_goes_round_and_is_part_of_the_head() -> None:
     features, labels = data(3000)
     centre = torch.full((DIMENSION,), 0.5)
     run = parse_run({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})

@@ -88,7 +88,7 @@ def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_l
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
-def test_a_late_surrogate_is_kept_for_relearn_and_named(tmp_path: Path) -> None:
+def test_a_late_surrogate_is_kept_for_refit_and_named(tmp_path: Path) -> None:
     grid = InProcessGrid(sites(3), {1: Fault(late="evaluate")})
     folder = run_federation(tmp_path, grid, **FAST, **SHORT)
     assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"

@@ -155,8 +155,8 @@ def test_fedbe_averages_the_sites_their_mean_and_draws_around_it(
 
 
 SECURE: dict[str, Any] = {
-    "secure-sum": True, "classes": "a,b", "fedpft.covariance": "gram", "epsilon": 1.0, "delta": 1e-5,
-    "features.power": 1, "features.dimensions": 2,
+    "secure-aggregation": True, "classes": "a,b", "fedpft.covariance": "gram", "epsilon": 1.0, "delta": 1e-5,
+    "features.power-transform": 1, "features.dimensions": 2,
 }  # fmt: skip
 
 

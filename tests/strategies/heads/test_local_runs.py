@@ -31,7 +31,7 @@ COURSES = st.lists(
 
 
 class Sites(LocalGrid):
-    """Sites that follow their courses: with an introduction, an evaluation and a comparison."""
+    """Sites that follow their courses: with an identification, an evaluation and a comparison."""
 
     def __init__(self, courses: list[tuple[str, str, float]], simulated: bool) -> None:
         self._courses, self._simulated = courses, simulated
@@ -75,7 +75,7 @@ def test_accuracies_are_those_of_all_test_records_and_in_a_simulation_their_mean
         accuracy = strategy.run(grid)
         asked = list(grid.asked)
         messages = list(strategy.configure_evaluate(2, ArrayRecord(), ConfigRecord(), grid))
-    assert grid.asked == asked, "sites introduce themselves once"
+    assert grid.asked == asked, "sites identify themselves once"
     assert [m.metadata.dst_node_id - FIRST_NODE for m in messages] == fitting
     everyone = list(range(len(courses)))
     wanted = [("hello", at) for at in everyone] + [("evaluate", at) for at in fitting]

@@ -123,7 +123,7 @@ class Asked:
         self.strategy, self.reports = strategy, reports
         self.calls: list[Any] = []
 
-    def introduce(self, grid: Any, deadline: float) -> Any:
+    def identify(self, grid: Any, deadline: float) -> Any:
         self.calls.append(("introduce", deadline))
         self.strategy.outcome.sites = {
             at: Site(f"s{at}", "dropped" if at == 3 else "invited", "late") for at in (1, 2, 3)
@@ -153,7 +153,7 @@ class Asked:
 def pretended(monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]) -> Asked:
     strategy = Local({"method": "local", "deadline": 7.0}, Kept())
     asked = Asked(strategy, reports)
-    monkeypatch.setattr(strategy, "introduce", asked.introduce)
+    monkeypatch.setattr(strategy, "introduce", asked.identify)
     monkeypatch.setattr(strategy, "_judge", asked.judge)
     monkeypatch.setattr(strategy, "_read", asked.read)
     monkeypatch.setattr(strategy, "_simulated", lambda: simulated)
@@ -188,7 +188,7 @@ def test_local_heads_are_judged_by_every_used_site_and_compared_in_a_simulation(
     assert strategy.recorder.events == events
 
 
-def test_sites_with_local_heads_introduce_themselves_once_and_train_when_they_judge(
+def test_sites_with_local_heads_identify_themselves_once_and_train_when_they_judge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = pretended(monkeypatch, False, [])

@@ -1,4 +1,4 @@
-"""What a secure sum cannot be, by its formulas: just below each limit it passes, just above it is refused
+"""What secure aggregation cannot be, by its formulas: just below each limit it passes, just above it is refused
 with the limit in the message.
 """
 
@@ -25,10 +25,10 @@ from fedsurrogate.strategies.pooling.site_weights import (
 HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
 D, TOLERANCE = 3, 1e-2
 FALSE = (
-    "the secure sum has {}, so some site has added false numbers, or more records than "
-    "secure-sum-records, or without privacy features beyond secure-sum-range; nothing shows which "
+    "the secure aggregation has {}, so some site has added false numbers, or more records than "
+    "secure-aggregation-records, or without privacy features beyond secure-aggregation-range; nothing shows which "
     "one: run again with other sites, with larger ones of these, or with a defence instead of "
-    "secure-sum"
+    "secure-aggregation"
 )
 few = settings(max_examples=40, deadline=None)
 
@@ -88,8 +88,9 @@ def test_class_sums_are_refused_just_beyond_the_second_moment(
     assert said(below) == false
     above = least_trace + 1e-4
     if 0 < above < 0.999 * edge:
-        assert "so small that the fixed-point numbers of the secure sum round them away" in said(
-            above
+        assert (
+            "so small that the fixed-point numbers of the secure aggregation round them away"
+            in said(above)
         )
 
 
@@ -127,7 +128,7 @@ def test_gradients_are_refused_just_beyond_their_number_and_the_noise(
     least = tail * of_count * (1 + TOLERANCE) + TOLERANCE
     assert said(0.0, 1e-4 - least) == ""
     assert said(0.0, -1e-4 - least).startswith(
-        f"the secure sum has a number of records below zero (length {least + 1e-4:.4g}; at most "
+        f"the secure aggregation has a number of records below zero (length {least + 1e-4:.4g}; at most "
         f"{least:.4g} is possible for this number of records and the noise), so some site"
     )
     if records < -least:
@@ -136,7 +137,7 @@ def test_gradients_are_refused_just_beyond_their_number_and_the_noise(
     most = both * tail * (1 + TOLERANCE) + TOLERANCE
     assert said(room + most - 1e-4) == ""
     assert said(room + most + 1e-4).startswith(
-        f"the secure sum has a sum of shortened gradients beyond their number (length "
+        f"the secure aggregation has a sum of shortened gradients beyond their number (length "
         f"{most + 1e-4:.4g}; at most {most:.4g} is possible"
     )
 
@@ -152,5 +153,7 @@ def test_the_weight_is_the_number_of_records_or_what_each_site_has_in_public(sit
         weight_of(of(-0.6), sites)
     assert str(caught.value) == FALSE.format("-1 records")
     for none in (0.4, -0.4, 0.0):
-        with pytest.raises(RunError, match="no site of the secure sum has enough records of any"):
+        with pytest.raises(
+            RunError, match="no site of the secure aggregation has enough records of any"
+        ):
             weight_of(of(none), sites)

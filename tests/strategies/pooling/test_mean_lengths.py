@@ -90,8 +90,8 @@ def test_without_noise_or_with_few_classes_means_stay(seed: int, classes: int) -
     torch.testing.assert_close(even.noise, plain.noise, rtol=1e-6, atol=1e-18)
 
 
-@pytest.mark.parametrize("family", ["spherical", "joint"])
-def test_joint_noise_keeps_its_lengths(family: str) -> None:
+@pytest.mark.parametrize("family", ["spherical", "distributed"])
+def test_distributed_noise_keeps_its_lengths(family: str) -> None:
     sent = noisy(0.5 * directions(6, 48, 1)[None], torch.full((1, 6), 90.0), 2)
     changed = not _pooled(sent, family, "none")[0].means.equal(pool(by_site(sent)).means)
     assert changed == (family == "spherical")

@@ -1,4 +1,4 @@
-"""Public files of a secure sum that cannot be used, and what a total says of its features."""
+"""Public files of secure aggregation that cannot be used, and what a total says of its features."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_projection_is_a_finite_matrix_for_the_features_of_the_run(tmp_path: P
     centre = {"projection": rows, "centre": torch.ones(5)}
     assert "a centre of 5 dimensions, but a matrix of 4 columns" in refusal(centre)
     other = refusal({"projection": rows}, {"power": "0.5"})
-    assert "was made for features.power = 0.5, and this run has 1;" in other
+    assert "was made for features.power-transform = 0.5, and this run has 1;" in other
     assert "no readable safetensors file" in refusal({"projection": rows, "centre": torch.ones(2, 2)})  # fmt: skip
     for content in (b"", b"broken"):
         file.write_bytes(content)
@@ -107,7 +107,10 @@ def test_sums_that_rounding_may_hide_are_not_called_false(part: str) -> None:
     # Their trace must be four, and is one: by three too little, or the sum by two too long.
     squares = torch.tensor([1.0, 0.0, 0.0]).double()
     step = 2 / math.sqrt(2) if part == "sums" else 1.5
-    for share, text in ((0.99, "class sums longer than"), (1.01, "set a smaller secure-sum-range")):
+    for share, text in (
+        (0.99, "class sums longer than"),
+        (1.01, "set a smaller secure-aggregation-range"),
+    ):
         rounding = {part: share * step}
         total = Total(HEADER, {"counts": counts, "sums": table, "squares": squares}, rounding=rounding)  # fmt: skip
         with pytest.raises(RunError, match=text):

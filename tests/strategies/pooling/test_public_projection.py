@@ -1,4 +1,4 @@
-"""The public map of a secure sum: from public files alone, and the same at sites, coordinator and
+"""The public map of secure aggregation: from public files alone, and the same at sites, coordinator and
 model.
 """
 
@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.privacy.gaussian_mechanism import public_signs, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import public_signs, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import KEPT
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.secure_sum.rules import dimensions_of
+from fedsurrogate.common.secure_aggregation.rules import dimensions_of
 from fedsurrogate.common.settings.heads import FEWEST_MAPPED
 from fedsurrogate.common.surrogates.mixtures import PublicMap
 from fedsurrogate.common.wire.surrogate_proto import map_digest, pack_map, unpack_map
@@ -31,17 +31,22 @@ from fedsurrogate.strategies.pooling.class_means import (
 )
 
 SECURE: dict[str, Any] = {
-    "secure-sum": True,
+    "secure-aggregation": True,
     "classes": "a,b",
     "fedpft.covariance": "gram",
     "epsilon": 1.0,
     "delta": 1e-5,
-    "features.power": 1,
+    "features.power-transform": 1,
 }
 
 
 # All that a user must set.
-UNSET: dict[str, Any] = {"secure-sum": True, "classes": "a,b", "epsilon": 1.0, "delta": 1e-5}
+UNSET: dict[str, Any] = {
+    "secure-aggregation": True,
+    "classes": "a,b",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+}
 
 
 def files(folder: Path, head: torch.Tensor, public: torch.Tensor) -> dict[str, Any]:
@@ -167,7 +172,7 @@ def test_what_all_columns_share_is_in_one_direction_at_most_of_a_run_that_sets_n
     others[-2] = False
     assert float(moved[:, others].abs().max()) <= 2e-3 * abs(shift) + 1e-4
     # What sites do first bounds it by the rest of a feature.
-    kept = public.apply(weigh_own_mean(features + shift, KEPT))[:, -2]
+    kept = public.apply(weigh_mean_over_columns(features + shift, KEPT))[:, -2]
     rest = features - features.mean(1, keepdim=True)
     assert bool((kept.abs() <= 0.76 * rest.norm(dim=1)).all())
     again = read_map(parse_run(UNSET | {"seed": seed}), dimension).projection
@@ -206,7 +211,7 @@ def test_a_run_that_sets_nothing_takes_the_head_of_its_backbone(classes: int, se
     ("changed", "dimension"),
     [
         ({"features.projection": ""}, 640),
-        ({"secure-sum": False}, 640),
+        ({"secure-aggregation": False}, 640),
         ({"epsilon": 0.0, "delta": 0.0}, 640),
         ({}, FEWEST_MAPPED - 1),
     ],
@@ -228,6 +233,8 @@ def test_unreadable_weights_give_random_directions(tmp_path: Path) -> None:
 
 @given(records=st.integers(1, 10**9), most=st.sampled_from([5000, 20_000, 10**8]))
 def test_a_sum_has_room_for_all_records_that_are_known(records: int, most: int) -> None:
-    run = parse_run(UNSET | {"features.records": records, "secure-sum-records": most})
-    assert run.settings.secure_sum_records == (max(records, most) if most == 20_000 else most)
+    run = parse_run(UNSET | {"features.records": records, "secure-aggregation-records": most})
+    assert run.settings.secure_aggregation_records == (
+        max(records, most) if most == 20_000 else most
+    )
     assert parse_run(run.settings.flat()).digest == run.digest

@@ -1,4 +1,4 @@
-"""Harm where numbers, labels or times are learned: by its definition in loops, its measures against
+"""Harm where numbers, labels or times are learned: by its definition in loops, its metrics against
 libraries, and what the rule does with honest and with false sites.
 """
 

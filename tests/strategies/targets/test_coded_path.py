@@ -24,8 +24,8 @@ from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.time import risk_head
 
-NUMBER: dict[str, Scalar] = {"target": "number", "target-range": "0,400"}
-TIME: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "bins": 6}
+NUMBER: dict[str, Scalar] = {"task": "regression", "target-range": "0,400"}
+TIME: dict[str, Scalar] = {"task": "survival", "horizon": 3.0, "bins": 6}
 
 
 def dealt(count: int, sites: int, seed: int) -> list[Tensor]:
@@ -106,23 +106,27 @@ def test_cells_of_sites_are_those_of_all_records(secure: bool) -> None:
     assert isinstance(many.moment, Statistics)
 
 
-def test_constant_features_do_not_spoil_an_exact_secure_sum(tmp_path: Path) -> None:
+def test_constant_features_do_not_spoil_an_exact_secure_aggregation(tmp_path: Path) -> None:
     """Their variance is that of rounding to whole steps, which a ridge must not take for theirs."""
     draw = np.random.default_rng(0)
     constant = np.tile(draw.random(60), (600, 1)) + 1e-4 * draw.normal(size=(600, 60))
     x = np.c_[draw.normal(size=(600, 4)), constant]
     sites = [(x[part::3], x[part::3, 0] + 0.1 * draw.normal(size=200)) for part in range(3)]
-    settings: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0, "target_range": (-4, 4)}
-    run = fs.simulate(sites, target="number", output_dir=tmp_path, **settings)
-    assert run.metrics["measures"]["all"]["value"]["r2"] > 0.95
+    settings: dict[str, Any] = {
+        "secure_aggregation": True,
+        "dropouts": 0.0,
+        "target_range": (-4, 4),
+    }
+    run = fs.simulate(sites, task="regression", output_dir=tmp_path, **settings)
+    assert run.metrics["metric_values"]["all"]["value"]["r2"] > 0.95
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"target": "number", "target_range": (0, 9)},
-        {"target": "labels", "label_columns": "a,b"},
-        {"target": "time", "horizon": 3.0, "bins": 1},
+        {"task": "regression", "target_range": (0, 9)},
+        {"task": "multilabel", "label_columns": "a,b"},
+        {"task": "survival", "horizon": 3.0, "bins": 1},
     ],
 )
 @pytest.mark.parametrize("private", [{}, {"epsilon": 2.0, "delta": 1e-5}])
@@ -133,7 +137,7 @@ def test_a_message_has_the_planned_size(settings: dict[str, Any], private: dict[
         "number": x[:, 0],
         "labels": (x[:, :2] > 0).astype(float),
         "time": np.stack([4 * draw.random(200), draw.integers(0, 2, 200)], 1),
-    }[settings["target"]]
+    }[settings["task"]]
     sent = fs.fit(x, y, **settings, **private)
     planned = payload_bytes(sent.config, 40, len(sent.classes), 200)
     assert abs(len(sent.payload) - planned) < 300

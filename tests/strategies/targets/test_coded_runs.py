@@ -1,4 +1,4 @@
-"""Runs of every target on the real path: site, message or secure sum, checks, coordinator, model."""
+"""Runs of every target on the real path: site, message or secure aggregation, checks, coordinator, model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sklearn.linear_model import Ridge
 import fedsurrogate as fs
 from fedsurrogate.common.signed_models.signed_model import make_signed_model, settings_of_run
 from fedsurrogate.server_app.export.model_card import model_card
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 
-NUMBER: dict[str, Any] = {"target": "number", "target_range": (-4, 4)}
-LABELS: dict[str, Any] = {"target": "labels"}
-TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4}
-SUM: dict[str, Any] = {"secure_sum": True, "colluding": 0.0, "dropouts": 0.0}
+NUMBER: dict[str, Any] = {"task": "regression", "target_range": (-4, 4)}
+LABELS: dict[str, Any] = {"task": "multilabel"}
+TIME: dict[str, Any] = {"task": "survival", "horizon": 3.0, "bins": 4}
+SUM: dict[str, Any] = {"secure_aggregation": True, "colluding": 0.0, "dropouts": 0.0}
 PRIVATE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5}
 Site = tuple[Any, Any]
 
@@ -57,7 +57,7 @@ def test_numbers_from_messages_are_a_ridge_of_all_records_together() -> None:
     assert error < 0.01
 
 
-@pytest.mark.parametrize("kind", [NUMBER, LABELS, TIME], ids=lambda kind: str(kind["target"]))
+@pytest.mark.parametrize("kind", [NUMBER, LABELS, TIME], ids=lambda kind: str(kind["task"]))
 @pytest.mark.parametrize("more", [{}, SUM, PRIVATE, SUM | PRIVATE], ids=["", "sum", "dp", "both"])
 def test_a_run_learns_and_measures_every_target(
     kind: dict[str, Any], more: dict[str, Any], tmp_path: Path
@@ -66,18 +66,18 @@ def test_a_run_learns_and_measures_every_target(
         more = {"bins": 1}
     if kind is LABELS and more is SUM:
         more = SUM | {"label_sets": ";".join(f"{i}=label 1,label 2,label 3" for i in range(3))}
-    sites = hospitals(str(kind["target"]), sizes=(400, 300, 200))
+    sites = hospitals(str(kind["task"]), sizes=(400, 300, 200))
     result = fs.simulate(sites, output_dir=tmp_path, **(kind | more))
-    measures = result.measures
+    metric_values = result.metric_values
     x, y = (np.concatenate([site[part] for site in sites]) for part in (0, 1))
     model = fs.load(result.folder)
     assert isinstance(model, fs.Model)
     score = model.score(x, y)
-    least = {"number": 0.3, "labels": 0.6, "time": 0.55}[str(kind["target"])]
-    assert score > least, (score, measures)
-    output, values = next(iter(measures.items()))
+    least = {"number": 0.3, "labels": 0.6, "time": 0.55}[str(kind["task"])]
+    assert score > least, (score, metric_values)
+    output, values = next(iter(metric_values.items()))
     assert f"{output}: records {values['records']:.4g}" in repr(result)
-    for own in measures.values():
+    for own in metric_values.values():
         assert own["records"] > 100
         assert {"r2", "auroc", "concordance"} & own.keys()
     answers = model.answers(x)
@@ -85,7 +85,7 @@ def test_a_run_learns_and_measures_every_target(
     assert json.loads((result.folder / "manifest.json").read_text())["config"]["target"]
 
 
-def test_secure_sums_of_numbers_are_those_of_all_records(tmp_path: Path) -> None:
+def test_secure_aggregation_of_numbers_are_those_of_all_records(tmp_path: Path) -> None:
     """An exact path: the weights are those of one ridge, up to the steps of 32 bits."""
     sites = hospitals("number")
     run = fs.simulate(sites, test_fraction=0.01, output_dir=tmp_path, **NUMBER, **SUM)
@@ -104,13 +104,13 @@ def test_a_run_is_learned_again_without_a_site_that_leaves(
     kind: dict[str, Any], tmp_path: Path
 ) -> None:
     """As if the site had never been there; and with all sites the run's own model comes out."""
-    sites = hospitals(str(kind["target"]), sizes=(200, 150, 120))
+    sites = hospitals(str(kind["task"]), sizes=(200, 150, 120))
     run = fs.simulate(sites, output_dir=tmp_path, **kind)
-    _, same = relearn(run.folder, without=[])
+    _, same = refit(run.folder, without=[])
     assert torch.equal(same.arrays()["weight"], run.model.classifier.arrays()["weight"])
-    _, left = relearn(run.folder, without=["0"])
+    _, left = refit(run.folder, without=["0"])
     (run.folder / "surrogates" / "0.pb").unlink()
-    _, never = relearn(run.folder, without=[])
+    _, never = refit(run.folder, without=[])
     assert torch.equal(left.arrays()["weight"], never.arrays()["weight"])
     assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
 

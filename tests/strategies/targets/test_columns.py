@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import fedsurrogate as fs
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import bounded_sums, message
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.secure_sum import settings_in
+from fedsurrogate.client_app.secure_aggregation import settings_in
 from fedsurrogate.common.errors import ConfigError, FedSurrogateError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -32,8 +32,8 @@ from tests.coded import coded
 SCALE = np.array([1.0, 1e6, 1e-4, 50.0, 1.0, 1e3])
 OFFSET = np.array([0.0, 5e6, 1.0, 1000.0, 0.0, -2e4])
 RANGES = "; ".join(f"{o - 4 * s},{o + 4 * s}" for o, s in zip(OFFSET, SCALE, strict=True))
-SECURE: dict[str, Any] = {"secure_sum": True, "dropouts": 0.0}
-PLAIN: dict[str, Scalar] = {"target": "number", "target-range": "-4,4"}
+SECURE: dict[str, Any] = {"secure_aggregation": True, "dropouts": 0.0}
+PLAIN: dict[str, Scalar] = {"task": "regression", "target-range": "-4,4"}
 PRIVATE: dict[str, Scalar] = {"epsilon": 4.0, "delta": 1e-5}
 
 
@@ -51,9 +51,9 @@ def table() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 TARGETS: dict[str, dict[str, Any]] = {
-    "number": {"target": "number", "target_range": (-4, 4)},
-    "labels": {"target": "labels", "label_columns": "a,b"},
-    "time": {"target": "time", "horizon": 3.0, "bins": 8},
+    "number": {"task": "regression", "target_range": (-4, 4)},
+    "labels": {"task": "multilabel", "label_columns": "a,b"},
+    "time": {"task": "survival", "horizon": 3.0, "bins": 8},
 }
 SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
 
@@ -61,10 +61,10 @@ SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
 def score(folder: Path, x: np.ndarray, name: str, **more: Any) -> float:
     """The mean score of a run of three sites on their held-out records."""
     given = TARGETS[name] | {key.replace(".", "__"): value for key, value in more.items()}
-    y = table()[1][given["target"]]
+    y = table()[1][given["task"]]
     sites = [(x[site::3].astype(np.float32), y[site::3]) for site in range(3)]
-    measures = fs.simulate(sites, output_dir=folder, **given).metrics["measures"]["all"]
-    return float(np.mean([own[SCORES[given["target"]]] for own in measures.values()]))
+    metric_values = fs.simulate(sites, output_dir=folder, **given).metrics["metric_values"]["all"]
+    return float(np.mean([own[SCORES[given["task"]]] for own in metric_values.values()]))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_rescaled_sums_are_those_of_rescaled_records(seed: int) -> None:
     assert torch.allclose(first.mean, last.mean)
 
 
-def task_of(run: Run, x: torch.Tensor, values: torch.Tensor | None = None) -> Task:
+def job_of(run: Run, x: torch.Tensor, values: torch.Tensor | None = None) -> Job:
     """A site, whose number is the first column."""
     assert run.target is not None
     labels = torch.zeros(len(x), dtype=torch.int64)
     train = LabelledFeatures(x.float(), labels, values=x[:, :1] if values is None else values)
     empty = LabelledFeatures(x[:0].float(), labels[:0])
     found = SiteFeatures(train, empty, run.target.rows, "f" * 16, 0.0, simulated=True)
-    return Task(run, NodeConfig(), "north", found)
+    return Job(run, NodeConfig(), "north", found)
 
 
 @settings(max_examples=25, deadline=None)
@@ -139,7 +139,7 @@ def test_a_record_in_the_ranges_is_in_the_ball(
     assert float(moved.norm(dim=1).max()) <= (1.0 if epsilon else 3**0.5) * (1 + 4 * lost + 1e-6)
     if epsilon and lost < 1e-3:
         run = parse_run(PLAIN | PRIVATE | {"features.ranges": text})
-        made = bounded_sums(task_of(run, x.float()), run.target, PublicMap())  # type: ignore[arg-type]
+        made = bounded_sums(job_of(run, x.float()), run.target, PublicMap())  # type: ignore[arg-type]
         assert made.claim is not None
         assert made.claim.clip == 1.0
         assert float(made.values["squares"].norm()) <= 8 * (1 + 1e-9)
@@ -163,20 +163,20 @@ def test_a_frame_that_the_settings_do_not_give_is_refused_in_private_runs(
 
 def run_site(run: Run, x: torch.Tensor) -> bytes:
     """A site's message."""
-    return message(task_of(run, x)).payload
+    return message(job_of(run, x)).payload
 
 
 @pytest.mark.parametrize("frame", [b"", Frame(torch.ones(3), torch.ones(3)).packed()])
 def test_a_site_reads_no_model_in_another_frame_than_the_settings_give(frame: bytes) -> None:
-    given: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "time-head": "residuals"}
+    given: dict[str, Scalar] = {"task": "survival", "horizon": 3.0, "time-head": "residuals"}
     run = parse_run(given | {"features.ranges": "0,8"})
     assert run.target is not None
     x = torch.rand(60, 3)
-    task = task_of(run, x, torch.stack([x[:, 0] * 4, torch.ones(60)], 1).double())
+    job = job_of(run, x, torch.stack([x[:, 0] * 4, torch.ones(60)], 1).double())
     agreed = run.public_frame(3)
     training = Training.begin(run, run.target.rows, "f" * 16, 3, agreed)
     training.model = {"values": torch.zeros(41)}
-    asked = replace(task, payload=training.payload(), info={"round": 2})
+    asked = replace(job, payload=training.payload(), info={"round": 2})
     assert message(asked).payload
     training.frame = frame
     with pytest.raises(SurrogateError, match="frame of columns"):
@@ -186,9 +186,9 @@ def test_a_site_reads_no_model_in_another_frame_than_the_settings_give(frame: by
 def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:
     made = []
     for text in ("", "0,1", "0,2"):
-        run = parse_run(PLAIN | {"secure-sum": True, "features.ranges": text})
-        task = task_of(run, torch.rand(9, 2))
-        made.append((settings_in(run, task.limits, b"")["numbers"], run.digest))
+        run = parse_run(PLAIN | {"secure-aggregation": True, "features.ranges": text})
+        job = job_of(run, torch.rand(9, 2))
+        made.append((settings_in(run, job.limits, b"")["numbers"], run.digest))
     assert len({each for each, _ in made}) == len({each for _, each in made}) == 3
 
 
@@ -203,7 +203,7 @@ def test_sums_with_other_ranges_are_other_sums_to_a_site() -> None:
             PLAIN
             | {
                 "features.ranges": "0,1",
-                "secure-sum": True,
+                "secure-aggregation": True,
                 "features.projection": "p.safetensors",
             },
             "remove one",

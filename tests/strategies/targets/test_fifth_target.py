@@ -81,7 +81,7 @@ def with_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("with_events")
 @pytest.mark.parametrize(
-    "more", [{}, {"secure_sum": True, "dropouts": 0.0}, {"epsilon": 8.0, "delta": 1e-5}]
+    "more", [{}, {"secure_aggregation": True, "dropouts": 0.0}, {"epsilon": 8.0, "delta": 1e-5}]
 )
 def test_a_fifth_target_runs_in_every_way(more: dict[str, Any], tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
@@ -89,8 +89,8 @@ def test_a_fifth_target_runs_in_every_way(more: dict[str, Any], tmp_path: Path) 
     for _ in range(3):
         x = draw.normal(size=(400, 3)) * 0.5
         sites.append((x, draw.poisson(np.exp(1 + x[:, 0]))))
-    run = fs.simulate(sites, target="events", target_range=(0, 4), output_dir=tmp_path, **more)
-    found = run.metrics["measures"]["all"]["events"]
+    run = fs.simulate(sites, task="events", target_range=(0, 4), output_dir=tmp_path, **more)
+    found = run.metrics["metric_values"]["all"]["events"]
     usual = np.mean([np.abs(y - y.mean()).mean() for _, y in sites])
     assert found["mae"] < usual
     assert json.loads(target_of_model(run.model.classifier))["name"] == "events"

@@ -21,7 +21,7 @@ from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_bl
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.targets.labels import SET_PART, Labels
-from fedsurrogate.server_app.relearn import relearn
+from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies.targets import sums as received
 from fedsurrogate.strategies.targets.number import Annotated
 from fedsurrogate.strategies.targets.strategy import annotated_of, check_sums
@@ -29,12 +29,12 @@ from fedsurrogate.strategies.targets.sums import CodedSums
 from tests.coded import capped_code, coded, noisy, ridge_discriminant
 
 NAMES = ("a", "b", "c")
-LABELS: dict[str, Scalar] = {"target": "labels", "label-columns": ",".join(NAMES)}
+LABELS: dict[str, Scalar] = {"task": "multilabel", "label-columns": ",".join(NAMES)}
 PRIVATE: dict[str, Scalar] = {"epsilon": 8.0, "delta": 1e-5}
-# Of four sites; each set is that of two of them, as a secure sum needs it.
+# Of four sites; each set is that of two of them, with secure aggregation needs it.
 SETS = ({"a", "b", "c"}, {"a", "b"}, {"a", "b", "c"}, {"a", "b"})
 SET_TEXT = ";".join(f"{site}={','.join(sorted(own))}" for site, own in enumerate(SETS))
-SUM: dict[str, Any] = {"secure_sum": True, "colluding": 0.0, "dropouts": 0.0}
+SUM: dict[str, Any] = {"secure_aggregation": True, "colluding": 0.0, "dropouts": 0.0}
 
 
 def site(number: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -49,13 +49,13 @@ def site(number: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def total(run: Run, parts: list[tuple[Tensor, Tensor]]) -> CodedSums:
-    """The exact sums of all sites, as messages or a secure sum bring them."""
+    """The exact sums of all sites, as messages or secure aggregation bring them."""
     target = run.target
     assert target is not None
     made = [
         CodedRecords(x, target.code(target.of_site(y, str(at)))) for at, (x, y) in enumerate(parts)
     ]
-    if run.settings.secure_sum:
+    if run.settings.secure_aggregation:
         zero = [
             in_block(exact_sums(each, None), target.block(str(at)), target.blocks)
             for at, each in enumerate(made)
@@ -75,7 +75,7 @@ def test_labels_with_own_moments_are_scikit_learns_on_their_annotated_records(
     secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(received, "HALF", 0.0)
-    more: dict[str, Scalar] = {"secure-sum": True, "colluding": 0.0} if secure else {}
+    more: dict[str, Scalar] = {"secure-aggregation": True, "colluding": 0.0} if secure else {}
     run = parse_run(LABELS | {"label-sets": SET_TEXT} | more)
     assert isinstance(run.target, Labels)
     parts = [site(number, size) for number, size in enumerate((90, 200, 70, 110))]
@@ -183,15 +183,19 @@ def test_capped_sums_are_read_as_they_were_made() -> None:
         ({"label-sets": SET_TEXT}, None, "own: .* their messages hold it"),
         (PRIVATE, "exact, because no label-sets", "shared: noise"),
         (PRIVATE | {"label-sets": SET_TEXT}, "capped, with less noise", "shared: noise"),
-        ({"secure-sum": True, "label-sets": SET_TEXT, "colluding": 0.0}, None, "one for each"),
         (
-            {"secure-sum": True, "label-sets": "x=a,b,c;y=a,b,c", "colluding": 0.0},
+            {"secure-aggregation": True, "label-sets": SET_TEXT, "colluding": 0.0},
+            None,
+            "one for each",
+        ),
+        (
+            {"secure-aggregation": True, "label-sets": "x=a,b,c;y=a,b,c", "colluding": 0.0},
             None,
             "all sites annotate the same",
         ),
         (
             {
-                "secure-sum": True,
+                "secure-aggregation": True,
                 "colluding": 0.0,
                 "label-sets": ";".join(
                     f"{at}{twin}={own}"
@@ -226,23 +230,23 @@ def hospitals(sizes: tuple[int, ...] = (300, 250, 200, 350)) -> list[Any]:
 @pytest.mark.parametrize("more", [{}, SUM], ids=["sites", "sum"])
 def test_a_run_learns_from_the_capped_code(more: dict[str, Any], tmp_path: Path) -> None:
     private: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "label_sets": SET_TEXT}
-    settings: dict[str, Any] = {"target": "labels", "label_columns": list(NAMES)}
+    settings: dict[str, Any] = {"task": "multilabel", "label_columns": list(NAMES)}
     run = fs.simulate(hospitals(), output_dir=tmp_path, **settings, **private, **more)
     assert run.metrics["learning"]["label code"].startswith("capped")
     assert "label code: capped, with less noise" in run.report().read_text()
     private_run = parse_run(LABELS | PRIVATE | {"label-sets": SET_TEXT})
     assert "label code capped, with less noise" in private_run.plan.head
-    assert all(own["auroc"] > 0.6 for own in run.measures.values()), run.measures
+    assert all(own["auroc"] > 0.6 for own in run.metric_values.values()), run.metric_values
     if not more:
-        _, same = relearn(run.folder, without=[])
+        _, same = refit(run.folder, without=[])
         assert torch.equal(same.arrays()["weight"], run.model.classifier.arrays()["weight"])
-        _, left = relearn(run.folder, without=["0"])
+        _, left = refit(run.folder, without=["0"])
         assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
 
 
-def test_a_secure_sum_with_own_moments_gives_the_model_of_messages(tmp_path: Path) -> None:
+def test_secure_aggregation_with_own_moments_gives_the_model_of_messages(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "target": "labels",
+        "task": "multilabel",
         "label_columns": list(NAMES),
         "label_sets": SET_TEXT,
         "max_share": 0.0,
@@ -261,6 +265,6 @@ def test_a_record_that_lacks_a_label_of_its_set_is_left_out_alone() -> None:
     assert not target.faults(y)["a label that is not 1, 0 or empty"].any()
     assert target.code(y)[1].tolist() == [0.0] * 4
     assert torch.equal(target.code(y)[0], target.code(y[:1])[0])
-    (said,) = target.remarks(y)
+    (said,) = target.warnings(y)
     assert said.startswith("1 of 2 records are not annotated for all labels")
-    assert not target.remarks(y[:1])
+    assert not target.warnings(y[:1])

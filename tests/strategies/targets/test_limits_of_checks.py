@@ -273,8 +273,8 @@ def test_a_second_moment_is_refused_just_below_what_noise_and_rounding_do(
 
 
 TARGETS = {
-    "numbers": {"target": "number", "target-range": "0,100"},
-    "labels": {"target": "labels", "label-columns": "a,b,c"},
+    "numbers": {"task": "regression", "target-range": "0,100"},
+    "labels": {"task": "multilabel", "label-columns": "a,b,c"},
 }
 
 

@@ -20,7 +20,7 @@ from fedsurrogate.strategies.targets.residual_steps import ResidualSteps
 from fedsurrogate.strategies.targets.strategy import column_factors
 from tests.coded import coded
 
-TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
+TIME: dict[str, Any] = {"task": "survival", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
 D = 3
 few = settings(max_examples=20, deadline=None)
 

@@ -26,7 +26,7 @@ from fedsurrogate.strategies.targets.strategy import FromCodedSums, learn_from_s
 from fedsurrogate.strategies.targets.sums import around_zero, of_site
 from tests.strategies.base.test_courses_of_a_run import Kept
 
-NUMBER: dict[str, Any] = {"target": "number", "target-range": "0,400"}
+NUMBER: dict[str, Any] = {"task": "regression", "target-range": "0,400"}
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5}
 D = 3
 few = settings(max_examples=15, deadline=None)
@@ -106,7 +106,7 @@ def test_records_are_those_that_are_stated_or_that_the_sums_count() -> None:
     for records, wanted in (([4.0, 2.6], 7), ([-3.0], 0)):
         own = replace(sent, tensors={**sent.tensors, "records": torch.tensor(records)})
         assert strategy.records(own) == wanted
-    time = parse_run({"target": "time", "horizon": 3.0, "bins": 2, "time-head": "cells"})
+    time = parse_run({"task": "survival", "horizon": 3.0, "bins": 2, "time-head": "cells"})
     counts = FromCodedSums(time, Kept())
     for sign in (1, -1):
         code = {"code": sign * torch.tensor([3.0, 1.0, 0.0, 2.0, 5.4])}
@@ -141,10 +141,10 @@ def test_sums_are_checked_by_their_rows_their_claim_and_what_records_can_have(
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_a_secure_sum_is_learned_from_with_its_noise_or_its_rounding(
+def test_secure_aggregation_is_learned_from_with_its_noise_or_its_rounding(
     monkeypatch: pytest.MonkeyPatch, noisy: bool
 ) -> None:
-    more = {"secure-sum": True} | (PRIVATE if noisy else {})
+    more = {"secure-aggregation": True} | (PRIVATE if noisy else {})
     run = parse_run(NUMBER | more)
     sent = site(run if noisy else parse_run(NUMBER | PRIVATE), 0, 90)
     sigmas = dict.fromkeys(sent.tensors, 0.5) if noisy else {}
@@ -162,7 +162,7 @@ def test_a_secure_sum_is_learned_from_with_its_noise_or_its_rounding(
     assert (found.defended, found.facts) == (Defended([]), {"fact": 1.0})
     false = {**sent.tensors, "sums": 1e7 * torch.ones_like(sent.tensors["sums"])}
     with pytest.raises(
-        RunError, match=r"the secure sum has .* so some site has added false numbers"
+        RunError, match=r"the secure aggregation has .* so some site has added false numbers"
     ):
         learn_from_sum(replace(total, tensors=false), run)
     if not noisy:

@@ -22,8 +22,8 @@ from tests.coded import moment_of
 D = 3
 few = settings(max_examples=40, deadline=None)
 TARGETS: dict[str, dict[str, Any]] = {
-    "numbers": {"target": "number", "target-range": "0,100"},
-    "times": {"target": "time", "horizon": 3.0, "bins": 2},
+    "numbers": {"task": "regression", "target-range": "0,100"},
+    "times": {"task": "survival", "horizon": 3.0, "bins": 2},
 }
 
 

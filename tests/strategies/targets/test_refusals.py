@@ -24,9 +24,9 @@ found, seen = (
     draw.integers(0, 2, (60, 2)).astype(float),
     np.stack([draw.exponential(2, 60), draw.integers(0, 2, 60)], 1),
 )
-NUMBER: dict[str, Any] = {"target": "number", "target_range": (0, 4)}
-LABELS: dict[str, Any] = {"target": "labels", "label_columns": "edema,mass"}
-TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 1}
+NUMBER: dict[str, Any] = {"task": "regression", "target_range": (0, 4)}
+LABELS: dict[str, Any] = {"task": "multilabel", "label_columns": "edema,mass"}
+TIME: dict[str, Any] = {"task": "survival", "horizon": 3.0, "bins": 1}
 
 
 def put(values: Any, at: Any, value: float) -> Any:
@@ -94,12 +94,12 @@ REFUSED: dict[str, Case] = {
         "eigenvalue|second moments that no records have",
     ),
     "number: no range": (
-        lambda: fs.fit(x, y, target="number", epsilon=1.0, delta=1e-5),
+        lambda: fs.fit(x, y, task="regression", epsilon=1.0, delta=1e-5),
         ConfigError,
         "needs target-range, the lowest and highest value that are known in public",
     ),
     "number: low not below high": (
-        lambda: fs.fit(x, y, target="number", target_range=(4, 4)),
+        lambda: fs.fit(x, y, task="regression", target_range=(4, 4)),
         ConfigError,
         "the first number must be below the second",
     ),
@@ -149,7 +149,7 @@ REFUSED: dict[str, Case] = {
         "0 events before the horizon: nothing can be learned; set a later horizon",
     ),
     "time: no horizon": (
-        lambda: fs.fit(x, seen, target="time"),
+        lambda: fs.fit(x, seen, task="survival"),
         ConfigError,
         "needs horizon, the time up to which survival is learned",
     ),
@@ -159,7 +159,7 @@ REFUSED: dict[str, Case] = {
         "needs time-unit, such as years, so that all sites mean the same",
     ),
     "time: left truncation": (
-        lambda: parse_run({"target": "time", "horizon": 3.0, "entry-column": "start"}),
+        lambda: parse_run({"task": "survival", "horizon": 3.0, "entry-column": "start"}),
         ConfigError,
         "entry-column",
     ),
@@ -179,19 +179,19 @@ def test_what_no_one_takes_is_refused_with_its_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "settings", "remark"),
+    ("values", "settings", "warning"),
     [
         (y * 10, NUMBER, "lie beyond target-range 0,4 and count as its ends; is the unit right"),
         (seen * [365, 1], TIME, "of the records are beyond the horizon 3; are the times in"),
         (seen / [365, 1], TIME, "of the records are in the first bin; are the times in"),
     ],
 )
-def test_a_likely_wrong_unit_is_remarked(
-    values: Any, settings: dict[str, Any], remark: str
+def test_a_likely_wrong_unit_is_warned_of(
+    values: Any, settings: dict[str, Any], warning: str
 ) -> None:
     flat = {key.replace("_", "-"): value for key, value in settings.items()}
     flat |= {"target-range": "0,4"} if settings is NUMBER else {"bins": 3}
     target = parse_run(flat).target
     assert target is not None
-    (said,) = target.remarks(torch.from_numpy(values.reshape(len(values), -1)))
-    assert remark in said
+    (said,) = target.warnings(torch.from_numpy(values.reshape(len(values), -1)))
+    assert warning in said

@@ -1,5 +1,5 @@
 """Rounds of a target around steps that are pretended: what is checked, how sites weigh, what is kept, and
-what a secure sum passes on.
+what secure aggregation passes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsurrogate.strategies.targets.strategy import TargetRounds, absorb_total
 from fedsurrogate.strategies.targets.sums import sum_rounding
 from tests.strategies.base.test_courses_of_a_run import Kept
 
-TIME: dict[str, Any] = {"target": "time", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
+TIME: dict[str, Any] = {"task": "survival", "horizon": 3.0, "bins": 4, "time-head": "residuals"}
 PRIVATE = {"epsilon": 4.0, "delta": 1e-5}
 ROWS = ("r1", "r2")
 
@@ -170,7 +170,7 @@ def test_a_run_that_begins_again_looks_for_a_charged_round(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_a_secure_sum_passes_on_its_noise_or_its_rounding(
+def test_secure_aggregation_passes_on_its_noise_or_its_rounding(
     monkeypatch: pytest.MonkeyPatch, noisy: bool
 ) -> None:
     steps = Steps([[1.0]])
@@ -190,6 +190,8 @@ def test_a_secure_sum_passes_on_its_noise_or_its_rounding(
     absorb_total(without, training, ["a"])  # type: ignore[arg-type]
     assert steps.seen[-1][2].rounding == 0.0
     steps.rows = []
-    with pytest.raises(RunError, match="the secure sum has nothing there, so some site has added"):
+    with pytest.raises(
+        RunError, match="the secure aggregation has nothing there, so some site has added"
+    ):
         absorb_total(total, training, ["a"])
     assert training.round == 2

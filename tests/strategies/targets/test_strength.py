@@ -42,10 +42,10 @@ def pixels(draw: np.random.Generator, records: int, size: int, decay: float) -> 
     return np.asarray(0.5 + 0.1 * scores @ basis)
 
 
-@pytest.mark.parametrize("secure_sum", [False, True])
+@pytest.mark.parametrize("secure_aggregation", [False, True])
 @pytest.mark.parametrize("decay", [3.0, 7.0, 10.0])
 def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
-    decay: float, secure_sum: bool, tmp_path: Path
+    decay: float, secure_aggregation: bool, tmp_path: Path
 ) -> None:
     draw = np.random.default_rng(int(decay))
     x = pixels(draw, 900, 240, decay)
@@ -54,14 +54,17 @@ def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
     train, test = slice(0, 600), slice(600, 900)
     span = 4 * float(y.std())
     parts = [(x[train][i::3], y[train][i::3]) for i in range(3)]
-    more: dict[str, Any] = {"secure_sum": secure_sum, "secure_sum_range": 4.0}
+    more: dict[str, Any] = {
+        "secure_aggregation": secure_aggregation,
+        "secure_aggregation_range": 4.0,
+    }
     middle = float(y.mean())
     run = fs.simulate(
         parts,
-        target="number",
+        task="regression",
         target_range=(middle - span, middle + span),
         output_dir=tmp_path,
-        **(more | {"dropouts": 0.0} if secure_sum else {}),
+        **(more | {"dropouts": 0.0} if secure_aggregation else {}),
     )
     told = run.model.answers(x[test])["value"]
     ours = 1 - np.square(told - y[test]).mean() / y[test].var()
@@ -70,9 +73,9 @@ def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("secure_sum", [False, True])
+@pytest.mark.parametrize("secure_aggregation", [False, True])
 def test_a_run_of_times_on_ill_conditioned_features_ranks_as_a_cox_model_does(
-    secure_sum: bool, tmp_path: Path
+    secure_aggregation: bool, tmp_path: Path
 ) -> None:
     from sksurv.linear_model import CoxPHSurvivalAnalysis
     from sksurv.metrics import concordance_index_censored
@@ -86,9 +89,17 @@ def test_a_run_of_times_on_ill_conditioned_features_ranks_as_a_cox_model_does(
     y = np.stack([np.minimum(until, seen), until <= seen], 1)
     train, test = slice(0, 600), slice(600, 900)
     parts = [(x[train][i::3], y[train][i::3]) for i in range(3)]
-    more: dict[str, Any] = {"secure_sum": True, "secure_sum_range": 4.0, "dropouts": 0.0}
+    more: dict[str, Any] = {
+        "secure_aggregation": True,
+        "secure_aggregation_range": 4.0,
+        "dropouts": 0.0,
+    }
     run = fs.simulate(
-        parts, target="time", horizon=2.0, output_dir=tmp_path, **(more if secure_sum else {})
+        parts,
+        task="survival",
+        horizon=2.0,
+        output_dir=tmp_path,
+        **(more if secure_aggregation else {}),
     )
 
     def concordance(risk: Array) -> float:

@@ -18,23 +18,28 @@ import fedsurrogate as fs
 from fedsurrogate.client_app.governance.budget import Budget, check_budget
 from fedsurrogate.client_app.governance.entries import Entry, Release
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.task import MethodOutput
+from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.common.errors import BudgetError, RunError
 from fedsurrogate.common.privacy.accounting import gaussian_noise_multiplier
-from fedsurrogate.common.privacy.mechanism import JOINT_SUMS, SUMS
+from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, SUMS
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.secure_sum.protocol import site_variances
-from fedsurrogate.common.secure_sum.rules import local_epsilon, numbers_of, rules_of, shapes_of
+from fedsurrogate.common.secure_aggregation.protocol import site_variances
+from fedsurrogate.common.secure_aggregation.rules import (
+    local_epsilon,
+    numbers_of,
+    rules_of,
+    shapes_of,
+)
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.strategies.targets.strategy import SummedTargetRounds
 from fedsurrogate.strategies.targets.time import risk_head
 from tests.coded import coded
-from tests.rounds_of_times import begun, done, hospitals, task_of, whole
+from tests.rounds_of_times import begun, done, hospitals, job_of, whole
 from tests.strategies.base.test_courses_of_a_run import Kept
 
-TIME: dict[str, Scalar] = {"target": "time", "horizon": 3.0, "bins": 8, "time-head": "residuals"}
+TIME: dict[str, Scalar] = {"task": "survival", "horizon": 3.0, "bins": 8, "time-head": "residuals"}
 PRIVATE: dict[str, Scalar] = {"epsilon": 2.0, "delta": 1e-5}
-SECURE: dict[str, Scalar] = {"secure-sum": True, "colluding": 0.0, "dropouts": 0.0}
+SECURE: dict[str, Scalar] = {"secure-aggregation": True, "colluding": 0.0, "dropouts": 0.0}
 
 
 @pytest.mark.parametrize("sizes", [(300,), (90, 60, 30, 100, 20), (6,) * 50])
@@ -79,14 +84,14 @@ def test_a_run_in_two_rounds_leaves_a_model_that_answers(
 
 def test_times_need_no_settings_besides_the_horizon(tmp_path: Path) -> None:
     """A plain run refused every site with a cell of one record."""
-    run = fs.simulate(hospitals((90, 60, 30)), target="time", horizon=3.0, output_dir=tmp_path)
+    run = fs.simulate(hospitals((90, 60, 30)), task="survival", horizon=3.0, output_dir=tmp_path)
     assert run.metrics["sites"]["used"] == 3
-    assert run.measures["risk"]["concordance"] > 0.6
+    assert run.metric_values["risk"]["concordance"] > 0.6
 
 
 def test_a_site_sends_times_at_once_where_messages_are_files() -> None:
     x, y = whole(hospitals((300,)))
-    sent = fs.fit(x, y, site="north", target="time", horizon=3.0, bins=1)
+    sent = fs.fit(x, y, site="north", task="survival", horizon=3.0, bins=1)
     assert fs.learn([sent]).score(x, y) > 0.6
 
 
@@ -105,7 +110,7 @@ def test_both_rounds_together_are_within_the_budget_by_dp_accounting(
     run = parse_run(TIME | more | {"epsilon": epsilon, "delta": delta})
     mechanism = run.mechanism
     assert mechanism is not None
-    assert mechanism.name == (JOINT_SUMS if more else SUMS)
+    assert mechanism.name == (DISTRIBUTED_SUMS if more else SUMS)
     assert run.rounds == len(mechanism.events) == 2
     accountant = PLDAccountant()
     for event in mechanism.events:
@@ -151,7 +156,7 @@ def test_the_ledger_lets_each_round_out_once(course: list[int], allowed: bool) -
         check_budget(entries, charged(run, last), budget)
 
 
-def test_joint_noise_of_each_round_is_that_of_the_claim() -> None:
+def test_distributed_noise_of_each_round_is_that_of_the_claim() -> None:
     run = parse_run(TIME | PRIVATE | SECURE | {"sites": 5})
     claim = run.mechanism
     assert claim is not None
@@ -173,7 +178,7 @@ def test_joint_noise_of_each_round_is_that_of_the_claim() -> None:
 
 
 @pytest.mark.parametrize("ended", [0, 1])
-def test_a_secure_sum_does_not_go_on_without_a_round_that_was_charged(
+def test_secure_aggregation_does_not_go_on_without_a_round_that_was_charged(
     ended: int, tmp_path: Path
 ) -> None:
     """The second of both learns; a run that left it out ended with weights of zero."""
@@ -196,9 +201,9 @@ def test_a_second_round_without_values_is_refused() -> None:
 
     run, (site,) = parse_run(TIME), hospitals((50,))
     with pytest.raises(SurrogateError, match="value of each cell"):
-        released(task_of(run, site, {"values": torch.zeros(3)}, 2))
+        released(job_of(run, site, {"values": torch.zeros(3)}, 2))
     with pytest.raises(SurrogateError, match="round 3 of a run of 2"):
-        released(task_of(run, site, {"values": torch.zeros(17)}, 3))
+        released(job_of(run, site, {"values": torch.zeros(17)}, 3))
 
 
 def test_the_model_of_the_first_round_has_one_risk() -> None:

@@ -29,13 +29,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
     "fedavg in a sum": {"method": "fedavg"} | SUM,
     "noise at sites": {"method": "dp-fedavg", "fedavg__sample_rate": 0.2} | PRIVATE,
-    "joint noise": {"method": "dp-fedavg", "fedavg__rounds": 10} | SUM | PRIVATE,
+    "distributed noise": {"method": "dp-fedavg", "fedavg__rounds": 10} | SUM | PRIVATE,
 }
 
 
 def scored(kind: str, more: dict[str, Any], folder: Path) -> float:
     """The score of a run's model on all records, after what is in its folder was checked."""
-    if kind == "labels" and "epsilon" not in more and "secure_sum" in more:
+    if kind == "labels" and "epsilon" not in more and "secure_aggregation" in more:
         more = more | {"label_sets": ";".join(f"{i}=label 1,label 2,label 3" for i in range(3))}
     sites = hospitals(kind, sizes=(400, 300, 200))
     result = fs.simulate(sites, output_dir=folder, **(KINDS[kind] | more))
@@ -46,7 +46,7 @@ def scored(kind: str, more: dict[str, Any], folder: Path) -> float:
     assert facts["name"] == kind
     answers = model.answers(x)
     assert all(np.isfinite(column).all() for column in answers.values())
-    assert result.metrics["measures"]["all"]
+    assert result.metrics["metric_values"]["all"]
     return float(model.score(x, y))
 
 
@@ -62,7 +62,7 @@ def test_a_run_of_two_rounds_learns_a_number(tmp_path: Path) -> None:
         *(("fedavg", kind) for kind in KINDS),
         ("fedavg in a sum", "labels"),
         ("noise at sites", "time"),
-        ("joint noise", "number"),
+        ("distributed noise", "number"),
     ],
 )
 def test_a_run_learns(kind: str, way: str, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_model_from_rounds_works_at_a_hospital(kind: str, tmp_path: Path) -> N
     if kind == "time":
         settings |= {"bins": 1}
     folder = run_federation(tmp_path, InProcessGrid(nodes), **settings)
-    measures = metrics_of(folder)["measures"]
-    assert set(measures["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
+    metric_values = metrics_of(folder)["metric_values"]
+    assert set(metric_values["per_site"]) == {"clinic-0", "clinic-1", "clinic-2"}
     (name,) = read_index(parse_node_config(nodes[0])).models
     use_model(parse_node_config(nodes[0]), name)
     unseen = write_images(tmp_path / "judged", range(1200, 1260), labelled=False)
@@ -94,5 +94,5 @@ def test_a_model_from_rounds_works_at_a_hospital(kind: str, tmp_path: Path) -> N
     judged = site("evaluate", "--data-dir", unseen, "--out", page, *config)
     assert judged.code == 0, judged.stderr
     found = json.loads((page / "evaluation.json").read_text())
-    for own in found["measures"].values():
+    for own in found["metric_values"].values():
         assert any(each["value"] is not None for each in own.values())

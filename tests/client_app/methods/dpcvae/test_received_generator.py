@@ -25,7 +25,7 @@ from fedsurrogate.client_app.methods.dpcvae.downstream import (
     site_records,
     use_generator,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.models.generators import Generator, fresh_generator, tensors_of
@@ -65,7 +65,7 @@ def test_records_of_the_runs_classes_have_its_labels_and_norm_one(
     np.testing.assert_allclose(found.features, own / lengths, rtol=1e-5)
 
 
-def received(folder: Path, tested: int, entries: list[Any], room: bool = True) -> tuple[Task, Any]:
+def received(folder: Path, tested: int, entries: list[Any], room: bool = True) -> tuple[Job, Any]:
     """The request with a generator of two classes, and the gate."""
     run = parse_run({"method": "dpcvae", "dpcvae.latent": 2, "dpcvae.synthetic": 30,
                      "head.epochs": 1, "head.min-steps": 20})  # fmt: skip
@@ -82,11 +82,11 @@ def received(folder: Path, tested: int, entries: list[Any], room: bool = True) -
 
     site = SiteFeatures(part(40), part(tested), ("a", "b"), "f", 0.0, simulated=False)
     payload = pack_parameters(Parameters(header, 9, tensors))
-    task = Task(
+    job = Job(
         run, NodeConfig(state_dir=str(folder)), "north", site, flower_run="77", payload=payload
     )
     policy = SimpleNamespace(kept_mib=100.0 if room else 0.0)
-    return task, SimpleNamespace(ledger=SimpleNamespace(entries=lambda: entries), policy=policy)
+    return job, SimpleNamespace(ledger=SimpleNamespace(entries=lambda: entries), policy=policy)
 
 
 @pytest.mark.parametrize("tested", [0, 1, 21])
@@ -97,33 +97,33 @@ def test_a_received_generator_is_kept_and_judged_on_the_sites_test_records(
         return {"far": float((real - 2 * synthetic).sum()), "seed": seed}
 
     monkeypatch.setattr(received_generator, "fidelity", far)
-    task, gate = received(tmp_path, tested, [{}, {"flower_run": "77"}])
-    found = use_generator(task, gate)
-    model = task.received_model()
-    generator = Generator(model.header, task.run, model.tensors).checked()
+    job, gate = received(tmp_path, tested, [{}, {"flower_run": "77"}])
+    found = use_generator(job, gate)
+    model = job.received_model()
+    generator = Generator(model.header, job.run, model.tensors).checked()
     (file,) = (tmp_path / "generators").iterdir()
     assert file.name == "77-north.safetensors"
     assert file.read_bytes() == pack_generator(generator)
     assert (found["tested"], tested == 0) == (tested, found == {"correct": 0, "tested": 0})
     if not tested:
         return
-    own, test = (site_records(task.found, ("a", "b"), each) for each in ("train", "test"))
+    own, test = (site_records(job.found, ("a", "b"), each) for each in ("train", "test"))
     labels = torch.arange(2).repeat_interleave(30)
-    drawn = generator.draw(labels, stream(task.run.settings.seed, "site", "north"))
-    head = task.run.settings.head
+    drawn = generator.draw(labels, stream(job.run.settings.seed, "site", "north"))
+    head = job.run.settings.head
     shared = head_on(LabelledEmbeddings(drawn, labels), generator.header, head, 0)
-    mixture = mix(own, shared, head, 0, task.run.settings.baseline.validation)
-    measures = mixture.measures(test)
+    mixture = mix(own, shared, head, 0, job.run.settings.baseline.validation)
+    metric_values = mixture.metric_values(test)
     if tested > 1:
-        like = generator.draw(test.labels, stream(task.run.settings.seed, "fidelity", "north"))
-        measures |= far(test.features, like, 0)
+        like = generator.draw(test.labels, stream(job.run.settings.seed, "fidelity", "north"))
+        metric_values |= far(test.features, like, 0)
     mixed = mixture.share * mixture.local.scores(test.features).softmax(1)
     mixed += (1 - mixture.share) * mixture.shared.scores(test.features).softmax(1)
     right = int((mixed.argmax(1) == test.labels).sum())
     assert found["correct"] == right
-    assert measures["accuracy-mixed"] == pytest.approx(right / tested)
+    assert metric_values["accuracy-mixed"] == pytest.approx(right / tested)
     assert found == {"correct": right, "tested": tested} | {
-        f"downstream.{name}": value for name, value in measures.items()
+        f"downstream.{name}": value for name, value in metric_values.items()
     }
 
 
@@ -131,13 +131,13 @@ def test_a_generator_of_a_run_without_this_site_is_refused_and_one_without_room_
     tmp_path: Path,
 ) -> None:
     for entries in ([], [{}], [{"flower_run": "78"}]):
-        task, gate = received(tmp_path, 0, entries)
+        job, gate = received(tmp_path, 0, entries)
         with pytest.raises(SurrogateError, match="run 77, in which this site has taken no part"):
-            use_generator(task, gate)
-    task, gate = received(tmp_path, 0, [{"flower_run": "78"}, {"flower_run": "77"}], room=False)
-    assert use_generator(task, gate) == {"correct": 0, "tested": 0}
+            use_generator(job, gate)
+    job, gate = received(tmp_path, 0, [{"flower_run": "78"}, {"flower_run": "77"}], room=False)
+    assert use_generator(job, gate) == {"correct": 0, "tested": 0}
     assert not (tmp_path / "generators").exists()
-    assert received_generator.generators(task.node) == tmp_path / "generators"
+    assert received_generator.generators(job.node) == tmp_path / "generators"
 
 
 def test_distances_are_of_five_hundred_embeddings_along_two_hundred_directions(

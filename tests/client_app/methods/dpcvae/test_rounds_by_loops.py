@@ -27,7 +27,7 @@ from fedsurrogate.client_app.methods.dpcvae.training import (
     trained,
     trainer_of,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.generators import (
@@ -65,7 +65,7 @@ def records(count: int = COUNT) -> tuple[Tensor, Tensor]:
     return torch.randn(count, D, generator=draw) + 2 * torch.eye(2, D)[labels], labels
 
 
-def task(config: Run, folder: Path, number: int, confirmed: int = 0, units: Any = None) -> Task:
+def job(config: Run, folder: Path, number: int, confirmed: int = 0, units: Any = None) -> Job:
     x, y = records()
     part = LabelledFeatures(x, y, units)
     site = SiteFeatures(part, part, NAMES, "f", 0.0, simulated=False)
@@ -76,7 +76,7 @@ def task(config: Run, folder: Path, number: int, confirmed: int = 0, units: Any 
     payload = pack_parameters(Parameters(header, number, tensors))
     info = {"round": number, "lineage": "abc", "confirmed": confirmed}
     node = NodeConfig(state_dir=str(folder))
-    return Task(config, node, "north", site, payload=payload, info=info)
+    return Job(config, node, "north", site, payload=payload, info=info)
 
 
 def scaled_by_hand(x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def test_a_round_is_descent_on_the_bound_batch_by_batch(
 ) -> None:
     """Linear maps, so that the loss is written out: reconstruction and divergence in nats."""
     config = run(**{"dpcvae.optimiser": "sgd", "dpcvae.cosine": cosine, "dpcvae.beta": 0.7})
-    asked = task(config, tmp_path, number)
+    asked = job(config, tmp_path, number)
     made = trained(asked)
     shared = fresh_generator(config.settings, False, 2, D)
     shared.load_state_dict(asked.received_model().tensors)
@@ -267,14 +267,14 @@ def test_a_gan_step_trains_the_critic_on_both_and_the_generator_on_the_critic() 
 def test_a_sum_has_the_update_times_the_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, private: bool
 ) -> None:
-    summed = {"secure-sum": True, "classes": ",".join(NAMES), "dpcvae.weights": weights}
+    summed = {"secure-aggregation": True, "classes": ",".join(NAMES), "dpcvae.weights": weights}
     config = run(**summed | (PRIVATE if private else {}))
-    asked = task(config, tmp_path, 3, 2)
+    asked = job(config, tmp_path, 3, 2)
     tensors = {"x": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     reply = Parameters(Header("dpcvae", "r", "s", "f", NAMES), 3, tensors, 0, None)
     for sizes, records_ in (([7.4, 2.2], 10.0), ([-3.0, 0.2], 1.0)):
         made = training.Trained(reply, torch.tensor(sizes), {}, {Path("k"): b"x"})
-        monkeypatch.setattr(training, "trained", lambda task, made=made: made)
+        monkeypatch.setattr(training, "trained", lambda job, made=made: made)
         sums = generator_sums(asked)
         weight = records_ if weights == "records" else 1.0
         assert sums.values["records"].tolist() == [weight]
@@ -283,21 +283,21 @@ def test_a_sum_has_the_update_times_the_weight(
         assert (sums.claim, sums.keep) == (None, {Path("k"): b"x"})
     for number, confirmed in ((3, 1), (3, 3), (2, 2)):
         with pytest.raises(SurrogateError, match=f"round {number} after {confirmed} rounds"):
-            generator_sums(task(config, tmp_path, number, confirmed))
+            generator_sums(job(config, tmp_path, number, confirmed))
 
 
-@pytest.mark.parametrize("opening", ["sums", "counts"])
+@pytest.mark.parametrize("first_round", ["sums", "counts"])
 @pytest.mark.parametrize("units", [True, False])
 def test_the_first_round_sends_noisy_sizes_and_sums_of_units(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: str, units: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_round: str, units: bool
 ) -> None:
     monkeypatch.setattr(
         "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
-    config = run(**PRIVATE | {"dpcvae.opening": opening})
+    config = run(**PRIVATE | {"dpcvae.first-round": first_round})
     patients = tuple(str(row // 2) for row in range(COUNT)) if units else None
-    asked = task(config, tmp_path, 1, units=patients)
+    asked = job(config, tmp_path, 1, units=patients)
     made = trained(asked)
     claim = made.reply.claim
     assert claim is not None
@@ -308,7 +308,7 @@ def test_the_first_round_sends_noisy_sizes_and_sums_of_units(
     for own, label, weight in zip(unit, y, w, strict=True):
         exact[COUNTS][label] += weight
         exact[SUMS][label] += weight * own
-    chosen = {COUNTS, SUMS} if opening == "sums" else {COUNTS}
+    chosen = {COUNTS, SUMS} if first_round == "sums" else {COUNTS}
     assert made.reply.tensors.keys() == chosen
     for name in chosen:
         sigma, bound = claim.noise[name]

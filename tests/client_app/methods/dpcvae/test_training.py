@@ -28,7 +28,7 @@ from fedsurrogate.client_app.methods.dpcvae.training import (
     train_generator,
     trainer_of,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, StateError, SurrogateError
 from fedsurrogate.common.files import replace_file
@@ -78,15 +78,15 @@ class Site:
         self.training = Training.begin(config, CLASSES, "f", DIMENSION)
         self.confirmed = 0
 
-    def task(self) -> Task:
+    def job(self) -> Job:
         reported = {"round": self.training.round + 1, "lineage": "abc", "confirmed": self.confirmed}
-        return Task(
+        return Job(
             self.config, self.node, "s", self.found, payload=self.training.payload(), info=reported
         )
 
     def round(self) -> MethodOutput:
         """Run one round; the site stores its state, and the coordinator uses the reply."""
-        made = train_generator(self.task())
+        made = train_generator(self.job())
         for file, content in made.keep.items():
             replace_file(file, content)
         take_in(self.training, [unpack_parameters(made.payload)])
@@ -288,7 +288,7 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
     assert torch.allclose(site.training.model[MEANS][:2], scaled, atol=5e-3)
     assert set(
         unpack_parameters(
-            Site(tmp_path / "n", run(**{"dpcvae.opening": "counts"})).round().payload
+            Site(tmp_path / "n", run(**{"dpcvae.first-round": "counts"})).round().payload
         ).tensors
     ) == {COUNTS}
 
@@ -393,7 +393,7 @@ def test_patients_are_what_a_private_run_protects(tmp_path: Path, private: bool)
     part = records()
     record_gradients = LabelledFeatures(part.features, part.labels, ("p",) * RECORDS)
     site = Site(tmp_path, run(**PRIVATE if private else {}), record_gradients)
-    made = train_generator(site.task())
+    made = train_generator(site.job())
     assert (made.claim.unit if made.claim else None) == ("patient" if private else None)
 
 
@@ -413,7 +413,7 @@ def test_a_given_noise_stops_at_the_last_affordable_round() -> None:
     ("setting", "value"),
     [
         ("rounds", 1),
-        ("opening-share", 1.0),
+        ("first-round-fraction", 1.0),
         ("beta", -1.0),
         ("clip", 0.0),
         ("optimiser", "lbfgs"),

@@ -19,7 +19,7 @@ from fedsurrogate.client_app.methods.fedavg.update import (
     own_head,
     personal_accuracy,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.keys import private_key, received_keys
 from fedsurrogate.common.errors import ConfigError, SealError
@@ -36,7 +36,7 @@ FITS = {
 }
 
 
-def site(method: str, flip: bool) -> tuple[Task, Head]:
+def site(method: str, flip: bool) -> tuple[Job, Head]:
     """A site and a federated head that is right for it, or (`flip`) wrong."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
@@ -51,7 +51,7 @@ def site(method: str, flip: bool) -> tuple[Task, Head]:
     run = parse_run({"method": method} | HEAD)
     weight = torch.eye(2, 4) * 0
     weight[:, 0] = torch.tensor([1.0, -1.0]) if flip else torch.tensor([-1.0, 1.0])
-    return Task(run, NodeConfig(), "s", found), Head(
+    return Job(run, NodeConfig(), "s", found), Head(
         Header(method, "r", "coordinator", "f", ("a", "b")), weight, torch.zeros(2)
     )
 
@@ -80,7 +80,7 @@ def test_records_that_only_both_heads_together_decide_are_decided_by_both() -> N
     features = torch.eye(3)[labels]
     held = LabelledFeatures(features, labels)
     found = SiteFeatures(held, held, ("a", "b", "c"), "f", 0.0, simulated=False)
-    task = Task(parse_run({"method": "knn-per"} | HEAD), NodeConfig(), "s", found)
+    job = Job(parse_run({"method": "knn-per"} | HEAD), NodeConfig(), "s", found)
     for federated in ([1], [2], [1, 2], [0, 1]):
         own = [c for c in range(3) if c not in federated]
         weights = {"own": torch.zeros(3, 3), "federated": torch.zeros(3, 3)}
@@ -90,16 +90,16 @@ def test_records_that_only_both_heads_together_decide_are_decided_by_both() -> N
             Header("knn-per", "r", "c", "f", ("a", "b", "c")), weights["federated"], torch.zeros(3)
         )
         right, tested = personal_accuracy(
-            task, head, lambda *_, table=weights["own"]: lambda x: (x @ table.T).softmax(1)
+            job, head, lambda *_, table=weights["own"]: lambda x: (x @ table.T).softmax(1)
         )
         assert (right, tested) == (300, 300)
 
 
 def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -> None:
-    task, head = site("fedlambda", flip=False)
-    one = LabelledFeatures(task.found.train.features[:1], task.found.train.labels[:1])
+    job, head = site("fedlambda", flip=False)
+    one = LabelledFeatures(job.found.train.features[:1], job.found.train.labels[:1])
     right, _ = personal_accuracy(
-        replace(task, found=replace(task.found, train=one)), head, FITS["fedlambda"]
+        replace(job, found=replace(job.found, train=one)), head, FITS["fedlambda"]
     )
     assert right > 95
 
@@ -130,7 +130,7 @@ def test_the_weight_is_chosen_on_held_out_records_and_judged_on_test_records(
         seen.append((x, y, classes))
         return lambda asked: (asked @ table.T).softmax(1)
 
-    right, total = personal_accuracy(Task(run, NodeConfig(), "s", found), head, fit)
+    right, total = personal_accuracy(Job(run, NodeConfig(), "s", found), head, fit)
     assert total == tested
     x, y = parts[0].features, 1 - parts[0].labels
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -11,8 +11,8 @@ import torch
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.fedavg.update import own_network, top_layer, update_body
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import local_head
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.classifiers import Network
@@ -39,18 +39,18 @@ def run(**settings: Any) -> Run:
     )
 
 
-def task(config: Run, question: bytes | None = None) -> Task:
+def job(config: Run, question: bytes | None = None) -> Job:
     values = torch.randn(len(LABELS), 8, generator=torch.Generator().manual_seed(1))
     values[:, 0] += 3 * LABELS
     records = LabelledFeatures(values, LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
-    return Task(
+    return Job(
         config, NodeConfig(), "s", found, payload=question, info={"round": 1, "lineage": "abc"}
     )
 
 
 def header(config: Run) -> Header:
-    return replace(task(config).header(CLASSES), site="coordinator")
+    return replace(job(config).header(CLASSES), site="coordinator")
 
 
 def body() -> dict[str, torch.Tensor]:
@@ -60,7 +60,7 @@ def body() -> dict[str, torch.Tensor]:
 def test_an_empty_body_gives_the_local_head() -> None:
     config = run()
     linear = config.settings.fedavg.model_copy(update={"model": "linear"})
-    here = task(replace(config, settings=config.settings.model_copy(update={"fedavg": linear})))
+    here = job(replace(config, settings=config.settings.model_copy(update={"fedavg": linear})))
     assert body_of(parameters_of(fresh("linear", 8, 3, 0))) == {}
     weight, bias = top_layer(here, {}, *here.training_data(CLASSES), 3)
     alone = local_head(here)
@@ -71,7 +71,7 @@ def test_an_empty_body_gives_the_local_head() -> None:
 def test_only_the_body_leaves_and_it_was_trained_below_a_fixed_head() -> None:
     config = run()
     question = pack_parameters(Parameters(header(config), 1, body()))
-    here = task(config, question)
+    here = job(config, question)
     moved = unpack_parameters(update_body(here).payload).tensors
     assert moved.keys() == body().keys() == {"hidden.weight", "hidden.bias"}
     features, labels = here.training_data(CLASSES)
@@ -88,14 +88,14 @@ def test_only_the_body_leaves_and_it_was_trained_below_a_fixed_head() -> None:
 def test_a_site_judges_the_body_with_its_own_head() -> None:
     config = run(**{"head.min-steps": 300})
     zeros = {HEAD + "weight": torch.zeros(3, 6), HEAD + "bias": torch.zeros(3)}
-    here = task(config, pack_classifier(Network(header(config), "mlp", 8, {**body(), **zeros})))
+    here = job(config, pack_classifier(Network(header(config), "mlp", 8, {**body(), **zeros})))
     own = own_network(here)
     assert isinstance(own, Network)
     test = here.found.test
     assert own.accuracy(test.features, CLASSES, LABELS)[0] > 0.6 * len(LABELS)
     strange = Network(header(config), "convnet", 64, parameters_of(fresh("convnet", 64, 3, 6)))
     with pytest.raises(SurrogateError):
-        own_network(task(config, pack_classifier(strange)))
+        own_network(job(config, pack_classifier(strange)))
 
 
 def test_a_body_of_another_network_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_a_body_of_another_network_is_refused() -> None:
     ):
         question = pack_parameters(Parameters(header(config), 1, wrong))
         with pytest.raises(SurrogateError):
-            update_body(task(config, question))
+            update_body(job(config, question))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from fedsurrogate.client_app.governance.release import site_function
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.fedavg.update import gradient_sums
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.methods.method import count
@@ -34,7 +34,7 @@ from fedsurrogate.common.models.networks import of_target
 from fedsurrogate.common.models.parameters import flat
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.targets.labels import Labels
-from fedsurrogate.common.targets.measures import answers_of
+from fedsurrogate.common.targets.metrics import answers_of
 from fedsurrogate.common.targets.target import Objective
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import unpack_parameters
@@ -44,11 +44,11 @@ from fedsurrogate.strategies.fedavg import absorb, with_memory
 from fedsurrogate.strategies.robustness.defence import defend_updates
 
 KINDS: dict[str, dict[str, Any]] = {
-    "number": {"target": "number", "target-range": "-10,20; -5,5", "value-columns": "age,dose"},
-    "labels": {"target": "labels", "label-columns": "edema,fracture,nodule"},
-    "time": {"target": "time", "horizon": 4.0, "bins": 4},
+    "number": {"task": "regression", "target-range": "-10,20; -5,5", "value-columns": "age,dose"},
+    "labels": {"task": "multilabel", "label-columns": "edema,fracture,nodule"},
+    "time": {"task": "survival", "horizon": 4.0, "bins": 4},
 }
-JOINT = {"method": "dp-fedavg", "epsilon": 4.0, "delta": 1e-5, "secure-sum": True}
+DISTRIBUTED = {"method": "dp-fedavg", "epsilon": 4.0, "delta": 1e-5, "secure-aggregation": True}
 D = 3
 searched = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -72,7 +72,7 @@ def records(kind: str, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y).double()
 
 
-def task(run: Run, folder: Path, site: str, own: tuple[Tensor, Tensor], training: Training) -> Task:
+def job(run: Run, folder: Path, site: str, own: tuple[Tensor, Tensor], training: Training) -> Job:
     features, values = own
     train = LabelledFeatures(features, torch.zeros(len(features)).long(), values=values)
     found = SiteFeatures(train, train, run.settings.classes, "f", 0.0, simulated=False)
@@ -82,7 +82,7 @@ def task(run: Run, folder: Path, site: str, own: tuple[Tensor, Tensor], training
         "lineage": training.lineage,
         "confirmed": training.confirmed.get(site, 0),
     }
-    return Task(run, node, site, found, payload=training.payload(), info=info)
+    return Job(run, node, site, found, payload=training.payload(), info=info)
 
 
 def trained(run: Run, folder: Path, sites: Sequence[tuple[Tensor, Tensor]]) -> Training:
@@ -91,7 +91,7 @@ def trained(run: Run, folder: Path, sites: Sequence[tuple[Tensor, Tensor]]) -> T
     for _ in range(run.settings.fedavg.rounds):
         updates = []
         for at, own in enumerate(sites):
-            asked = task(run, folder, f"s{at}", own, training)
+            asked = job(run, folder, f"s{at}", own, training)
             made = site_function(run.plan.combination)(asked)
             for file, content in made.keep.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -326,7 +326,7 @@ ODD = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @searched
 @given(data=st.data())
-def test_one_odd_record_changes_the_sum_by_the_clip_at_most(
+def test_one_outlier_record_changes_the_sum_by_the_clip_at_most(
     kind: str, way: str, data: st.DataObject
 ) -> None:
     record = st.tuples(st.tuples(ODD, ODD, ODD), CELLS[kind])
@@ -342,20 +342,20 @@ def test_one_odd_record_changes_the_sum_by_the_clip_at_most(
 @pytest.mark.parametrize("kind", KINDS)
 @searched
 @given(data=st.data())
-def test_in_a_joint_sum_one_odd_record_changes_what_a_site_adds_by_its_bound(
+def test_in_a_distributed_sum_one_outlier_record_changes_what_a_site_adds_by_its_bound(
     kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Through the site's own function, which also scales features to norm one."""
-    run = parse_run(KINDS[kind] | JOINT)
+    run = parse_run(KINDS[kind] | DISTRIBUTED)
     record = st.tuples(st.tuples(ODD, ODD, ODD), CELLS[kind])
     rows = data.draw(st.lists(record, min_size=1, max_size=4))
     x = torch.tensor([features for features, _ in rows])
     values = torch.tensor([cells for _, cells in rows], dtype=torch.float64)
     training = Training.begin(run, run.settings.classes, "f", D)
     folder = tmp_path_factory.mktemp("site")
-    made = gradient_sums(task(run, folder, "s", (x, values), training))
+    made = gradient_sums(job(run, folder, "s", (x, values), training))
     whole, claim = made.values, made.claim
-    without = gradient_sums(task(run, folder, "s", (x[1:], values[1:]), training)).values
+    without = gradient_sums(job(run, folder, "s", (x[1:], values[1:]), training)).values
     assert claim is not None
     assert float((whole["gradients"] - without["gradients"]).norm()) <= 1
     assert float((whole["records"] - without["records"]).norm()) <= 1
@@ -368,7 +368,7 @@ def test_a_site_refuses_a_model_of_another_shape(kind: str, tmp_path: Path) -> N
     training = Training.begin(run, run.settings.classes, "f", D)
     name = max(training.model)
     more = {**training.model, name: torch.cat([training.model[name]] * 2)}
-    asked = task(run, tmp_path, "s", records(kind, 60), replace(training, model=more))
+    asked = job(run, tmp_path, "s", records(kind, 60), replace(training, model=more))
     with pytest.raises(SurrogateError, match="not the run's"):
         site_function(run.plan.combination)(asked)
 
@@ -395,7 +395,7 @@ def test_sites_that_annotate_other_labels_are_no_suspects(tmp_path: Path) -> Non
         y[:, at % 3] = torch.nan
         if at < 2:
             y[:, (at + 1) % 3] = torch.nan
-        made = site_function(run.plan.combination)(task(run, tmp_path, f"s{at}", (x, y), training))
+        made = site_function(run.plan.combination)(job(run, tmp_path, f"s{at}", (x, y), training))
         updates.append(unpack_parameters(made.payload))
     defended = defend_updates(updates, "screen", 0.0, 0.0)
     assert len(defended.kept) == 5
@@ -408,7 +408,7 @@ def test_a_label_of_few_records_does_not_move_its_row(tmp_path: Path) -> None:
     x, y = records("labels", 100)
     y[:, 1] = 0
     y[3, 1] = 1
-    asked = replace(task(run, tmp_path, "s", (x, y), training), limits=SiteLimits(smallest_class=5))
+    asked = replace(job(run, tmp_path, "s", (x, y), training), limits=SiteLimits(smallest_class=5))
     update = unpack_parameters(site_function(run.plan.combination)(asked).payload)
     assert update.tensors["weight"][1].abs().max() == 0
     assert update.tensors["weight"][0].abs().max() > 0
@@ -422,7 +422,7 @@ def test_cells_of_one_record_stay_at_the_site(tmp_path: Path) -> None:
     y[:, 0], y[:, 1] = 0.5, 1.0
     y[0] = torch.tensor([2.5, 1.0])
     with pytest.raises(DataError, match="one shows its record"):
-        site_function(run.plan.combination)(task(run, tmp_path, "s", (x, y), training))
+        site_function(run.plan.combination)(job(run, tmp_path, "s", (x, y), training))
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_a_site_trains_only_labels_that_the_run_says_it_annotates(tmp_path: Path
     run = full_batch("labels", **{"fedavg.rounds": 1, "fedavg.local-epochs": 1} | sets)
     training = Training.begin(run, run.settings.classes, "f", D)
     made = site_function(run.plan.combination)(
-        task(run, tmp_path, "s", records("labels", 60), training)
+        job(run, tmp_path, "s", records("labels", 60), training)
     )
     moved = unpack_parameters(made.payload).tensors["weight"].abs().amax(1)
     assert moved[2] == 0

@@ -19,8 +19,8 @@ from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import UnitRecords, Units, train_privately
 from fedsurrogate.client_app.methods.fedavg import update as scaffold
 from fedsurrogate.client_app.methods.fedavg.update import update, weighted_update
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
-from fedsurrogate.client_app.methods.task import Task
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.models.networks import linear, parameters_of
@@ -45,7 +45,7 @@ def data(count: int = 120, dimension: int = 16) -> tuple[Tensor, Tensor]:
     ], labels
 
 
-def task(folder: Path, run: Run, training: Training) -> Task:
+def job(folder: Path, run: Run, training: Training) -> Job:
     features, labels = data()
     records = LabelledFeatures(features, labels)
     node = NodeConfig(state_dir=str(folder))
@@ -55,7 +55,7 @@ def task(folder: Path, run: Run, training: Training) -> Task:
         "lineage": training.lineage,
         "confirmed": training.round,
     }
-    return Task(run, node, "s", found, payload=training.payload(), info=reported)
+    return Job(run, node, "s", found, payload=training.payload(), info=reported)
 
 
 def run(method: str, **settings: Any) -> Run:
@@ -66,7 +66,7 @@ def run(method: str, **settings: Any) -> Run:
 
 def moved(folder: Path, config: Run) -> dict[str, Tensor]:
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    asked = task(folder, config, training)
+    asked = job(folder, config, training)
     return dict(unpack_parameters(site_function(config.plan.combination)(asked).payload).tensors)
 
 
@@ -114,7 +114,7 @@ def test_over_the_wire_one_site_stays_within_half_precision_of_plain_training(
     plain = network("linear", 16, 3, training.model)
     rate = step_length("linear", config.settings.fedavg, data()[0])
     for _ in range(3):
-        asked = task(tmp_path, config, training)
+        asked = job(tmp_path, config, training)
         train(
             plain,
             *data(),
@@ -153,7 +153,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
 ) -> None:
     config = run("scaffold", **{"fedavg.local-epochs": 1, "fedavg.batch-size": 200})
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    first = task(tmp_path, config, training)
+    first = job(tmp_path, config, training)
     answer = unpack_parameters(site_function(config.plan.combination)(first).payload)
     module = linear(16, 3)
     torch.nn.functional.cross_entropy(module(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_and_lasts_on_the_sites_d
     absorb(training, [answer], 1)
     # With one site, c equals c_i: the correction is zero, and the second round equals FedAvg's.
     second = unpack_parameters(
-        site_function(config.plan.combination)(task(tmp_path, config, training)).payload
+        site_function(config.plan.combination)(job(tmp_path, config, training)).payload
     )
     own, _ = split_control(second.tensors)
     moving = network("linear", 16, 3, training.model)
@@ -188,7 +188,7 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
         training,
         [
             unpack_parameters(
-                site_function(config.plan.combination)(task(tmp_path, config, training)).payload
+                site_function(config.plan.combination)(job(tmp_path, config, training)).payload
             )
         ],
         1,
@@ -201,7 +201,7 @@ def test_scaffold_steps_along_the_gradient_plus_the_common_variate_less_its_own(
         }
         for _ in range(2)
     )
-    asked = task(tmp_path, config, training)
+    asked = job(tmp_path, config, training)
     scaffold.write_control(asked.state, 1, own)
     model = unpack_parameters(training.payload())
     tensors = {**training.model, **{CONTROL + name: tensor for name, tensor in common.items()}}
@@ -231,7 +231,7 @@ def test_fedsgd_takes_one_step_and_dsfl_sends_the_largest_half(tmp_path: Path) -
 def test_a_model_of_another_run_or_backbone_is_refused(tmp_path: Path) -> None:
     config = run("fedavg")
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    asked = task(tmp_path, config, training)
+    asked = job(tmp_path, config, training)
     other = unpack_parameters(training.payload())
     for changed in (replace(other.header, run="x"), replace(other.header, fingerprint="g")):
         with pytest.raises(SurrogateError, match="a model of run"):
@@ -254,8 +254,8 @@ def private(**settings: Any) -> tuple[Run, Mechanism]:
     return config, claim
 
 
-JOINT: dict[str, Any] = {
-    "secure-sum": True,
+DISTRIBUTED: dict[str, Any] = {
+    "secure-aggregation": True,
     "classes": "a,b,c",
     "epsilon": 2.0,
     "delta": 1e-5,
@@ -264,15 +264,15 @@ JOINT: dict[str, Any] = {
 
 
 def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What a site adds to a round with joint noise, before the noise; at a model that is not zero."""
-    config = run("dp-fedavg", **JOINT, **{"fedavg.model": kind, "fedavg.width": 4})
+    """What a site adds to a round with distributed noise, before the noise; at a model that is not zero."""
+    config = run("dp-fedavg", **DISTRIBUTED, **{"fedavg.model": kind, "fedavg.width": 4})
     training = Training.begin(config, CLASSES, "f", 16)
     generator = torch.Generator().manual_seed(1)
     training.model = {
         name: torch.randn(t.shape, generator=generator) for name, t in training.model.items()
     }
     records = LabelledFeatures(features, labels)
-    asked = task(folder, config, training)
+    asked = job(folder, config, training)
     made = weighted_update(replace(asked, found=replace(asked.found, train=records)))
     found, claim = made.values, made.claim
     assert claim == config.mechanism
@@ -296,7 +296,7 @@ def summed(folder: Path, kind: str, features: Tensor, labels: Tensor) -> dict[st
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
-def test_gradients_for_joint_noise_are_those_of_records_one_by_one(
+def test_gradients_for_distributed_noise_are_those_of_records_one_by_one(
     tmp_path: Path, kind: str
 ) -> None:
     found = summed(tmp_path, kind, *data(40))
@@ -306,7 +306,7 @@ def test_gradients_for_joint_noise_are_those_of_records_one_by_one(
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "convnet"])
 @pytest.mark.parametrize("forgotten", ["", "by the method", "by the mechanism too"])
-def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
+def test_one_record_moves_the_sums_for_distributed_noise_by_at_most_one(
     tmp_path: Path, kind: str, forgotten: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a record far from all others. The mechanism shortens what the method has not; without
@@ -330,9 +330,9 @@ def test_one_record_moves_the_sums_for_joint_noise_by_at_most_one(
     assert (moved["gradients"] <= 1) == ("mechanism" not in forgotten)
 
 
-def test_with_joint_noise_a_site_that_protects_patients_adds_patients(tmp_path: Path) -> None:
-    config = run("dp-fedavg", **JOINT)
-    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+def test_with_distributed_noise_a_site_that_protects_patients_adds_patients(tmp_path: Path) -> None:
+    config = run("dp-fedavg", **DISTRIBUTED)
+    asked = job(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
     patients = replace(asked.found.train, units=("p",) * 100 + ("q",) * 20)
     made = weighted_update(replace(asked, found=replace(asked.found, train=patients)))
     found, claim = made.values, made.claim
@@ -355,8 +355,13 @@ def test_a_private_update_in_a_sum_has_a_public_weight_whatever_the_site_has(
         lambda variance, count: np.full(count, math.isqrt(variance)),
     )
     noise = {"fedavg.noise": "site"} if method == "dp-fedavg" else {}
-    config = run(method, **JOINT, **noise, **{"fedavg.sample-rate": 1.0, "secure-sum-records": 700})
-    asked = task(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
+    config = run(
+        method,
+        **DISTRIBUTED,
+        **noise,
+        **{"fedavg.sample-rate": 1.0, "secure-aggregation-records": 700},
+    )
+    asked = job(tmp_path, config, Training.begin(config, CLASSES, "f", 16))
     for count in (1, 7, 120):
         features, labels = data(count)
         units = None if unit == "record" else ("p",) * count
@@ -425,7 +430,7 @@ def test_a_step_is_the_noisy_sum_over_the_batch_size_and_the_proximal_term_is_ad
 def test_the_budget_is_that_of_all_rounds_together(tmp_path: Path) -> None:
     config, claim = private()
     training = with_memory(Training.begin(config, CLASSES, "f", 16))
-    made = site_function(config.plan.combination)(task(tmp_path, config, training))
+    made = site_function(config.plan.combination)(job(tmp_path, config, training))
     assert made.claim == claim
     everything = [
         event

@@ -35,7 +35,7 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
     ServerWalk,
     effective_radius,
 )
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
@@ -87,16 +87,16 @@ def run(**settings: Any) -> Run:
     return parse_run({"method": "fedlap"} | small | settings)
 
 
-def task(
+def job(
     folder: Path, config: Run, *, round: int = 1, confirmed: int = 0, units: bool = False
-) -> Task:
+) -> Job:
     values, labels = real().values.flatten(1) * 0.25 + 0.5, real().labels
     records = LabelledFeatures(values, labels, ("p",) * len(labels) if units else None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     training = Training.begin(config, CLASSES, "f", 64)
     training.round = round - 1
     reported = {"round": round, "lineage": "abc", "confirmed": confirmed}
-    return Task(
+    return Job(
         config,
         NodeConfig(state_dir=str(folder)),
         "s",
@@ -232,7 +232,7 @@ def test_a_sites_radius_is_that_of_its_real_records(
         return whole(*arguments)
 
     monkeypatch.setattr(approximation, "effective_radius", spy)
-    made = sent(approximate(task(tmp_path, run())))
+    made = sent(approximate(job(tmp_path, run())))
     ((walked, judged),) = seen
     assert torch.allclose(
         walked.values.flatten(1), made.values, atol=2e-3 * float(made.values.abs().max())
@@ -357,14 +357,14 @@ def test_a_site_is_shown_how_far_its_gradients_stand_out_and_how_many_were_too_l
 def test_private_gradients_never_repeat_whatever_the_seeds(tmp_path: Path) -> None:
     config = run(**PRIVATE)
     torch.manual_seed(0)
-    one = approximate(task(tmp_path, config))
+    one = approximate(job(tmp_path, config))
     torch.manual_seed(0)
-    assert one.payload != approximate(task(tmp_path, config)).payload
+    assert one.payload != approximate(job(tmp_path, config)).payload
 
 
 def test_without_privacy_a_round_repeats_to_the_last_bit_and_spends_nothing(tmp_path: Path) -> None:
     config = run()
-    one, other = (approximate(task(tmp_path, config)) for _ in range(2))
+    one, other = (approximate(job(tmp_path, config)) for _ in range(2))
     assert one.payload == other.payload
     assert (one.claim, entry(config, "1", one).events) == (None, ())
     answer = sent(one)
@@ -383,7 +383,7 @@ def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(
     tmp_path: Path,
 ) -> None:
     config = run(**PRIVATE, **{"fedlap.loops": 2, "fedlap.batches": 3, "fedlap.sample-rate": 0.3})
-    made = approximate(task(tmp_path, config))
+    made = approximate(job(tmp_path, config))
     answer, claim = sent(made), config.mechanism
     check_synthetic(answer, config.settings.fedlap, CLASSES, 64, 1, private=True)
     assert claim is not None
@@ -400,14 +400,14 @@ def test_a_private_round_names_all_classes_tells_no_numbers_and_has_one_event(
 
 def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_path: Path) -> None:
     config = run(**{"fedlap.image-learning-rate": 1e-6})
-    first = approximate(task(tmp_path, config))
+    first = approximate(job(tmp_path, config))
     assert not list(tmp_path.rglob("*.safetensors")), "nothing is kept before it may leave"
     ((file, content),) = first.keep.items()
     replace_file(file, content)
     for confirmed, same in ((1, True), (0, False)):
         second = sent(
             approximate(
-                task(
+                job(
                     tmp_path,
                     run(**{"fedlap.image-learning-rate": 1e-6, "seed": 1}),
                     confirmed=confirmed,
@@ -416,14 +416,14 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
         )
         assert torch.allclose(second.values, sent(first).values, atol=0.01) is same
     replace_file(file, b"half a fi")
-    again = sent(approximate(task(tmp_path, config, confirmed=1)))
+    again = sent(approximate(job(tmp_path, config, confirmed=1)))
     assert torch.allclose(again.values, sent(first).values, atol=0.01), (
         "noise again, of the same seed"
     )
 
 
 def test_patients_are_what_a_private_run_protects(tmp_path: Path) -> None:
-    claim = approximate(task(tmp_path, run(**PRIVATE), units=True)).claim
+    claim = approximate(job(tmp_path, run(**PRIVATE), units=True)).claim
     assert claim is not None
     assert claim.unit == "patient"
 
@@ -476,7 +476,7 @@ def test_the_clip_holds_for_gradients_of_many_entries() -> None:
 
 def test_a_site_without_records_of_a_class_answers_like_one_that_has_some(tmp_path: Path) -> None:
     config = run(**PRIVATE)
-    asked = task(tmp_path, config)
+    asked = job(tmp_path, config)
     empty = LabelledFeatures(asked.found.train.features, torch.zeros(90, dtype=torch.int64))
     without = replace(asked, found=replace(asked.found, train=empty, classes=("e", "f", "g", "h")))
     assert sent(approximate(without)).header.classes == CLASSES

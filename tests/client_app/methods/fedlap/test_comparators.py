@@ -17,7 +17,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
 from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
-from fedsurrogate.client_app.methods.task import MethodOutput, Task
+from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
@@ -49,12 +49,12 @@ def features() -> Tensor:
     return values
 
 
-def task(folder: Path, config: Run) -> Task:
+def job(folder: Path, config: Run) -> Job:
     records = LabelledFeatures(features(), LABELS, None)
     found = SiteFeatures(records, records, CLASSES, "f", 0.0, simulated=False)
     question = Training.begin(config, CLASSES, "f", 64).payload()
     info = {"round": 1, "lineage": "abc", "confirmed": 0}
-    return Task(config, NodeConfig(state_dir=str(folder)), "s", found, payload=question, info=info)
+    return Job(config, NodeConfig(state_dir=str(folder)), "s", found, payload=question, info=info)
 
 
 def sent(made: MethodOutput) -> Synthetic:
@@ -86,7 +86,7 @@ def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_mod
         "dsc",
         **{"fedlap.image-steps": 1, "fedlap.mse-weight": 0.0, "fedlap.image-learning-rate": rate},
     )
-    made = sent(dsc(task(tmp_path, config)))
+    made = sent(dsc(job(tmp_path, config)))
     assert made.header.classes == CLASSES[:2]
     wanted = []
     for start, real in zip(begun(config).reshape(2, IMAGES, 64), real_means(), strict=True):
@@ -104,7 +104,7 @@ def test_one_step_of_dsc_is_the_closed_form_of_gradient_matching_on_a_linear_mod
 
 def test_feddm_without_perturbation_matches_the_means_of_the_classes(tmp_path: Path) -> None:
     config = run("feddm", **{"fedlap.trust-radius": 1e-6, "fedlap.image-steps": 200})
-    made = sent(feddm(task(tmp_path, config)))
+    made = sent(feddm(job(tmp_path, config)))
     assert torch.allclose(made.values.reshape(2, IMAGES, 64).mean(1), real_means(), atol=2e-3)
 
 
@@ -179,7 +179,7 @@ def test_the_epsilon_of_psg_is_the_accountants(
         "fedlap.sample-rate": 0.5,
     }
     config = run("psg", **budget | several | {"fedlap.image-steps": 2})
-    made = psg(task(tmp_path, config))
+    made = psg(job(tmp_path, config))
     (event,) = entry(config, "1", made).events
     assert (event.count, event.sample_rate) == (len(looks), 0.5) == (10, 0.5)
     accountant = PLDAccountant()
@@ -201,7 +201,7 @@ def test_psg_begins_every_trajectory_at_another_random_model(tmp_path: Path) -> 
         "fedlap.model": "mlp",
         "fedlap.width": 8,
     }
-    asked = task(tmp_path, run("psg", **settings))
+    asked = job(tmp_path, run("psg", **settings))
     received = asked.received_model().tensors
     one, other = (
         approximation._fresh(asked, received, torch.Generator().manual_seed(seed))

@@ -16,10 +16,10 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.fedpft import chain
 from fedsurrogate.client_app.methods.fedpft.chain import extend
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_own_mean
+from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.shares import ALL, KEPT
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.wire.model_proto import pack_relay, unpack_relay
@@ -36,16 +36,16 @@ NAMES = ("a", "b", "c")
 COUNTS = st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)
 
 
-def task(
+def job(
     run: Run, counts: list[int], site: str = "north", d: int = 4, payload: bytes | None = None
-) -> Task:
+) -> Job:
     """A request to a site with so many records of each class, near to the class's own place."""
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
     noise = torch.randn(len(labels), d, generator=torch.Generator().manual_seed(sum(counts)))
     own = LabelledFeatures(0.1 * noise + 5 * torch.eye(3, d)[labels] + 1, labels)
     found = SiteFeatures(own, own, NAMES, "f", 0.0, simulated=True)
     limits = SiteLimits(smallest_class=0)
-    return Task(run, NodeConfig(), site, found, limits, payload=payload)
+    return Job(run, NodeConfig(), site, found, limits, payload=payload)
 
 
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, int]]:
@@ -71,7 +71,7 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "ENOUGH_SAMPLES", enough)
         seen = trained(patch)
-        before, head = extend(task(run, first))
+        before, head = extend(job(run, first))
         own = unpack_surrogate(unpack_relay(before.payload)[0])
         # Classes without records leave with no component.
         here = [name for name, size in zip(NAMES, first, strict=True) if size]
@@ -80,14 +80,14 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
         }
         assert (own.header.site, list(own.header.classes), before.claim) == ("north", here, None)
         assert head.header.classes == NAMES
-        made, head = extend(task(run, second, "south", payload=before.payload))
+        made, head = extend(job(run, second, "south", payload=before.payload))
     (relayed,) = map(unpack_surrogate, unpack_relay(made.payload))
     both = [a + b for a, b in zip(first, second, strict=True)]
     assert dict(zip(relayed.header.classes, relayed.counts, strict=True)) == {
         name: size for name, size in zip(NAMES, both, strict=True) if size
     }
     assert relayed.header.site == "south"
-    assert (head.clip, head.own_mean, head.header.site) == (None, ALL, "south")
+    assert (head.clip, head.mean_over_columns, head.header.site) == (None, ALL, "south")
     for (features, labels, count), sizes in zip(seen, (first, both), strict=True):
         draws = max(1, min(10, enough // sum(sizes)))
         assert (count, len(features)) == (3, len(labels))
@@ -99,7 +99,7 @@ def test_a_site_adds_its_records_to_those_of_the_relay(
     # The site's own records as they are, as often as the others are drawn.
     draws = max(1, min(10, enough // sum(both)))
     features, labels, _ = seen[1]
-    own_records = task(run, second).found.train
+    own_records = job(run, second).found.train
     assert torch.equal(features[: draws * sum(second)], own_records.features.repeat(draws, 1))
     assert torch.equal(labels[: draws * sum(second)], own_records.labels.repeat(draws))
 
@@ -117,7 +117,7 @@ def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
     with pytest.MonkeyPatch.context() as patch:
         seen = trained(patch)
         for site in range(sites):
-            made, head = extend(task(run, counts, f"s{site}", d, relay))
+            made, head = extend(job(run, counts, f"s{site}", d, relay))
             parts = unpack_relay(made.payload)
             assert parts[:-1] == ([] if relay is None else unpack_relay(relay))
             last = unpack_surrogate(parts[-1])
@@ -125,11 +125,14 @@ def test_a_private_site_passes_on_what_it_received_and_adds_its_own_noisy_sums(
             assert made.claim == run.mechanism_for("record", run.plan.subtracted(d))
             assert made.claim is not None
             assert last.claim == replace(made.claim, releases=None)
-            assert (head.clip, head.own_mean) == (made.claim.clip, KEPT if d >= 64 else ALL)
+            assert (head.clip, head.mean_over_columns) == (
+                made.claim.clip,
+                KEPT if d >= 64 else ALL,
+            )
             assert made.facts
             relay = made.payload
-    own = task(run, counts, d=d).found.train.features
-    changed = weigh_own_mean(own, KEPT if d >= 64 else ALL)
+    own = job(run, counts, d=d).found.train.features
+    changed = weigh_mean_over_columns(own, KEPT if d >= 64 else ALL)
     changed = clip(changed, run.settings.fedpft.clip)[0].float()
     for features, _, count in seen:
         assert count == 3
@@ -142,9 +145,9 @@ def test_a_relay_has_one_surrogate_or_in_a_private_run_at_most_a_thousand(
     monkeypatch.setattr(chain, "LARGEST_CHAIN", 3)
     for content, most in ((CHAIN, 1), (PRIVATE, 3)):
         run = parse_run(content)
-        (one,) = unpack_relay(extend(task(run, [9, 9, 9]))[0].payload)
+        (one,) = unpack_relay(extend(job(run, [9, 9, 9]))[0].payload)
         for length in range(5):
-            asked = task(run, [9, 9, 9], "south", payload=pack_relay([one] * length))
+            asked = job(run, [9, 9, 9], "south", payload=pack_relay([one] * length))
             if 1 <= length <= most:
                 assert len(unpack_relay(extend(asked)[0].payload)) == (
                     1 if content is CHAIN else length + 1
@@ -161,8 +164,8 @@ def test_a_relay_for_more_records_than_a_run_may_draw_is_refused(
 ) -> None:
     most = sum(counts) + least
     run = parse_run(CHAIN | {"head.max-samples": max(1, most)})
-    relay = extend(task(run, counts))[0].payload
-    asked = task(run, [1, 1, 1], "south", payload=relay)
+    relay = extend(job(run, counts))[0].payload
+    asked = job(run, [1, 1, 1], "south", payload=relay)
     if sum(counts) > max(1, most):
         with pytest.raises(SurrogateError, match=f"a relay for {sum(counts)} records, .* = {most}"):
             extend(asked)
@@ -174,25 +177,25 @@ def test_a_relay_for_more_records_than_a_run_may_draw_is_refused(
 def test_a_relay_of_something_else_is_refused(wrong: str) -> None:
     run = parse_run(PRIVATE)
     other = parse_run(PRIVATE | {"seed": 5}) if wrong == "run" else run
-    content = task(other, [20, 20, 20], d=5 if wrong == "dimension" else 4)
+    content = job(other, [20, 20, 20], d=5 if wrong == "dimension" else 4)
     if wrong == "backbone":
         content = replace(content, found=replace(content.found, fingerprint="g"))
     payload = extend(content)[0].payload
     if wrong == "claim":
         weaker = parse_run(PRIVATE | {"epsilon": 60.0})
-        stated = extend(task(weaker, [20, 20, 20]))[0].payload
+        stated = extend(job(weaker, [20, 20, 20]))[0].payload
         surrogate = unpack_surrogate(unpack_relay(stated)[0])
         header = replace(surrogate.header, run=run.digest)
         payload = pack_relay([pack_surrogate(replace(surrogate, header=header))])
     with pytest.raises(SurrogateError):
-        extend(task(run, [20, 20, 20], "south", payload=payload))
+        extend(job(run, [20, 20, 20], "south", payload=payload))
 
 
 def test_classes_of_other_sites_follow_the_own_ones() -> None:
     run = parse_run(CHAIN)
-    first = task(run, [3, 4, 5])
+    first = job(run, [3, 4, 5])
     other = replace(first, found=replace(first.found, classes=("x", "b", "y")))
-    made, head = extend(replace(task(run, [2, 2, 2], "south"), payload=extend(other)[0].payload))
+    made, head = extend(replace(job(run, [2, 2, 2], "south"), payload=extend(other)[0].payload))
     assert head.header.classes == ("a", "b", "c", "x", "y")
     (relayed,) = map(unpack_surrogate, unpack_relay(made.payload))
     assert dict(zip(relayed.header.classes, relayed.counts, strict=True)) == {
@@ -216,7 +219,7 @@ def test_each_record_is_drawn_ten_times_as_long_as_there_are_few(
     monkeypatch: pytest.MonkeyPatch, own: int, relayed: int, draws: int
 ) -> None:
     run = parse_run(CHAIN)
-    (received,) = map(unpack_surrogate, unpack_relay(extend(task(run, [3, 3, 3]))[0].payload))
+    (received,) = map(unpack_surrogate, unpack_relay(extend(job(run, [3, 3, 3]))[0].payload))
     seen: list[tuple[int, int]] = []
 
     def fitted(features: Tensor, labels: Tensor, *given: Any) -> Any:
@@ -232,7 +235,7 @@ def test_each_record_is_drawn_ten_times_as_long_as_there_are_few(
     monkeypatch.setattr(chain, "_draw", lambda *given: none)
     monkeypatch.setattr(chain.fedpft, "release_mixtures", fitted)
     monkeypatch.setattr(chain, "train_on_features", head)
-    _, made = extend(task(run, [own, 0, 0]))
+    _, made = extend(job(run, [own, 0, 0]))
     assert seen == [(draws * own, draws)]
     assert (made.weight.shape, made.bias.shape) == ((3, 4), (3,))
 
@@ -246,7 +249,7 @@ def test_a_private_relay_has_at_most_a_thousand_surrogates(
     monkeypatch.setattr(chain, "unpack_surrogate", lambda payload: stand_in)
     for name in ("check_surrogate", "check_stated"):
         monkeypatch.setattr(chain, name, lambda *given: None)
-    asked = task(parse_run(PRIVATE), [9, 9, 9], payload=b"relay")
+    asked = job(parse_run(PRIVATE), [9, 9, 9], payload=b"relay")
     if length == 1000:
         assert len(chain._received(asked)) == 1000
     else:

@@ -18,7 +18,7 @@ from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.features.extraction import Features
 from fedsurrogate.client_app.features.site_features import load_site, usable
 from fedsurrogate.client_app.governance.policy import policy_of
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
 from fedsurrogate.common.run import Run, parse_run
@@ -73,7 +73,7 @@ def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert load(source, 0).patients == ("007", "7", "007", "8")
 
 
-def test_a_record_of_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_record_without_a_patient_id_is_refused(tmp_path: Path) -> None:
     source = DataSource(
         "imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who"
     )
@@ -257,12 +257,12 @@ def test_the_unit_of_the_node_config_decides_what_a_run_protects(
     alone, found = node.model_copy(update={"unit": "record"}), []
     for own, unit in ((node, "patient"), (alone, "record")):
         site = load_site(run, own, policy_of(own).cache_mib)
-        task = Task(run, own, "a", site)
-        claim, units = task.mechanism(), task.training_units(run.settings.classes)
+        job = Job(run, own, "a", site)
+        claim, units = job.mechanism(), job.training_units(run.settings.classes)
         assert claim is not None
         assert claim.unit == unit
         assert (units is None) == (unit == "record")
-        assert units is None or len(units) == len(task.training_data(run.settings.classes)[1])
+        assert units is None or len(units) == len(job.training_data(run.settings.classes)[1])
         found.append(site.train.features)
     # Still no patient is on both sides of a split.
     assert found[0].equal(found[1])

@@ -27,12 +27,12 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import (
     make_surrogate,
     release_mixtures,
 )
-from fedsurrogate.client_app.methods.task import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Surrogate
-from fedsurrogate.common.wire.records import pack_question, unpack_surrogate
+from fedsurrogate.common.wire.records import pack_public_mean, unpack_surrogate
 from fedsurrogate.strategies.base.training import Training
 
 NAMES, D = ("a", "b", "c", "e"), 4
@@ -123,13 +123,13 @@ def test_copies_of_records_count_once() -> None:
     assert numbers == [3, 1], "as many components as the records pay for"
 
 
-def task(run: Run, labels: list[int], payload: bytes | None, least: int = 1, **more: Any) -> Task:
+def job(run: Run, labels: list[int], payload: bytes | None, least: int = 1, **more: Any) -> Job:
     x, y = records(labels)
     x = x * more.pop("scale", torch.ones(D)) + more.pop("offset", torch.zeros(D))
     part = LabelledFeatures(x, y, more.pop("units", None))
     site = SiteFeatures(part, part, NAMES, "f", 0.0, simulated=False)
     limits = SiteLimits(smallest_class=least)
-    return Task(
+    return Job(
         run,
         NodeConfig(site="north"),
         "north",
@@ -144,7 +144,7 @@ def test_features_are_in_a_frame_that_classes_which_do_not_leave_have_no_part_in
     run = parse_run({"fedpft.covariance": "diag", "fedpft.components": 1})
     offset = torch.tensor([0.0, 1e4, 0.0, 0.0])
     labels = [0] * 12 + [1] * 12 + [2] * 2
-    asked = task(run, labels, None, 5, offset=offset)
+    asked = job(run, labels, None, 5, offset=offset)
     sent = unpack_surrogate(fedpft_surrogate(asked).payload)
     assert isinstance(sent, Surrogate)
     assert sent.header.classes == ("a", "b")
@@ -161,9 +161,9 @@ def test_features_are_in_a_frame_that_classes_which_do_not_leave_have_no_part_in
 def test_a_centre_of_another_dimension_is_refused() -> None:
     run = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": ",".join(NAMES)})
     labels = [0] * 12
-    fedpft_surrogate(task(run, labels, pack_question(torch.zeros(D))))
+    fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(D))))
     with pytest.raises(SurrogateError, match="centre of dimension 3, features here have 4"):
-        fedpft_surrogate(task(run, labels, pack_question(torch.zeros(3))))
+        fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(3))))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def logistic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     drawn = torch.rand(30, D, generator=torch.Generator().manual_seed(0))
     save_file({"x": drawn}, folder / "public.safetensors")
     return {
-        "head.solver": "logistic", "secure-sum": True, "classes": "c,a", "epsilon": 8.0, "delta": 1e-5,
+        "head.solver": "logistic", "secure-aggregation": True, "classes": "c,a", "epsilon": 8.0, "delta": 1e-5,
         "fedpft.public": str(folder / "public.safetensors"),
     }  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
     units = tuple("ppqqrrss") if patients else None
     for number in (1, 2):
         training.round = number - 1
-        asked = task(run, labels, training.payload(), units=units, round=number)
+        asked = job(run, labels, training.payload(), units=units, round=number)
         made = bounded_round(asked)
         found, claim = made.values, made.claim
         assert claim is not None
@@ -231,7 +231,7 @@ def test_the_sums_of_a_logistic_round_are_of_mapped_and_clipped_features_of_the_
 def test_a_head_of_other_shapes_is_refused(logistic: dict[str, Any]) -> None:
     run = parse_run(logistic)
     training = Training.begin(run, run.settings.classes, "f", D)
-    bounded_round(task(run, [0, 2], training.payload(), round=1))
+    bounded_round(job(run, [0, 2], training.payload(), round=1))
     for name, wrong in (
         ("bias", torch.zeros(3)),
         ("centre", torch.zeros(D + 1)),
@@ -240,7 +240,7 @@ def test_a_head_of_other_shapes_is_refused(logistic: dict[str, Any]) -> None:
         before = training.model[name]
         training.model[name] = wrong
         with pytest.raises(SurrogateError, match="a head and map of shapes"):
-            bounded_round(task(run, [0, 2], training.payload(), round=1))
+            bounded_round(job(run, [0, 2], training.payload(), round=1))
         training.model[name] = before
 
 

@@ -1,3 +1,0 @@
-"""Secure sums: a coordinator learns the sum of the sites' vectors and nothing else about any of
-them.
-"""

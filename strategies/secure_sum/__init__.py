@@ -1,3 +1,0 @@
-"""Secure sums at the coordinator: keys, shares, masked vectors, the list of summed sites, and the
-sum.
-"""

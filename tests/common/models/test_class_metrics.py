@@ -1,0 +1,325 @@
+"""Measures equal scikit-learn's on the same arrays, bootstrap samples included; intervals cover
+what they promise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest, norm, t
+from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
+
+from fedsurrogate.common.models.class_metrics import (
+    Judged,
+    binary_metrics,
+    bootstrap_weights,
+    calibration_error,
+    curves_of,
+    interval,
+    ranking_samples,
+    report,
+)
+
+CLASSES = ("a", "b", "c")
+
+
+def judged(count: int = 400, seed: int = 0, patients: bool = False) -> Judged:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 3, count)
+    logits = generator.normal(size=(count, 3)) + 1.5 * np.eye(3)[labels]
+    # Rounded, so that there are ties.
+    probabilities = np.round(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), 2)
+    names = [f"p{k // 4}" for k in range(count)] if patients else None
+    return Judged(labels, probabilities, probabilities.argmax(1), names)
+
+
+def expected_error(truth: Any, chance: Any) -> float:
+    """The expected calibration error by its definition: ten bins (0, 0.1], (0.1, 0.2], ..., the
+    first with its lower end, weighted by their records.
+    """
+    total = 0.0
+    for k, edge in enumerate(np.linspace(0, 1, 11)[:-1]):
+        inside = (chance <= np.linspace(0, 1, 11)[k + 1]) & ((chance > edge) | (k == 0))
+        if inside.any():
+            total += inside.sum() * abs(truth[inside].mean() - chance[inside].mean())
+    return float(total / len(truth))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 80), st.sampled_from([1, 2, 6]))
+@settings(max_examples=60)
+def test_the_calibration_error_is_that_of_its_definition(
+    seed: int, count: int, digits: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    # With one digit every probability lies on the edge of a bin.
+    chance = np.round(generator.random(count), digits)
+    truth = generator.random(count) < chance
+    wanted = expected_error(truth, chance)
+    assert calibration_error(truth, chance) == pytest.approx(wanted, abs=1e-12)
+
+
+@given(st.integers(5, 60), st.floats(0.1, 10), st.floats(-5, 5))
+@settings(max_examples=15)
+def test_the_interval_of_a_mean_is_that_of_student(units: int, spread: float, mean: float) -> None:
+    """Hesterberg 2015, section 4.1: the expanded percentile interval gives a mean of n normal
+    records the t interval, which plain percentiles miss by sqrt((n - 1) / n) and the tails of t.
+    """
+    error = spread / np.sqrt(units)
+    # The bootstrap's distribution of the mean: with n in place of n - 1.
+    samples = mean + error * np.sqrt((units - 1) / units) * norm.ppf(
+        (np.arange(100_000) + 0.5) / 100_000
+    )
+    found = interval(samples, units)
+    assert found is not None
+    half = error * t.ppf(0.975, units - 1)
+    assert found == pytest.approx((mean - half, mean + half), abs=0.01 * half)
+    plain = np.quantile(samples, [0.025, 0.975])
+    assert found[0] < plain[0] - 1e-9
+    assert found[1] > plain[1] + 1e-9
+
+
+@given(st.integers(0, 10**6), st.integers(2, 300), st.integers(3, 400))
+@settings(max_examples=60)
+def test_the_interval_is_the_expanded_percentile(seed: int, units: int, draws: int) -> None:
+    samples = np.random.default_rng(seed).normal(size=draws)
+    tail = norm.cdf(-np.sqrt(units / (units - 1)) * t.ppf(0.975, units - 1))
+    assert interval(samples, units) == pytest.approx(
+        tuple(np.quantile(samples, [tail, 1 - tail])), abs=1e-12
+    )
+
+
+@given(st.integers(0, 10**6), st.integers(0, 2), st.booleans())
+@settings(max_examples=15)
+def test_an_average_exists_only_if_every_class_of_it_has_a_value(
+    seed: int, never: int, hidden: bool
+) -> None:
+    """`never`: a class for which the model never decides, so that its PPV is undefined."""
+    generator = np.random.default_rng(seed)
+    labels = generator.permutation(np.arange(90) % 3)
+    decided = np.where(generator.random(90) < 0.7, labels, generator.integers(0, 3, 90))
+    if hidden:
+        decided[decided == never] = (never + 1) % 3
+    chance = generator.dirichlet(np.ones(3), 90)
+    made = report(Judged(labels, chance, decided), CLASSES, draws=20)
+    averages, rows = made.averages, made.per_class
+    for key in rows[0].metric_values:
+        values = [row.metric_values[key].value for row in rows]
+        macro = averages[f"macro_{key}"]
+        if None in values:
+            assert (macro.value, macro.low, macro.high) == (None, None, None)
+        else:
+            assert macro.value == pytest.approx(np.mean([value or 0 for value in values]))
+    assert (averages["macro_ppv"].value is None) == (never not in decided)
+    if hidden:
+        assert rows[never].metric_values["ppv"].value is None
+    recall = sk.recall_score(labels, decided, average="macro")
+    assert averages["balanced_accuracy"].value == pytest.approx(recall)
+
+
+def test_point_values_are_those_of_scikit_learn() -> None:
+    found = judged()
+    made = report(found, CLASSES, draws=50)
+    truth, scores, decided = found.labels, found.probabilities, found.decisions
+    assert made.averages["accuracy"].value == pytest.approx(sk.accuracy_score(truth, decided))
+    assert made.averages["balanced_accuracy"].value == pytest.approx(
+        sk.balanced_accuracy_score(truth, decided)
+    )
+    assert made.averages["macro_f1"].value == pytest.approx(
+        sk.f1_score(truth, decided, average="macro")
+    )
+    macro = [sk.roc_auc_score(truth == k, scores[:, k]) for k in range(3)]
+    assert made.averages["macro_auroc"].value == pytest.approx(np.mean(macro))
+    assert (made.confusion == sk.confusion_matrix(truth, decided)).all()
+    for k, row in enumerate(made.per_class):
+        values = {key: metric.value for key, metric in row.metric_values.items()}
+        tn, fp, fn, tp = sk.confusion_matrix(truth == k, decided == k).ravel()
+        wanted: dict[str, Any] = {
+            "sensitivity": tp / (tp + fn), "specificity": tn / (tn + fp), "ppv": tp / (tp + fp), "npv": tn / (tn + fn),
+            "f1": sk.f1_score(truth == k, decided == k), "auroc": sk.roc_auc_score(truth == k, scores[:, k]),
+            "auprc": sk.average_precision_score(truth == k, scores[:, k]),
+            "brier": sk.brier_score_loss(truth == k, scores[:, k]),
+        }  # fmt: skip
+        wanted["calibration_error"] = expected_error(truth == k, scores[:, k])
+        assert values == pytest.approx(wanted)
+
+
+def test_every_bootstrap_sample_has_the_value_of_scikit_learn() -> None:
+    found = judged(120)
+    weights = bootstrap_weights(120, None, 20, 3)
+    truth, chance = found.labels == 1, found.probabilities[:, 1]
+    parts = ranking_samples(truth, chance, weights, 0.8)
+    for row, area, precision, reached in zip(weights, *parts, strict=True):
+        false, true, _ = sk.roc_curve(truth, chance, sample_weight=row, drop_intermediate=False)
+        assert reached == pytest.approx(true[false <= 0.2 + 1e-9].max())
+        assert area == pytest.approx(sk.roc_auc_score(truth, chance, sample_weight=row))
+        assert precision == pytest.approx(
+            sk.average_precision_score(truth, chance, sample_weight=row)
+        )
+
+
+def test_patients_are_drawn_whole() -> None:
+    found = judged(patients=True)
+    assert found.patients is not None
+    weights = bootstrap_weights(len(found.labels), found.patients, 30, 0)
+    assert (weights.reshape(30, -1, 4) == weights.reshape(30, -1, 4)[:, :, :1]).all()
+    assert (weights[:, ::4].sum(1) == 100).all()
+    assert report(found, CLASSES, draws=20).units == 100
+
+
+def test_copies_of_a_patients_images_do_not_narrow_the_interval() -> None:
+    found = judged(100)
+    rows = np.repeat(np.arange(100), 10)
+    copies = Judged(
+        found.labels[rows],
+        found.probabilities[rows],
+        found.decisions[rows],
+        [f"p{row}" for row in rows],
+    )
+    one, many = (report(each, CLASSES).averages["accuracy"] for each in (found, copies))
+    assert one.low is not None
+    assert one.high is not None
+    assert many.low == pytest.approx(one.low, abs=0.03)
+    assert many.high == pytest.approx(one.high, abs=0.03)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_true_value_in_about_95_percent_of_500_draws() -> None:
+    apart, covered = 1.2, {"auroc": 0, "sensitivity": 0}
+    true = {"auroc": norm.cdf(apart / np.sqrt(2)), "sensitivity": norm.sf(0.5 - apart)}
+    truth = np.repeat([False, True], [120, 80])
+    for seed in range(500):
+        normal = np.random.default_rng(10_000 + seed).normal(size=200) + apart * truth
+        made = binary_metrics(
+            truth, norm.cdf(normal), normal >= 0.5, None, bootstrap_weights(200, None, 200, seed)
+        )
+        for key, value in true.items():
+            found = interval(made[key].samples, 80)
+            assert found is not None
+            covered[key] += found[0] <= value <= found[1]
+    assert {key: 0.925 <= count / 500 <= 0.975 for key, count in covered.items()} == dict.fromkeys(
+        covered, True
+    ), covered
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Judged:
+    """Classes of 0 to 50 records, with ties, right and wrong decisions, and patients."""
+    sizes = draw(
+        st.lists(st.sampled_from([0, 1, 2, 9, 10, 11, 50]), min_size=2, max_size=5).filter(any)
+    )
+    generator = np.random.default_rng(draw(st.integers(0, 9999)))
+    labels = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    count = len(labels)
+    chance = generator.dirichlet(np.ones(len(sizes)), count).round(draw(st.integers(1, 3)))
+    if draw(st.booleans()):
+        # Never for the last class.
+        chance[:, -1] = 0
+    right = generator.random(count) < draw(st.sampled_from([0.0, 0.6, 1.0]))
+    decisions = np.where(right, labels, chance.argmax(1))
+    patients = None
+    if draw(st.booleans()):
+        patients = [f"p{each}" for each in generator.integers(0, 1 + count // 2, count)]
+    return Judged(labels, chance, decisions, patients)
+
+
+@given(records())
+@settings(max_examples=80, deadline=None)
+def test_averages_are_those_of_scikit_learn_over_all_classes_with_a_record(found: Judged) -> None:
+    labels, decisions, chance = found.labels, found.decisions, found.probabilities
+    names = tuple("abcde"[: chance.shape[1]])
+    made = report(found, names, draws=30)
+    present = np.unique(labels)
+    assert made.left_out == tuple(n for k, n in enumerate(names) if k not in present)
+    assert [row.few for row in made.per_class] == [
+        (labels == k).sum() < 10 for k in range(len(names))
+    ]
+    values = {name: each.value for name, each in made.averages.items()}
+    both = {"labels": present, "average": "macro", "zero_division": np.nan}
+    areas = (
+        [sk.roc_auc_score(labels == k, chance[:, k]) for k in present] if len(present) > 1 else []
+    )
+    expected = {
+        "accuracy": sk.accuracy_score(labels, decisions),
+        "balanced_accuracy": sk.recall_score(labels, decisions, **both),
+        "macro_sensitivity": sk.recall_score(labels, decisions, **both),
+        "macro_f1": sk.f1_score(labels, decisions, **both),
+        "macro_auroc": np.mean(areas) if areas else None,
+        "macro_auprc": np.mean(
+            [sk.average_precision_score(labels == k, chance[:, k]) for k in present]
+        ),
+        "macro_brier": np.mean([sk.brier_score_loss(labels == k, chance[:, k]) for k in present]),
+    }
+    # scikit-learn gives zero where nothing is decided for a class.
+    if set(present) <= set(decisions):
+        expected["macro_ppv"] = sk.precision_score(labels, decisions, **both)
+    else:
+        assert values["macro_ppv"] is None
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    assert values["balanced_accuracy"] == pytest.approx(
+        sk.balanced_accuracy_score(labels, decisions)
+    )
+    for metric in [
+        *made.averages.values(),
+        *(m for r in made.per_class for m in r.metric_values.values()),
+    ]:
+        if metric.low is not None and metric.high is not None and metric.value is not None:
+            assert metric.low <= metric.value <= metric.high
+
+
+@given(records())
+@settings(max_examples=40, deadline=None)
+def test_every_metric_has_the_records_that_it_is_about(found: Judged) -> None:
+    made = report(found, tuple("abcde"[: found.probabilities.shape[1]]), draws=30)
+    for k, row in enumerate(made.per_class):
+        truth, decided = found.labels == k, found.decisions == k
+        groups = {"sensitivity": truth, "specificity": ~truth, "ppv": decided, "npv": ~decided}
+        for name, group in groups.items():
+            metric, own = row.metric_values[name], found.take(np.flatnonzero(group))
+            assert metric.support == group.sum()
+            units = len(set(own.patients)) if own.patients is not None else int(group.sum())
+            if metric.value in (0.0, 1.0) and units > 1:
+                limits = binomtest(int(metric.value * units), units).proportion_ci(method="wilson")
+                assert (metric.low, metric.high) == pytest.approx((limits.low, limits.high)), name
+
+
+@given(st.integers(0, 10**6), st.integers(2, 200), st.sampled_from([1, 6]))
+@settings(max_examples=60)
+def test_points_of_the_reliability_curve_have_all_records(
+    seed: int, count: int, digits: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    chance = np.round(generator.random(count), digits)
+    labels = (generator.random(count) < chance).astype(int)
+    found = Judged(labels, np.stack([1 - chance, chance], 1), (chance > 0.5).astype(int))
+    drawn = curves_of(found.labels == 1, chance)["reliability"]
+    if labels.all() or not labels.any():
+        assert drawn is None
+        return
+    share, mean = calibration_curve(labels, chance, n_bins=10)
+    assert np.allclose(drawn[0], mean)
+    assert np.allclose(drawn[1], share)
+    assert sum(drawn[2]) == count
+    assert np.dot(drawn[1], drawn[2]) == pytest.approx(labels.sum())
+
+
+def test_without_an_error_the_interval_is_not_of_width_zero() -> None:
+    labels = np.repeat([0, 1], 20)
+    made = report(Judged(labels, np.eye(2)[labels], labels), ("n", "y"), draws=50)
+    metric = made.per_class[1].metric_values["sensitivity"]
+    assert (metric.value, metric.high) == (1.0, 1.0)
+    assert metric.low == pytest.approx(0.839, abs=0.01), "Wilson's interval for 20 of 20"
+
+
+def test_undefined_measures_are_none_not_zero() -> None:
+    truth, decided = np.zeros(5, bool), np.zeros(5, bool)
+    weights = bootstrap_weights(5, None, 9, 0)
+    found = binary_metrics(truth, np.linspace(0, 1, 5), decided, None, weights, 0.9)
+    undefined = {name for name, each in found.items() if each.metric.value is None}
+    at = "sensitivity_at_specificity"
+    assert undefined == {"sensitivity", "ppv", "auroc", "auprc", "f1", at}
+    assert found["specificity"].metric.value == 1.0

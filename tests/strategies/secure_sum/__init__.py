@@ -1,1 +1,0 @@
-"""Tests of secure sums over the grid."""
