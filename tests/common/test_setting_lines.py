@@ -77,8 +77,8 @@ def test_a_secret_has_any_sign_and_is_shown_in_no_error(tmp_path: Path) -> None:
 
 def test_all_who_read_such_lines_have_this_reader(tmp_path: Path) -> None:
     """Each had its own rules before."""
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "ca.crt").touch()
+    (tmp_path / "certificates").mkdir()
+    (tmp_path / "certificates" / "ca.crt").touch()
     written(tmp_path, "COORDINATOR=fl.example.org:9092\nNOT_A_SETTING=1\n")
     for reader in (read_kit, federation.settings_of):
         with pytest.raises(ConfigError, match=r"line 2: 'NOT_A_SETTING' is no setting"):
