@@ -162,7 +162,7 @@ def bag_images(task: str, images: tuple[int, int], d: int, seed: int) -> tuple[B
     """Bags of images for training and test, 1,000 of each.
 
     Args:
-        task: "share": 65 against 35 % animals; "check-log": one cat in the bag, or none; "half
+        task: "share": 65 against 35 % animals; "one cat": one cat in the bag, or none; "half
             alike": half of the images of one class, whichever, or any images.
         images: fewest and most of a bag.
         d: dimensions.
@@ -184,7 +184,7 @@ def bag_images(task: str, images: tuple[int, int], d: int, seed: int) -> tuple[B
             if task == "share":
                 chance = 0.65 if label else 0.35
                 of_first = int((torch.rand(size, generator=draw) < chance).sum())
-            elif task == "check-log":
+            elif task == "one cat":
                 of_first = label
             else:
                 of_first = size // 2 if label else 0

@@ -32,7 +32,7 @@ from benchmarks.harness.options import described
 from benchmarks.harness.results import report
 from fedsurrogate.server_app.deployment.local_engine import quiet
 
-TASKS, IMAGES = ("share", "witness", "half alike"), ((2, 5), (5, 20))
+TASKS, IMAGES = ("share", "one cat", "half alike"), ((2, 5), (5, 20))
 SITES, DIMENSIONS, DELTA = 5, 64, 1e-5
 EPSILONS = (0.0, 4.0)
 SETTINGS = {"covariance": "gram", "classes": ("0", "1")}

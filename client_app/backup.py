@@ -43,7 +43,7 @@ IN_STATE = (
     *("audit.key", "decisions.json", "disclosures", "generators", "held", "keys", "ledgers", "models"),
     *("peers.toml", IN_FORCE, "sums"),
 )  # fmt: skip
-IN_KIT = (".env", "*.yml", "site.sbatch", "README.md", "papers/*", "policy/*")
+IN_KIT = (".env", "*.yml", "site.sbatch", "README.md", "certificates/*", "policy/*")
 # Before an encrypted backup; then salt and nonce, content, and the tag of AES-GCM.
 MARK, SALT, NONCE, TAG, PIECE = b"fedsurrogate backup 1\n", 16, 12, 16, 2**20
 
@@ -57,7 +57,7 @@ class Restored:
         files: that were written.
         kept: that were there already, outside the state folder, and stayed as they were.
         refusals: why nothing leaves until a person has decided, one for each ledger; empty where all
-            agree with their witnesses.
+            agree with their check logs.
     """
 
     node: NodeConfig
@@ -140,7 +140,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def restore_backup(file: Path, kit: Path | None, passphrase: bytes = b"") -> Restored:
-    """Restore a backup into an empty state folder, and hold its ledgers against their witnesses.
+    """Restore a backup into an empty state folder, and hold its ledgers against their check logs.
 
     Files of the kit, and of the policy, that are there stay as they are.
 

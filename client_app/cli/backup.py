@@ -55,7 +55,7 @@ def restore(
     kit: KitFolder = None,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Restore a backup into an empty state folder, and hold its ledger against the witness.
+    """Restore a backup into an empty state folder, and hold its ledger against the check log.
 
     It goes to where the site was, or into the folder of a kit, which is made if it is missing. Settings
     and policy that are there stay. If the check log knows of more releases than the backup, or is lost,

@@ -461,7 +461,7 @@ class Ledger:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
                 )
-            seen = max(seen, self._seen_by_witness())
+            seen = max(seen, self._seen_by_check_log())
             missing = seen - before_decisions(entries)
             if keep and missing > 0 and not epsilon:
                 raise ConfigError(
@@ -485,7 +485,7 @@ class Ledger:
             )
             self._begin(*entries, last)
 
-    def _seen_by_witness(self) -> int:
+    def _seen_by_check_log(self) -> int:
         """Entries that the check log has seen; 0 without one, or for a damaged one."""
         try:
             known = self.logged()

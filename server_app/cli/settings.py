@@ -129,7 +129,7 @@ def public_map(
     weights_path: Annotated[
         str, typer.Option(help="File of its weights; empty for those that its library has stored.")
     ] = "",
-    power: Annotated[
+    power_transform: Annotated[
         float,
         typer.Option(
             min=0, max=2, help="features.power-transform of the run; 0 for the backbone's."
@@ -142,6 +142,6 @@ def public_map(
     """
     from ..counting import write_public_map
 
-    made = write_public_map(str(public), out, backbone, weights_path, power)
+    made = write_public_map(str(public), out, backbone, weights_path, power_transform)
     console.print(f"map             {out}: {made}", soft_wrap=True)
     console.print(f"use it with     -c 'features.projection=\"{out}\"'", soft_wrap=True)
