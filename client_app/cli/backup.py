@@ -27,7 +27,7 @@ def backup(
     node_config: MaybeNode = None,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Write ledger, keys, models, policy and settings of this site into one file.
+    """Write ledger, keys, models and settings of this site into a file.
 
     No image and no features are in it, and no check log of the ledger: that stays on its own disk, and
     shows later whether this backup is older than what has left.
@@ -55,7 +55,7 @@ def restore(
     kit: KitFolder = None,
     passphrase_file: Passphrase = None,
 ) -> None:
-    """Restore a backup into an empty state folder, and hold its ledger against the check log.
+    """Restore a backup, and hold its ledger against the check log.
 
     It goes to where the site was, or into the folder of a kit, which is made if it is missing. Settings
     and policy that are there stay. If the check log knows of more releases than the backup, or is lost,

@@ -92,8 +92,8 @@ class FeaturesSettings(Section):
     projection: Annotated[str, Only("fedpft")] = Field(
         AUTO,
         description="Public map before noise, in secure aggregation a file with a projection or a head; auto "
-        "leaves out the mean of a record's columns, and in secure aggregation projects to the backbone's own head "
-        "or random directions; empty for none.",
+        "gives the mean over columns a small weight, and there projects to the backbone's head or random "
+        "directions; empty for none.",
     )
     dimensions: Annotated[int, Only("fedpft"), Unit("dimensions")] = Field(
         0,

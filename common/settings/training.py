@@ -241,9 +241,8 @@ class FedLAPSettings(Section):
     descent: Annotated[Literal["auto", "annealed", "plain"], Only("fedlap")] = Field(
         "auto",
         description=(
-            "Steps of the coordinator in a round: annealed and kept inside the radius, or plain as in "
-            "the paper, at the full rate until the radius is reached; a site then looks for its radius "
-            "along all of these steps. auto is annealed with a ConvNet or under privacy, otherwise plain."
+            "Steps of the coordinator: annealed inside the radius, or plain as in the paper, at the full rate "
+            "up to it, which sites seek along all steps. auto is annealed with a ConvNet or privacy, else plain."
         ),
     )
     memory: float = Field(

@@ -222,7 +222,7 @@ def test_a_log_that_cannot_be_opened_names_the_setting(
 ) -> None:
     for error, words in (
         (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError("warnings"), "OSError"),
+        (OSError("odd"), "OSError"),
     ):
 
         def fails(*_: Any, error: OSError = error, **__: Any) -> Any:

@@ -32,7 +32,7 @@ FAST = "test-fraction=0.8 head.min-steps=100 fedpft.rank=4"
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkout in a folder with a blank and an umlaut, and the `bin` of an environment in it."""
-    folder = tmp_path_factory.mktemp("warnings") / "mein projekt ä"
+    folder = tmp_path_factory.mktemp("odd") / "mein projekt ä"
     folder.mkdir()
     return checkout_at(folder), environment_at(folder)
 

@@ -203,7 +203,7 @@ def test_selected_records_take_all_that_belongs_to_them(rows: list[int]) -> None
     assert select(own, range(5)) is own
     left = LeftOut(one_by_one=True)
     left.note(rows, "broken")
-    left.warn("warnings")
+    left.warn("odd")
     rest = without(own, left)
     assert rest.labels == [own.labels[at] for at in range(5) if at not in rows]
     assert (rest.left_out, rest.warnings) == (tuple(left.reasons), ("odd",))

@@ -42,7 +42,7 @@ class Failing(nn.Module):
     [
         (RuntimeError("too small. More"), r"cannot take images of 8 px \(too small. More\)"),
         (AssertionError("224"), r"cannot take images of 8 px \(224\); set image-size to 0"),
-        (ValueError("warnings"), r"cannot take images of 8 px \(odd\)"),
+        (ValueError("odd"), r"cannot take images of 8 px \(odd\)"),
         (torch.OutOfMemoryError("2 GiB. GPU 0"), r"free memory of the GPU \(2 GiB\); free memory"),
         (None, r"returns shape \(1, 3, 8, 8\) for one image, not \(1, d\)"),
     ],

@@ -36,7 +36,8 @@ def test_other_fingerprints_have_power_one(text):
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, 2.5, True, "half", float("nan")])
 def test_other_powers_are_refused_by_name(value):
     with pytest.raises(
-        ConfigError, match=r"features\.power = .*must be 'auto', or a number above 0 and at most 2"
+        ConfigError,
+        match=r"features\.power-transform = .*must be 'auto', or a number above 0 and at most 2",
     ):
         parse_run({"features.power-transform": value})
 
