@@ -144,7 +144,7 @@ PUBLIC_SENTENCES = {
     "budget": "the site's privacy budget does not allow this release",
     "ledger": "the site cannot account for a release at present",
     "storage": "the site cannot write its own files at present",
-    "seal": "what was relayed to the site was changed on its way, or not sealed for it by the "
+    "seal": "the chain message to the site was changed on its way, or not sealed for it by the "
     "site before",
     "state": "the site has lost what it kept of this run, and does not begin it a second time",
     "surrogate": "the site was sent something it cannot read",
