@@ -193,7 +193,7 @@ def _judged(canaries: Canaries, settings: dict[str, Scalar], wire: Wire) -> Seen
         place = OWN_BINS * torch.arange(count)[None] + torch.arange(outputs)[:, None] + 0.5
         weight = (width * place - EDGE) @ torch.linalg.pinv(canaries.x).T
         header = Header("fedpft", "", "coordinator", FINGERPRINT, (LABEL,) * outputs)
-        facts = json.dumps({"name": "labels", "columns": [LABEL]})
+        facts = json.dumps({"name": "multilabel", "columns": [LABEL]})
         model = pack_classifier(Head(header, weight, torch.zeros(outputs), target=facts))
         asked = settings | {
             "counting.digest": hashlib.sha256(model).hexdigest(),

@@ -108,9 +108,9 @@ def _wire() -> Iterator[Parser]:
             "target of a model",
             lambda text: checked_target(text.decode("utf-8", "replace"), ("age",)),
             [
-                b'{"name": "number", "columns": ["age"], "deviation": [2.0]}',
-                b'{"name": "labels", "columns": ["age"], "prevalence": [0.5]}',
-                b'{"name": "time", "columns": [], "edges": [0, 1, 2], "hazard": [0.1, 0.2]}',
+                b'{"name": "regression", "columns": ["age"], "deviation": [2.0]}',
+                b'{"name": "multilabel", "columns": ["age"], "prevalence": [0.5]}',
+                b'{"name": "survival", "columns": [], "edges": [0, 1, 2], "hazard": [0.1, 0.2]}',
             ],
             of_json,
         ),

@@ -75,7 +75,7 @@ def log_once(report: DataReport, node: NodeConfig) -> None:
     for each in report.left_out:
         log.log(lost, "left out: %s", each.why)
     for warning in report.warnings:
-        log.log(lost, "odd: %s", warning)
+        log.log(lost, "warning: %s", warning)
 
 
 # Distance of a column from zero, in its own range. At 16 bits a mean is off by a 4,000th of it.

@@ -136,7 +136,7 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
         ("compare", "true", "true or false"),
         ("device", "gpu", "'auto', 'cpu', 'cuda'"),
         ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet', 'safetensors' or 'slides'"),
-        ("partition", "random", "must be one of iid, dirichlet, classes and column, or"),
+        ("partition", "random", "must be 'iid', 'dirichlet', 'classes' or 'column'"),
         ("partition", "column", "needs site-column"),
         ("classes", ",", "empty list ','"),
         ("classes", "cat, cat", "twice"),

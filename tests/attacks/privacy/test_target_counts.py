@@ -295,7 +295,7 @@ def test_a_head_that_answers_a_label_many_times_is_refused_before_a_charge(
     site = Hospital(tmp_path / "clinic", "table", (Record("a", "1"), Record("b", "2", grey=30)))
     header = Header("fedpft", "", "coordinator", site.place[0], ("edema",) * bins)
     place = (torch.arange(bins) + 0.5) * 16 / bins - 8
-    facts = json.dumps({"name": "labels", "columns": ["edema"]})
+    facts = json.dumps({"name": "multilabel", "columns": ["edema"]})
     head = Head(header, torch.zeros(bins, site.place[1]), place, 0.0, target=facts)
 
     def asked(model: bytes) -> object:

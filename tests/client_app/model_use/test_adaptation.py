@@ -48,16 +48,16 @@ EDGES, HAZARD = (0.0, 1.0, 2.0, 4.0), (0.3, 0.3, 0.6)
 FACTS: dict[str, dict[str, Any]] = {
     "classes": {},
     # Columns in another order than the answers, and one that is no answer.
-    "labels": {"name": "labels", "columns": ["edema", "lung", "mass"], "prevalence": [0.4, 0.3]},
+    "labels": {"name": "multilabel", "columns": ["edema", "lung", "mass"], "prevalence": [0.4, 0.3]},
     "number": {
-        "name": "number",
+        "name": "regression",
         "columns": ["y", "other", "x"],
         "ranges": [[-9.0, 9.0], [0.0, 1.0], [-200.0, 200.0]],
         "deviation": [9.0, 9.0],
     },
-    "time": {"name": "time", "columns": ["t", "e"], "edges": EDGES, "hazard": HAZARD},
+    "time": {"name": "survival", "columns": ["t", "e"], "edges": EDGES, "hazard": HAZARD},
     "levels": {
-        "name": "time",
+        "name": "survival",
         "columns": ["t", "e"],
         "edges": EDGES,
         "levels": [float(np.log(np.expm1(each))) for each in HAZARD],

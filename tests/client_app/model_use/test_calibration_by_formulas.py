@@ -203,7 +203,7 @@ def test_odds_of_a_label_are_multiplied_by_the_ratio_of_its_odds_here_and_there(
     """Shares are kept a millionth from zero and one."""
     names = ("edema", "mass")
     scores = np.random.default_rng(seed).normal(size=(5, 2))
-    target = json.dumps({"name": "labels", "columns": ["mass", "edema"], "prevalence": learned})
+    target = json.dumps({"name": "multilabel", "columns": ["mass", "edema"], "prevalence": learned})
     chosen = Calibration(
         prevalence={} if own is None else {"mass": own},
         thresholds={} if threshold is None else {"mass": threshold},
@@ -229,7 +229,7 @@ def test_odds_of_a_label_are_multiplied_by_the_ratio_of_its_odds_here_and_there(
 
 
 def test_a_label_is_present_from_its_threshold_on() -> None:
-    target = json.dumps({"name": "labels", "columns": ["mass"], "prevalence": [0.5]})
+    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": [0.5]})
     scores = torch.tensor([[0.0], [-1e-9], [1e-9]], dtype=torch.float64)
     found = decided_answers(target, ("mass",), scores, Calibration(thresholds={"mass": 0.5}))
     assert found["mass present"].tolist() == [1.0, 0.0, 1.0]
@@ -237,7 +237,7 @@ def test_a_label_is_present_from_its_threshold_on() -> None:
 
 @pytest.mark.parametrize("learned", [None, [0.5], [0.5, 0.5, 0.5], 0.5])
 def test_a_model_that_does_not_say_its_prevalence_takes_none(learned: object) -> None:
-    target = json.dumps({"name": "labels", "columns": ["mass"], "prevalence": learned})
+    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": learned})
     scores = torch.ones(2, 2)
     with pytest.raises(ConfigError, match="does not say which it has learned"):
         at_prevalence(target, ("a", "b"), scores, Calibration(prevalence={"a": 0.5}))

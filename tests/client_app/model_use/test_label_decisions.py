@@ -34,7 +34,7 @@ from tests.client_app.model_use.test_targets_at_work import KINDS, RUN, hospital
 from tests.grid import FAST, InProcessGrid, run_federation
 
 NAMES = ("edema", "mass")
-FACTS = json.dumps({"name": "labels", "columns": list(NAMES), "prevalence": [0.3, 0.05]})
+FACTS = json.dumps({"name": "multilabel", "columns": list(NAMES), "prevalence": [0.3, 0.05]})
 share = st.floats(0.01, 0.99)
 
 
@@ -131,7 +131,7 @@ def labelled_models(draw: st.DrawFn) -> tuple[tuple[str, ...], Head]:
     columns = tuple(draw(st.permutations(["edema", "mass", "scar", "nodule"])))
     outputs = tuple(draw(st.permutations(columns))[: draw(st.integers(1, 4))])
     learned = draw(st.lists(share, min_size=len(outputs), max_size=len(outputs)))
-    facts = {"name": "labels", "columns": columns, "prevalence": learned}
+    facts = {"name": "multilabel", "columns": columns, "prevalence": learned}
     header, many = Header("run", "coordinator", "f", "b", outputs), len(outputs)
     return columns, Head(header, torch.eye(many), torch.zeros(many), target=json.dumps(facts))
 
@@ -192,7 +192,7 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
     learned = json.loads(chosen_model.target)["prevalence"]
     for at, name in enumerate(outputs):
         # A model of this label alone, of a run of this label alone.
-        facts = json.dumps({"name": "labels", "columns": [name], "prevalence": [learned[at]]})
+        facts = json.dumps({"name": "multilabel", "columns": [name], "prevalence": [learned[at]]})
         header = replace(chosen_model.header, classes=(name,))
         alone = Head(header, torch.ones(1, 1), torch.zeros(1), target=facts)
         own = held(scores[:, at : at + 1], truth[name][:, None])
@@ -253,7 +253,7 @@ def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> 
         )
     with pytest.raises(ConfigError, match="thresholds"):
         Calibration(thresholds={"heart": 0.5}).checked(NAMES)
-    silent = json.dumps({"name": "labels", "columns": list(NAMES)})
+    silent = json.dumps({"name": "multilabel", "columns": list(NAMES)})
     with pytest.raises(ConfigError, match="does not say"):
         decided_answers(silent, NAMES, scores, Calibration(prevalence={"mass": 0.5}))
     assert shares_in("", NAMES) == {}

@@ -136,5 +136,5 @@ def test_what_needs_settings_of_a_site_asks_for_them() -> None:
     assert OpenedModel(model, node).site() is node
     assert OpenedModel(model, node).uncalibrated(1.0)
     assert not OpenedModel(model, node).uncalibrated(2.0)
-    other = replace(model, classifier=replace(head(1), target='{"name": "labels"}'))
+    other = replace(model, classifier=replace(head(1), target='{"name": "multilabel"}'))
     assert not OpenedModel(other, node).uncalibrated(1.0)

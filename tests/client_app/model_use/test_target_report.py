@@ -118,7 +118,7 @@ def test_values_of_the_outputs_are_judged_and_written(
 
 def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
     names = [f"finding {at}" for at in range(12)]
-    target = json.dumps({"name": "labels", "columns": names, "prevalence": [0.5] * 12})
+    target = json.dumps({"name": "multilabel", "columns": names, "prevalence": [0.5] * 12})
     header = replace(head("labels").header, classes=tuple(names))
     model = Head(header, torch.eye(12), torch.zeros(12), target=target)
     drawn = torch.Generator().manual_seed(0)

@@ -225,7 +225,7 @@ EARLIER = {
     + "f" * 64
     + '","flower_run":"1","form":{"clip":"0"},"format":1,"gaussians":"none","method":"fedpft","name":'
     '"20260101-fedpft-00000000","privacy":{"delta":1e-05,"epsilon":2.0,"mechanism":"sums"},"run":"r","settings":{"backbone":'
-    '"pixels","features.power-transform":1.0,"image-size":0,"seed":0,"test-fraction":0.2},"sites":2,"tensors":'
+    '"pixels","features.power":1.0,"image-size":0,"seed":0,"test-fraction":0.2},"sites":2,"tensors":'
     '"fa4bbcdbda42ed5385fe49ebec38d9c7c774e7638d3e793bfbe789ecfe8780cd"}',
     "signature": "c209d3d96e03afbdc23a99040cb1ef4e0d9b8f110858ef5ca24cf15b8602f7e2"
     "6a24740705d9de79c6b1fa645d95cc9a99869977c6c67fb815bd3db32f4f0f03",

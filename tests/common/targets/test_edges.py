@@ -193,7 +193,7 @@ def test_what_a_time_says_of_itself_and_starts_with() -> None:
     assert (usual.title, Time(("t", "e"), (0.0, 3.0)).title) == (
         "time to the event, up to 3 years", "time to the event, up to 3",
     )  # fmt: skip
-    assert usual.public == {"name": "time", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}  # fmt: skip
+    assert usual.public == {"name": "survival", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}  # fmt: skip
     rounds = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals")
     assert rounds.public == usual.public | {"head": "residuals"}
     assert (usual.course(False), rounds.course(True)) == (None, residual_course(True))
@@ -251,7 +251,7 @@ def test_the_head_of_times_follows_from_the_settings(more: dict[str, Any], head:
 @given(st.lists(st.sampled_from([0.0, 1.0, math.nan]), max_size=5), st.integers(0, 9))
 def test_labels_of_one_kind_have_no_area_and_all_else(true: list[float], seed: int) -> None:
     scores = torch.randn(len(true), 1, generator=torch.Generator().manual_seed(seed)).double()
-    text = json.dumps({"name": "labels", "columns": ["x"]})
+    text = json.dumps({"name": "multilabel", "columns": ["x"]})
     own = measured(text, ("x",), scores, torch.tensor(true).reshape(-1, 1))
     found = metrics_of(own)["x"]
     known = [each for each in true if not math.isnan(each)]
@@ -269,7 +269,7 @@ def test_equal_numbers_have_errors_and_no_share_that_is_explained(
     count: int, value: float, seed: int
 ) -> None:
     scores = torch.randn(count, 1, generator=torch.Generator().manual_seed(seed)).double()
-    text = json.dumps({"name": "number", "columns": ["x"]})
+    text = json.dumps({"name": "regression", "columns": ["x"]})
     true = torch.full((count, 1), value).double()
     found = metrics_of(measured(text, ("x",), scores, true))["x"]
     error = scores - true
@@ -279,7 +279,7 @@ def test_equal_numbers_have_errors_and_no_share_that_is_explained(
         {"mae": float(error.abs().mean()), "rmse": float(error.square().mean().sqrt())}
     )
     sums = {"records": 2.0, "absolute": 1.0, "squared": 1.0, "value": 4.0, "energy": 8.0}
-    assert set(metrics_of({f"number.0.x.{key}": each for key, each in sums.items()})["x"]) == {
+    assert set(metrics_of({f"regression.0.x.{key}": each for key, each in sums.items()})["x"]) == {
         "records", "mae", "rmse",
     }  # fmt: skip
 
@@ -294,7 +294,7 @@ def test_survival_of_levels_is_the_product_of_what_is_left_of_each_bin(
 ) -> None:
     steps = steps if levels else [abs(each) for each in steps]
     edges = [0.0, *(float(at + 1) for at in range(len(steps)))]
-    facts = {"name": "time", "columns": ["t", "e"], "edges": edges}
+    facts = {"name": "survival", "columns": ["t", "e"], "edges": edges}
     facts |= {"levels": steps} if levels else {"hazard": steps}
     found = answers_of(json.dumps(facts), ("risk",), torch.tensor([[risk], [0.0]]).double())
     assert list(found) == ["risk", *(f"survival {edge:g}" for edge in edges[1:])]
@@ -311,16 +311,16 @@ def test_survival_of_levels_is_the_product_of_what_is_left_of_each_bin(
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "3", "[]", "null", '"labels"', "{}", '{"name": "labels"}', '{"name": "other", "columns": []}', "[" * 20_000,
-        '{"name": "labels", "columns": 3}', '{"name": "labels", "columns": [3]}', '{"name": ["labels"], "columns": []}',
-        '{"name": "number", "columns": ["a"], "deviation": [1e999]}',
-        '{"name": "number", "columns": ["a"], "deviation": []}',
-        '{"name": "number", "columns": ["a"], "deviation": 3}', '{"name": "number", "columns": ["a"], "deviation": ["x"]}',
-        '{"name": "time", "columns": ["a"]}', '{"name": "time", "columns": ["a"], "hazard": [1], "edges": [0]}',
-        '{"name": "time", "columns": ["a"], "hazard": [[1]], "edges": [0, 1]}',
-        '{"name": "time", "columns": ["a"], "hazard": [-800], "edges": [0, 1]}',
-        '{"name": "time", "columns": ["a"], "hazard": [1], "edges": [0, {}]}',
-        '{"name": "number", "columns": ["a"], "deviation": [' + "9" * 400 + "]}",
+        "{", "3", "[]", "null", '"multilabel"', "{}", '{"name": "multilabel"}', '{"name": "other", "columns": []}', "[" * 20_000,
+        '{"name": "multilabel", "columns": 3}', '{"name": "multilabel", "columns": [3]}', '{"name": ["multilabel"], "columns": []}',
+        '{"name": "regression", "columns": ["a"], "deviation": [1e999]}',
+        '{"name": "regression", "columns": ["a"], "deviation": []}',
+        '{"name": "regression", "columns": ["a"], "deviation": 3}', '{"name": "regression", "columns": ["a"], "deviation": ["x"]}',
+        '{"name": "survival", "columns": ["a"]}', '{"name": "survival", "columns": ["a"], "hazard": [1], "edges": [0]}',
+        '{"name": "survival", "columns": ["a"], "hazard": [[1]], "edges": [0, 1]}',
+        '{"name": "survival", "columns": ["a"], "hazard": [-800], "edges": [0, 1]}',
+        '{"name": "survival", "columns": ["a"], "hazard": [1], "edges": [0, {}]}',
+        '{"name": "regression", "columns": ["a"], "deviation": [' + "9" * 400 + "]}",
     ],
     ids=lambda text: text[:60],
 )  # fmt: skip
@@ -386,7 +386,7 @@ def test_sums_without_a_metric_leave_the_number_of_records(sums: dict[str, float
     """A square that overflows, a root of less than zero, and a sum that is not there."""
     usual = {"records": 2.0, "absolute": 1.0, "squared": 1.0, "value": 4.0, "energy": 9.0}
     whole = {
-        f"number.0.x.{name}": each for name, each in (usual | sums).items() if each is not None
+        f"regression.0.x.{name}": each for name, each in (usual | sums).items() if each is not None
     }
     found = metrics_of(whole)["x"]
     records = sums.get("records", 2.0)

@@ -154,7 +154,7 @@ def test_code_and_moment_follow_from_noise_sums_and_who_annotates(
     few = "one set" if many == 1 else "many sets" if many > 4 else "own in a sum"
     why = "noise" if private else few if summed else "own"
     assert target.choices["label moment"] == MOMENTS[why]
-    public = {"name": "labels", "columns": list(NAMES)}
+    public = {"name": "multilabel", "columns": list(NAMES)}
     if sites:
         public["sets"] = {f"s{at}": sorted(own) for at, own in enumerate(2 * sites)}
     if target.capped:

@@ -49,7 +49,7 @@ def test_numbers_of_sites_are_measured_as_those_of_all_records(seed: int, n: int
     random = np.random.default_rng(seed)
     values = random.normal(3, 2, (n, 2))
     scores = values[:, ::-1] + random.normal(0, 1, (n, 2))
-    facts: dict[str, object] = {"name": "number", "columns": ["b", "a"]}
+    facts: dict[str, object] = {"name": "regression", "columns": ["b", "a"]}
     found = by_sites(facts, ("a", "b"), scores, values)
     for at, name in enumerate(("a", "b")):
         true = values[:, 1 - at]
@@ -72,7 +72,7 @@ def test_labels_are_measured_over_annotated_records(seed: int, n: int, gaps: boo
     values[:2, 0] = (0, 1)
     if gaps:
         values[2:, 0][random.random(n - 2) < 0.3] = np.nan
-    text = json.dumps({"name": "labels", "columns": ["edema"]})
+    text = json.dumps({"name": "multilabel", "columns": ["edema"]})
     own = measured(text, ("edema",), torch.from_numpy(scores), torch.from_numpy(values))
     found, known = metrics_of(own)["edema"], ~np.isnan(values[:, 0])
     true, chances = values[known, 0], 1 / (1 + np.exp(-scores[known, 0]))
@@ -103,7 +103,7 @@ def test_concordance_is_that_of_each_pair_of_which_one_is_known_to_be_sooner(
             if events[i] and later:
                 pairs += 1
                 concordant += 1 if risks[j] < risks[i] else 0.5 if risks[j] == risks[i] else 0
-    text = json.dumps({"name": "time", "columns": ["t", "e"]})
+    text = json.dumps({"name": "survival", "columns": ["t", "e"]})
     values = torch.from_numpy(np.stack([times, events], 1))
     own = measured(text, ("risk",), torch.from_numpy(risks)[:, None], values)
     wanted = {"records": n, "events": events.sum()}
@@ -116,7 +116,7 @@ def test_concordance_is_that_of_each_pair_of_which_one_is_known_to_be_sooner(
 @given(st.lists(st.floats(0.01, 2), min_size=1, max_size=4), st.floats(-1, 1))
 def test_survival_falls_by_the_hazard_of_each_bin(hazard: list[float], risk: float) -> None:
     edges = [float(at) for at in range(len(hazard) + 1)]
-    text = json.dumps({"name": "time", "columns": ["t", "e"], "hazard": hazard, "edges": edges})
+    text = json.dumps({"name": "survival", "columns": ["t", "e"], "hazard": hazard, "edges": edges})
     found = answers_of(text, ("risk",), torch.tensor([[risk]]))
     before = 1.0
     for edge, each in zip(edges[1:], hazard, strict=True):
@@ -129,7 +129,7 @@ def test_survival_falls_by_the_hazard_of_each_bin(hazard: list[float], risk: flo
 def test_an_interval_of_a_number_holds_95_of_100_normal_records() -> None:
     from statistics import NormalDist
 
-    text = json.dumps({"name": "number", "columns": ["a", "b"], "deviation": [2.0, 3.0]})
+    text = json.dumps({"name": "regression", "columns": ["a", "b"], "deviation": [2.0, 3.0]})
     found = answers_of(text, ("a", "b"), torch.tensor([[1.0, 5.0]]))
     for name, middle, deviation in (("a", 1.0, 2.0), ("b", 5.0, 3.0)):
         normal = NormalDist(middle, deviation)

@@ -30,9 +30,9 @@ KINDS = (NUMBER, LABELS, TIME)
 PRIVATE: Flat = {"epsilon": 2.0, "delta": 1e-5}
 number = st.floats(-1e9, 1e9)
 VALUES = {
-    "number": st.tuples(number, number),
-    "labels": st.tuples(*3 * [st.sampled_from([0.0, 1.0, math.nan])]),
-    "time": st.tuples(st.floats(0, 1e9), st.sampled_from([0.0, 1.0])),
+    "regression": st.tuples(number, number),
+    "multilabel": st.tuples(*3 * [st.sampled_from([0.0, 1.0, math.nan])]),
+    "survival": st.tuples(st.floats(0, 1e9), st.sampled_from([0.0, 1.0])),
 }
 
 
@@ -90,9 +90,9 @@ def test_a_run_resolves_to_itself_and_its_digest_holds_the_target(flat: Flat) ->
     assert (again.full_digest, again.target) == (run.full_digest, target)
     assert run.settings.classes == target.rows
     changed: dict[str, Flat] = {
-        "number": {"target-range": "-3,5; 0,2"},
-        "labels": {"label-columns": "edema,fracture,nodule,mass"},
-        "time": {"horizon": 4.0},
+        "regression": {"target-range": "-3,5; 0,2"},
+        "multilabel": {"label-columns": "edema,fracture,nodule,mass"},
+        "survival": {"horizon": 4.0},
     }
     assert parse_run(flat | changed[target.name]).digest != run.digest
     assert parse_run({}).target is None
@@ -138,7 +138,7 @@ facts = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(["number", "labels", "time", "other"]),
+    st.sampled_from(["regression", "multilabel", "survival", "other"]),
     st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3, unique=True),
     st.dictionaries(st.sampled_from(["deviation", "prevalence", "hazard", "edges"]), facts),
     facts | st.lists(st.text(max_size=3)),
@@ -157,7 +157,7 @@ def test_a_model_with_any_facts_is_refused_or_answers(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(-2000, 2000) | st.sampled_from([0, 1]), st.sampled_from(["number", "labels"]))
+@given(st.integers(-2000, 2000) | st.sampled_from([0, 1]), st.sampled_from(["regression", "multilabel"]))
 def test_facts_about_a_target_may_have_65536_characters(beyond: int, name: str) -> None:
     text = json.dumps({"name": name, "columns": ["a"]}).ljust(2**16 + beyond)
     if beyond > 0:

@@ -334,7 +334,7 @@ def test_a_head_comes_back_with_all_its_parts(data: st.DataObject) -> None:
     projected, centred = data.draw(st.booleans()), data.draw(st.booleans())
     random = generator(data.draw(st.integers(0, 99)))
     clip = data.draw(st.sampled_from([None, 0.0, 0.5, 3.0]))
-    target = data.draw(st.sampled_from(["", json.dumps({"name": "labels", "columns": ["a"]})]))
+    target = data.draw(st.sampled_from(["", json.dumps({"name": "multilabel", "columns": ["a"]})]))
     sent = Head(
         HEADER,
         torch.randn(3, 2 if projected else 4, generator=random),

@@ -72,7 +72,7 @@ def test_a_simulation_reports_its_data_on_terminal_page_and_in_json(
     assert [line for line in written_lines if line.startswith("data ")] == [
         "data imagefolder: 35 found, 32 to open, 3 left out"
     ]
-    assert sum(line.startswith(("left out: ", "odd: ")) for line in written_lines) == 2
+    assert sum(line.startswith(("left out: ", "warning: ")) for line in written_lines) == 2
     (facts,) = json.loads((run / "metrics.json").read_text())["data"]
     assert (facts["read"], facts["used"], facts["lost"]) == (35, 30, 5)
     losses = {loss["why"].split(", such as")[0] for loss in facts["left_out"]}
@@ -215,7 +215,7 @@ def test_a_site_logs_its_report_once_and_again_only_if_it_changes(
     for _ in range(4):
         found = load_site(run, node, 100)
     written_lines = [
-        each for each in caplog.messages if each.startswith(("data ", "left out", "warnings"))
+        each for each in caplog.messages if each.startswith(("data ", "left out", "warning"))
     ]
     assert len(written_lines) == 1 + len(found.report.left_out) + len(found.report.warnings)
     assert not [each for each in caplog.messages if "0 of" in each]

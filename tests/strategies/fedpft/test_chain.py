@@ -203,7 +203,7 @@ def test_a_relay_that_changes_one_byte_is_noticed_and_named(tmp_path: Path, plac
     # Both later sites notice; then the first site's part is left out, and they continue.
     assert rejected.keys() == {"1", "0"}
     assert all(
-        "what was relayed to the site was changed on its way" in reason
+        "the chain message to the site was changed on its way" in reason
         for reason in rejected.values()
     )
     assert sorted(hop["site"] for hop in hops(folder)) == ["1", "2"]
