@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsurrogate.common.errors import DataError
 
-from ..node_config import NodeConfig, data_present
+from ..node_config import NodeConfig
 from .dicom import KEYS, OF_HEADERS, OF_ONE_IMAGE, key_of
 from .feature_files import feature_headers, read_slides
 from .image_folders import class_folders, find_table, table_of
@@ -78,19 +79,22 @@ def read_schema(source: DataSource) -> Schema:
 
 
 def check_there(node: NodeConfig) -> None:
-    """Refuse a folder of data with nothing in it. Folders of classes and tables without a record count,
-    so no record decides this.
+    """Refuse data whose folder is gone. An empty one is there, so no record decides this.
 
     Args:
         node: the site's settings.
 
     Raises:
-        DataError: nothing is there.
+        DataError: there is no folder, or it cannot be listed.
     """
-    if not data_present(node):
+    if not node.data_dir:
+        return
+    try:
+        os.scandir(Path(node.data_dir).expanduser()).close()
+    except OSError as error:
         raise SourceError(
-            f"data-dir = {node.data_dir!r} is empty, or not there; is its disk mounted?"
-        )
+            f"data-dir = {node.data_dir!r} is not there ({error.strerror}); is its disk mounted?"
+        ) from None
 
 
 def check_class_folders(node: NodeConfig) -> None:

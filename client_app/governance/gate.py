@@ -271,8 +271,8 @@ class Gate:
         """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be
         charged.
 
-        Called before any work. Raises DataError where the folder of data has nothing in it, or a folder
-        of a class is gone that the site's own settings name.
+        Called before any work. Raises DataError where the folder of data is gone, or a folder
+        of a class that the site's own settings name.
         """
         check_confirmed(self._node, self.policy)
         self._check_policy(run)

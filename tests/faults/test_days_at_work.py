@@ -154,12 +154,10 @@ def test_a_hospital_that_slept_past_the_deadline_reads_so_and_takes_part_in_the_
 def test_data_that_are_gone_after_the_join_cost_nothing_and_the_log_says_so(day: Day) -> None:
     before, data = day.charged(), day.south.home / "data"
     gone = data.rename(day.south.home / "unmounted")
-    data.mkdir()
     metrics = day.result(day.submit(deadline=4 * SOON))
     assert (metrics["sites"]["used"], metrics["sites"]["rejected"]) == (1, 1)
     assert day.reported("rejected")["south"] == PUBLIC_SENTENCES["data"]
     assert "is its disk mounted?" in (day.south.state / "site.log").read_text()
-    data.rmdir()
     gone.rename(data)
     assert day.charged() == before | {"north": before["north"] + 1}
     day.works()

@@ -37,6 +37,7 @@ from tests.grid import (
     FIRST_NODE,
     InProcessGrid,
     NodeConfig,
+    confirm,
     default_run_config,
     open_new,
     run_federation,
@@ -693,6 +694,7 @@ def test_the_local_floor_of_all_rounds_together_is_held_before_the_first(
         (hospitals.folder / "north" / "policy.toml").write_text(
             POLICY + f"local-epsilon = {limit}\n"
         )
+        confirm(hospitals.nodes["north"])
         assert next_round(hospitals) == expected
     assert "local-epsilon" in hospitals.log("north")
 

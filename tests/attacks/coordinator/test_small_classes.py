@@ -28,6 +28,7 @@ from tests.attacks.coordinator.test_secure_aggregation import (
     Hospitals,
     open_hospitals,
 )
+from tests.grid import confirm
 
 SURVEY = {
     "counting.kind": "survey",
@@ -49,6 +50,7 @@ def policy(hospitals: Hospitals, smallest_class: int, smallest_cell: int) -> Non
         (hospitals.folder / name / "policy.toml").write_text(
             POLICY.replace("smallest-class = 1\n", limits)
         )
+        confirm(hospitals.nodes[name])
 
 
 def released(hospitals: Hospitals, settings: dict[str, Any]) -> str:

@@ -39,7 +39,7 @@ from tests.attacks.coordinator.test_secure_aggregation import (
     Hospitals,
     open_hospitals,
 )
-from tests.grid import Fault, InProcessGrid, metrics_of, run_federation
+from tests.grid import Fault, InProcessGrid, confirm, metrics_of, run_federation
 
 SITES = tuple("1234567")
 # The sites in each sum; the weights of the sums, and their divisor, which give one site's vector;
@@ -322,6 +322,7 @@ def test_a_release_that_attacks_refuse_fixes_no_set_of_sites(seven: Hospitals) -
     assert "the policy limits attacks" in seven.log("4")
     assert not list(seven.folder.glob("4/state/sums/*.json"))
     policy.write_text(POLICY)
+    confirm(seven.nodes["4"])
     assert total(seven, "2345") is not None
 
 

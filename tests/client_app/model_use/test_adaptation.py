@@ -48,7 +48,11 @@ EDGES, HAZARD = (0.0, 1.0, 2.0, 4.0), (0.3, 0.3, 0.6)
 FACTS: dict[str, dict[str, Any]] = {
     "classes": {},
     # Columns in another order than the answers, and one that is no answer.
-    "labels": {"name": "multilabel", "columns": ["edema", "lung", "mass"], "prevalence": [0.4, 0.3]},
+    "labels": {
+        "name": "multilabel",
+        "columns": ["edema", "lung", "mass"],
+        "prevalence": [0.4, 0.3],
+    },
     "number": {
         "name": "regression",
         "columns": ["y", "other", "x"],

@@ -193,7 +193,8 @@ def test_what_a_time_says_of_itself_and_starts_with() -> None:
     assert (usual.title, Time(("t", "e"), (0.0, 3.0)).title) == (
         "time to the event, up to 3 years", "time to the event, up to 3",
     )  # fmt: skip
-    assert usual.public == {"name": "survival", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}  # fmt: skip
+    public = {"name": "survival", "columns": ["t", "e"], "edges": [0.0, 1.0, 3.0], "unit": "years"}
+    assert usual.public == public
     rounds = Time(("t", "e"), (0.0, 1.0, 3.0), "years", "residuals")
     assert rounds.public == usual.public | {"head": "residuals"}
     assert (usual.course(False), rounds.course(True)) == (None, residual_course(True))
@@ -311,11 +312,14 @@ def test_survival_of_levels_is_the_product_of_what_is_left_of_each_bin(
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "3", "[]", "null", '"multilabel"', "{}", '{"name": "multilabel"}', '{"name": "other", "columns": []}', "[" * 20_000,
-        '{"name": "multilabel", "columns": 3}', '{"name": "multilabel", "columns": [3]}', '{"name": ["multilabel"], "columns": []}',
+        "{", "3", "[]", "null", '"multilabel"', "{}", '{"name": "multilabel"}', '{"name": "other", "columns": []}',
+        "[" * 20_000,
+        '{"name": "multilabel", "columns": 3}', '{"name": "multilabel", "columns": [3]}',
+        '{"name": ["multilabel"], "columns": []}',
         '{"name": "regression", "columns": ["a"], "deviation": [1e999]}',
         '{"name": "regression", "columns": ["a"], "deviation": []}',
-        '{"name": "regression", "columns": ["a"], "deviation": 3}', '{"name": "regression", "columns": ["a"], "deviation": ["x"]}',
+        '{"name": "regression", "columns": ["a"], "deviation": 3}',
+        '{"name": "regression", "columns": ["a"], "deviation": ["x"]}',
         '{"name": "survival", "columns": ["a"]}', '{"name": "survival", "columns": ["a"], "hazard": [1], "edges": [0]}',
         '{"name": "survival", "columns": ["a"], "hazard": [[1]], "edges": [0, 1]}',
         '{"name": "survival", "columns": ["a"], "hazard": [-800], "edges": [0, 1]}',

@@ -157,7 +157,10 @@ def test_a_model_with_any_facts_is_refused_or_answers(
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(-2000, 2000) | st.sampled_from([0, 1]), st.sampled_from(["regression", "multilabel"]))
+@given(
+    st.integers(-2000, 2000) | st.sampled_from([0, 1]),
+    st.sampled_from(["regression", "multilabel"]),
+)
 def test_facts_about_a_target_may_have_65536_characters(beyond: int, name: str) -> None:
     text = json.dumps({"name": name, "columns": ["a"]}).ljust(2**16 + beyond)
     if beyond > 0:

@@ -253,16 +253,16 @@ def test_a_number_is_one_class_in_every_type(same: list[Any]) -> None:
 
 def test_units_of_privacy_are_patients_after_normalisation(monkeypatch: Any) -> None:
     """Two ways to write an ID were two units, each with its own share of the noise's protection."""
-    from fedsurrogate.client_app.methods import task
+    from fedsurrogate.client_app.methods import job
 
     seen: list[Any] = []
-    made = task.Task.__init__
+    made = job.Job.__init__
 
     def spy(self: Any, *args: Any, **named: Any) -> None:
         made(self, *args, **named)
         seen.append(self.found.train.units)
 
-    monkeypatch.setattr(task.Task, "__init__", spy)
+    monkeypatch.setattr(job.Job, "__init__", spy)
     ids = ["P1", "P1 ", "P1\xa0", "\u200bP1", " P1", "p2"] * (N // 6)
     fs.fit(X, HALF, classes=[0, 1], patients=ids, **PRIVATE)
     assert set(seen[0]) == {"P1", "p2"}

@@ -166,9 +166,11 @@ def test_a_folder_that_is_empty_or_not_mounted_does_not_join(
     if there == "class-without-files":
         (folder / "sick").mkdir()
     node = NodeConfig.model_validate({"data": kind, "data-dir": str(folder)})
-    with pytest.raises(DataError, match=r"no records .* smallest-site is 1; is the disk mounted"):
+    found = "no such folder" if there == "missing" else "smallest-site is 1; is the disk mounted"
+    with pytest.raises(DataError, match=found):
         first_look(node, 1)
-    first_look(node, 0)
+    if there != "missing":
+        first_look(node, 0)
 
 
 def test_a_site_joins_from_its_smallest_number_on(tmp_path: Path) -> None:
