@@ -17,7 +17,7 @@ ROOMS = ("common", "client_app", "strategies", "server_app", "fedsurrogate")
 WHOLE: dict[str, dict[str, str]] = {
     "Settings": {},
     "Run": {"settings": "Settings"},
-    "Task": {"run": "Run"},
+    "Job": {"run": "Run"},
     "SiteRequest": {"run": "Run"},
     "Training": {"config": "Run"},
 }

@@ -31,7 +31,7 @@ OLD = {
     "remark": (r"\bremarks?\b|\bremarked\b", "warning"),
     "undefended": (r"\bundefended\b", "note"),
     "odd": (r"\b[Oo]dd (in the data|sites?|hospitals?|columns?|machine|records?)\b", "outlier"),
-    "power": (r"features\.power-transform\b(?![-_])|--power\b(?!-)", "power-transform"),
+    "power": (r"features\.power\b(?![-_])|--power\b(?!-)", "power-transform"),
     "public centre": (r"public centre", "public mean"),
     "own mean": (r"own_mean|own mean and (length|norm)", "mean over columns"),
     "opening": (r"dpcvae\.opening", "dpcvae.first-round"),

@@ -53,7 +53,7 @@ def sent(x: Any, y: Any, least: int, **settings: Any) -> dict[str, Tensor]:
     """A site's exact message, under a policy that asks for `least` records of a class."""
     limited = partial(Job, limits=SiteLimits(smallest_class=least))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_surrogate, "Task", limited)
+        patch.setattr(_surrogate, "Job", limited)
         return dict(unpack_parameters(fs.fit(x, y, **settings).payload).tensors)
 
 

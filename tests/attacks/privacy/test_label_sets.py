@@ -84,7 +84,7 @@ def test_hospitals_with_a_set_of_their_own_are_refused(sets: list[set[str]], sai
 def sent(x: Any, y: Any, **more: Any) -> dict[str, torch.Tensor]:
     limited = partial(Job, limits=SiteLimits(smallest_class=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_surrogate, "Task", limited)
+        patch.setattr(_surrogate, "Job", limited)
         return dict(unpack_parameters(fs.fit(x, y, **more).payload).tensors)
 
 

@@ -80,7 +80,9 @@ def test_a_folder_that_is_gone_is_no_reason_to_pay_for_noise(smallest: int, tmp_
     assert metrics_of(folder)["sites"]["used"] == (2 if smallest else 3)
     assert (charges(tmp_path, "west") > 0) == (not smallest)
     log = (tmp_path / "west/state/site.log").read_text()
-    assert ("is not there (No such file or directory); is its disk mounted?" in log) == bool(smallest)
+    assert ("is not there (No such file or directory); is its disk mounted?" in log) == bool(
+        smallest
+    )
 
 
 def table(folder: Path) -> None:

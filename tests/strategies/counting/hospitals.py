@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsurrogate.client_app.governance.ledger import Ledger, dataset_id
+from fedsurrogate.client_app.governance.policy import IN_FORCE
 from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings, survey_settings
 from tests.client_app.model_use.hospitals import CLASSES, federation, rows_of_classes, write_images
 from tests.grid import Fault, InProcessGrid, NodeConfig, run_federation
@@ -30,8 +31,10 @@ def learned(home: Path, count: int = 3) -> tuple[list[NodeConfig], Path]:
 
 
 def allow(home: Path, number: int, text: str) -> None:
-    """Add lines to the policy of one hospital."""
+    """Add lines to the policy of one hospital, which is in force as one of a new site."""
     (home / f"policy-{number}.toml").write_text(POLICY + text)
+    for file in home.rglob(IN_FORCE):
+        file.unlink()
 
 
 def evaluated(
