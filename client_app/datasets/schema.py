@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,25 +75,6 @@ def read_schema(source: DataSource) -> Schema:
             f"data in '{folder}' cannot be read ({error}); check the files and who may read them"
         ) from error
     return Schema()
-
-
-def check_there(node: NodeConfig) -> None:
-    """Refuse data whose folder is gone. An empty one is there, so no record decides this.
-
-    Args:
-        node: the site's settings.
-
-    Raises:
-        DataError: there is no folder, or it cannot be listed.
-    """
-    if not node.data_dir:
-        return
-    try:
-        os.scandir(Path(node.data_dir).expanduser()).close()
-    except OSError as error:
-        raise SourceError(
-            f"data-dir = {node.data_dir!r} is not there ({error.strerror}); is its disk mounted?"
-        ) from None
 
 
 def check_class_folders(node: NodeConfig) -> None:

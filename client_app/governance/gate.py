@@ -27,7 +27,7 @@ from fedsurrogate.common.settings import DataKind
 from fedsurrogate.common.wire.records import Info
 
 from ..datasets.partition import selection
-from ..datasets.schema import check_class_folders, check_there
+from ..datasets.schema import check_class_folders
 from ..node_config import NodeConfig
 from .budget import check_budget, closed, runs_left, spent
 from .entries import Charged, Release
@@ -271,13 +271,11 @@ class Gate:
         """Raise PolicyError unless the policy allows this run, LedgerError unless the ledger can be
         charged.
 
-        Called before any work. Raises DataError where the folder of data is gone, or a folder
-        of a class that the site's own settings name.
+        Called before any work. Raises DataError where the folder of a class is gone that the site's own
+        settings name.
         """
         check_confirmed(self._node, self.policy)
         self._check_policy(run)
-        if self.policy.smallest_site:
-            check_there(self._node)
         check_class_folders(self._node)
         if not run.private:
             self._selections[run.full_digest] = selection(run, self._node)

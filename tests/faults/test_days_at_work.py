@@ -157,7 +157,7 @@ def test_data_that_are_gone_after_the_join_cost_nothing_and_the_log_says_so(day:
     metrics = day.result(day.submit(deadline=4 * SOON))
     assert (metrics["sites"]["used"], metrics["sites"]["rejected"]) == (1, 1)
     assert day.reported("rejected")["south"] == PUBLIC_SENTENCES["data"]
-    assert "is its disk mounted?" in (day.south.state / "site.log").read_text()
+    assert "no such folder" in (day.south.state / "site.log").read_text()
     gone.rename(data)
     assert day.charged() == before | {"north": before["north"] + 1}
     day.works()
