@@ -21,7 +21,7 @@ GUIDES = [
 ]
 IN_A_SERVICE = re.compile(r"docker compose (?:run --rm|exec)(?: -T)? ([\w-]+)(.*)")
 # `in_folder` is a function that the guide defines: `coordinator` in a container without a network.
-IN_A_CONTAINER = re.compile(r"papers((?: [^()=].*)?)")
+IN_A_CONTAINER = re.compile(r"in_folder((?: [^()=].*)?)")
 
 
 def printed(page: Path) -> Iterator[str]:
@@ -38,7 +38,7 @@ def printed(page: Path) -> Iterator[str]:
 
 
 def calls() -> Iterator[tuple[str, str, list[str]]]:
-    """Page, service (empty for the function `papers`) and words of every command of ours in a
+    """Page, service (empty for the function `in_folder`) and words of every command of ours in a
     container.
     """
     for page in GUIDES:

@@ -252,16 +252,16 @@ def _folder(case: Case, folder: Path, odd: bool) -> Path | None:
     if not odd:
         return None
     # Beside the other records, never in the place of one.
-    name = b"%d-%s" % (min(case.place, 9), case.warnings["name"])
+    name = b"%d-%s" % (min(case.place, 9), case.odd["name"])
     return _put(
-        folder / os.fsdecode(case.warnings["folder"]), name, case.warnings, case.warnings["content"]
+        folder / os.fsdecode(case.odd["folder"]), name, case.odd, case.odd["content"]
     )
 
 
 def _with_images(case: Case, folder: Path, odd: bool) -> Path | None:
     for number, (_, _, level) in enumerate(case.records):
         (folder / f"{number}.png").write_bytes(_grey(level))
-    return _put(folder, b"odd.png", case.warnings, case.warnings["content"]) if odd else None
+    return _put(folder, b"odd.png", case.odd, case.odd["content"]) if odd else None
 
 
 def _table(case: Case, folder: Path, odd: bool) -> Path | None:
@@ -270,7 +270,7 @@ def _table(case: Case, folder: Path, odd: bool) -> Path | None:
         for number, (label, who, _) in enumerate(case.records)
     ]
     if odd:
-        lines = _inserted(lines, case, case.warnings["line"])
+        lines = _inserted(lines, case, case.odd["line"])
     (folder / "t.csv").write_bytes(b"\n".join([b"path,label,who", *lines]) + b"\n")
     return _with_images(case, folder, odd)
 
@@ -302,14 +302,14 @@ def _labels(case: Case, odd: bool, ordinary_: list[Any]) -> Any:
     if case.form in ("whole", "real", "pandas"):
         values: list[Any] = ["ab".index(each) for each in ordinary_]
         name = "real" if case.form == "real" else "number"
-        return _numbers(case.form, _inserted(values, case, case.warnings[name]) if odd else values)
+        return _numbers(case.form, _inserted(values, case, case.odd[name]) if odd else values)
     values = [each.encode() for each in ordinary_]
-    return _column(case.form, _inserted(values, case, case.warnings["label"]) if odd else values)
+    return _column(case.form, _inserted(values, case, case.odd["label"]) if odd else values)
 
 
 def _parquet_table(case: Case, folder: Path, odd: bool) -> Path | None:
     def column(values: list[Any], name: str) -> list[Any]:
-        return _inserted(values, case, case.warnings[name]) if odd else values
+        return _inserted(values, case, case.odd[name]) if odd else values
 
     count = len(case.records)
     columns = {
@@ -328,9 +328,9 @@ def _features(case: Case, folder: Path, odd: bool) -> Path | None:
     labels = ["ab".index(label) for label, _, _ in case.records]
     who = [int(_id(each)) for _, each, _ in case.records]
     if odd:
-        rows = _inserted(rows, case, case.warnings["values"])
-        labels = _inserted(labels, case, case.warnings["label"])
-        who = _inserted(who, case, case.warnings["who"])
+        rows = _inserted(rows, case, case.odd["values"])
+        labels = _inserted(labels, case, case.odd["label"])
+        who = _inserted(who, case, case.odd["who"])
     content = {
         "x": torch.tensor(rows, dtype=torch.float32).reshape(len(rows), DIMENSION),
         "y": torch.tensor(labels, dtype=torch.int64),
@@ -347,11 +347,11 @@ def _parquet(case: Case, folder: Path, odd: bool) -> Path | None:
     nothing = [False] * len(contents)
     if odd:
         contents, paths = (
-            _inserted(contents, case, case.warnings["content"]),
-            _inserted(paths, case, case.warnings["file"]),
+            _inserted(contents, case, case.odd["content"]),
+            _inserted(paths, case, case.odd["file"]),
         )
-        who = _inserted(who, case, case.warnings["who"])
-        nothing = _inserted(nothing, case, case.warnings["null"])
+        who = _inserted(who, case, case.odd["who"])
+        nothing = _inserted(nothing, case, case.odd["null"])
     images = pa.StructArray.from_arrays(
         [pa.array(contents, pa.binary()), _column("", paths)],
         names=["bytes", "path"],
@@ -394,9 +394,9 @@ def _dicom(case: Case, folder: Path, odd: bool) -> Path | None:
         dicom_files.save(folder / case.form / label / f"{number}.dcm", image)
     if not odd:
         return None
-    place = folder / os.fsdecode(case.warnings["folder"])
+    place = folder / os.fsdecode(case.odd["folder"])
     name = b"%d\xff.dcm" % min(case.place, 9)
-    return _put(place, name, case.warnings, _dicom_bytes(case.warnings))
+    return _put(place, name, case.odd, _dicom_bytes(case.odd))
 
 
 def _dicom_table(case: Case, folder: Path, odd: bool) -> Path | None:
@@ -406,9 +406,9 @@ def _dicom_table(case: Case, folder: Path, odd: bool) -> Path | None:
         dicom_files.save(folder / f"{number}.dcm", image)
         lines.append(f"{number}.dcm,{label}".encode())
     if odd:
-        lines = _inserted(lines, case, case.warnings["line"])
+        lines = _inserted(lines, case, case.odd["line"])
     (folder / "t.csv").write_bytes(b"\n".join([b"path,label", *lines]) + b"\n")
-    return _put(folder, b"odd.dcm", case.warnings, _dicom_bytes(case.warnings)) if odd else None
+    return _put(folder, b"odd.dcm", case.odd, _dicom_bytes(case.odd)) if odd else None
 
 
 WRITERS: dict[str, Callable[[Case, Path, bool], Path | None]] = {

@@ -62,7 +62,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
     def read(case: Case, unit: str, odd: bool, pooled: bool) -> Used:
         home = tmp_path / str(next(numbers))
         node, vanish = write(case, home / "data", odd)
-        when = case.warnings.get("vanishes", "")
+        when = case.odd.get("vanishes", "")
 
         def kept_once(*args: Any) -> Any:
             if when == "after listing":

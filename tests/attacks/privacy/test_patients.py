@@ -60,9 +60,9 @@ SUMMED: dict[str, Scalar] = {"secure-aggregation": True, "colluding": 0.0, "drop
 # A run of each target of the registry.
 OF_TARGET: dict[str, dict[str, Scalar]] = {
     CLASS: {},
-    "number": {"value-columns": "age,dose", "target-range": "0,100"},
-    "labels": {"label-columns": "edema,fracture"},
-    "time": {"horizon": 3.0, "bins": 3},
+    "regression": {"value-columns": "age,dose", "target-range": "0,100"},
+    "multilabel": {"label-columns": "edema,fracture"},
+    "survival": {"horizon": 3.0, "bins": 3},
 }
 TARGETED = {name: {"task": name, "classes": ""} | own for name, own in OF_TARGET.items() if own}
 # What a method does differently under its settings.
@@ -72,8 +72,8 @@ VARIANTS: dict[str, dict[str, Scalar]] = {
         for family in ("spherical", "diag", "full", "lowrank", "gram")
     },
     "fedpft, two components": {"fedpft.covariance": "spherical", "fedpft.components": 2},
-    "fedpft, residuals": TARGETED["time"] | {"time-head": "residuals"},
-    "fedpft, capped labels": TARGETED["labels"] | {"label-sets": "s=edema,fracture; t=edema"},
+    "fedpft, residuals": TARGETED["survival"] | {"time-head": "residuals"},
+    "fedpft, capped labels": TARGETED["multilabel"] | {"label-sets": "s=edema,fracture; t=edema"},
     "logistic rounds": {"head.solver": "logistic"},
     "dp-fedavg, half of the units in a step": {"method": "dp-fedavg", "fedavg.sample-rate": 0.5},
     **{
