@@ -461,8 +461,10 @@ class Ledger:
                 raise LedgerError(
                     f"there is no ledger {str(self.path)!r} to keep; reopen it without --keep"
                 )
-            seen = max(seen, self._seen_by_check_log())
-            missing = seen - before_decisions(entries)
+            # The check log counts decisions, too; for others those at the end are none of theirs.
+            logged = self._seen_by_check_log()
+            missing = max(seen - before_decisions(entries), logged - len(entries))
+            seen = max(seen, logged)
             if keep and missing > 0 and not epsilon:
                 raise ConfigError(
                     f"{missing} of {seen} entries are missing, and epsilon 0 would say that they cost "

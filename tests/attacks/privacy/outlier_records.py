@@ -253,9 +253,7 @@ def _folder(case: Case, folder: Path, odd: bool) -> Path | None:
         return None
     # Beside the other records, never in the place of one.
     name = b"%d-%s" % (min(case.place, 9), case.odd["name"])
-    return _put(
-        folder / os.fsdecode(case.odd["folder"]), name, case.odd, case.odd["content"]
-    )
+    return _put(folder / os.fsdecode(case.odd["folder"]), name, case.odd, case.odd["content"])
 
 
 def _with_images(case: Case, folder: Path, odd: bool) -> Path | None:

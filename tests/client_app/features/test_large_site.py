@@ -44,7 +44,7 @@ logging.basicConfig(level=logging.INFO)
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.fedpft.surrogate import fedpft_surrogate
-from fedsurrogate.client_app.methods.job import Task
+from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.run import parse_run
 
@@ -53,7 +53,7 @@ node = parse_node_config({"data": "parquet", "data-dir": data, "cache-dir": cach
 run = parse_run({"fedpft.components": 2, "fedpft.covariance": "spherical"})
 found = load_site(run, node, policy_of(node).cache_mib)
 assert found.train.folder, found.train.x.shape
-Path(result).write_bytes(fedpft_surrogate(Task(run, node, "a", found)).payload)
+Path(result).write_bytes(fedpft_surrogate(Job(run, node, "a", found)).payload)
 """
 
 

@@ -42,11 +42,24 @@ class Decision:
 
 
 FILES = [f"bundle-{digit * 16}" for digit in "ab"]
+
+
+def with_fixed_noise(course: list[Charge | Decision]) -> list[Charge | Decision]:
+    """The noise of a run is fixed when it begins."""
+    first: dict[str, float] = {}
+    return [
+        replace(each, noise=first.setdefault(each.run, each.noise))
+        if isinstance(each, Charge)
+        else each
+        for each in course
+    ]
+
+
 COURSES = st.lists(
     st.builds(Charge, st.sampled_from([0.0, 500.0, 1000.0]), st.sampled_from(["1", "2", *FILES]))
     | st.builds(Decision, st.sampled_from([0.0, 0.5]), st.sampled_from([1e-5, 1e-6]), st.booleans()),
     max_size=5,
-)  # fmt: skip
+).map(with_fixed_noise)  # fmt: skip
 
 
 @dataclass

@@ -153,7 +153,7 @@ def test_a_relay_has_one_surrogate_or_in_a_private_run_at_most_a_thousand(
                     1 if content is CHAIN else length + 1
                 )
                 continue
-            with pytest.raises(SurrogateError, match=f"^a relay of {length} surrogates$"):
+            with pytest.raises(SurrogateError, match=f"^a chain message of {length} surrogates$"):
                 extend(asked)
 
 
@@ -167,7 +167,9 @@ def test_a_relay_for_more_records_than_a_run_may_draw_is_refused(
     relay = extend(job(run, counts))[0].payload
     asked = job(run, [1, 1, 1], "south", payload=relay)
     if sum(counts) > max(1, most):
-        with pytest.raises(SurrogateError, match=f"a relay for {sum(counts)} records, .* = {most}"):
+        with pytest.raises(
+            SurrogateError, match=f"a chain message for {sum(counts)} records, .* = {most}"
+        ):
             extend(asked)
     else:
         assert extend(asked)[0].payload
@@ -253,5 +255,5 @@ def test_a_private_relay_has_at_most_a_thousand_surrogates(
     if length == 1000:
         assert len(chain._received(asked)) == 1000
     else:
-        with pytest.raises(SurrogateError, match="a relay of 1001 surrogates"):
+        with pytest.raises(SurrogateError, match="a chain message of 1001 surrogates"):
             chain._received(asked)

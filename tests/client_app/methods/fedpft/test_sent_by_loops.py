@@ -162,7 +162,7 @@ def test_a_centre_of_another_dimension_is_refused() -> None:
     run = parse_run({"epsilon": 3.0, "delta": 1e-5, "classes": ",".join(NAMES)})
     labels = [0] * 12
     fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(D))))
-    with pytest.raises(SurrogateError, match="centre of dimension 3, features here have 4"):
+    with pytest.raises(SurrogateError, match="public mean of dimension 3, features here have 4"):
         fedpft_surrogate(job(run, labels, pack_public_mean(torch.zeros(3))))
 
 
@@ -258,24 +258,24 @@ def test_features_in_a_file_are_read_in_as_many_passes_as_the_progress_says(
     x, y = records([0] * 8 + [1] * 3 + [2] * 6)
     begun: list[Any] = []
     forgotten: list[Any] = []
-    counted: list[int] = []
+    passed: list[int] = []
 
     @contextmanager
-    def progress(*given: Any, **named: Any) -> Iterator[Any]:
-        begun.append((*given, named))
-        yield counted.append
+    def counted(*given: Any) -> Iterator[Any]:
+        begun.append(given)
+        yield passed.append
 
-    monkeypatch.setattr(surrogate, "progress", progress)
+    monkeypatch.setattr(surrogate, "counted", counted)
     monkeypatch.setattr(surrogate, "forget", forgotten.append)
     limits, threads = SiteLimits(smallest_class=4), torch.get_num_threads()
     whole = make_surrogate(SiteData(x, y, NAMES, "f", "north"), run, limits).surrogate
     made = make_surrogate(
         SiteData(x, y, NAMES, "f", "north", folder=tmp_path), run, limits
     ).surrogate
-    assert begun == [("north", passes * 17, {"what": "records"})]
+    assert begun == [("north", passes * 17)]
     assert all(each is x for each in forgotten)
-    assert len(forgotten) == len(counted) > 0
-    assert sum(counted) <= passes * 17
+    assert len(forgotten) == len(passed) > 0
+    assert sum(passed) <= passes * 17
     assert torch.get_num_threads() == threads
     assert made.header == whole.header
     assert made.header.classes == ("a", "c")
