@@ -49,7 +49,6 @@ from fedsurrogate.common.machine import (
     user_folder,
     why_not_writable,
 )
-from fedsurrogate.common.models.training_parts import pick_device
 from fedsurrogate.common.run import Run, parse_run, stored_run
 from fedsurrogate.common.settings import DataSettings, Settings
 from fedsurrogate.common.settings.base import Scalar, settings_text
@@ -483,6 +482,8 @@ def check_start(config: Run, simulated: bool) -> None:
     config.mechanism_for("record")
     if config.settings.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
+        from fedsurrogate.common.models.training_parts import pick_device
+
         pick_device(config.settings.device)
     check_resume(config, simulated)
     check_output(config.settings.output_dir)

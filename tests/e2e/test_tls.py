@@ -158,7 +158,7 @@ def test_keys_that_are_known_stay_known(running: Federation) -> None:
     for wrong in (["--control", "127.0.0.1:1"], ["--control", "nowhere"]):
         done = coordinator("sites", "register", "known", *wrong, cwd=running.home)
         assert done.returncode == 1
-        assert done.stderr.startswith("error: ")
+        assert "error: " in done.stderr
 
 
 def test_the_doctor_passes_a_registered_site_while_its_node_runs_and_changes_nothing(
@@ -405,4 +405,4 @@ def test_a_key_that_was_taken_back_is_refused_and_those_of_others_are_not(
     for wrong in (["nobody", *running.control], ["1", "--control", "127.0.0.1:1"]):
         done = coordinator("sites", "unregister", certificates_and_keys, *wrong, cwd=running.home)
         assert done.returncode == 1
-        assert done.stderr.startswith("error: ")
+        assert "error: " in done.stderr

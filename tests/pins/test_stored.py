@@ -24,6 +24,7 @@ from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.accounting import GaussianEvent
+from fedsurrogate.common.renamed import of_today
 from fedsurrogate.common.run import stored_run
 from fedsurrogate.common.security.documents import read_request
 from fedsurrogate.common.security.sealing import public_key, read_keys
@@ -194,7 +195,7 @@ def test_an_interrupted_run_is_continued_by_the_version_that_began_it(
     copy: Copy, tmp_path: Path, name: str
 ) -> None:
     config = json.loads((copy(name) / "manifest.json").read_text())["config"]
-    settings: dict[str, Any] = config | {
+    settings: dict[str, Any] = of_today(config) | {
         "output-dir": str(tmp_path),
         "resume": str(tmp_path / name),
     }

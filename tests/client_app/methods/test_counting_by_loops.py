@@ -112,7 +112,10 @@ def test_a_patient_counts_as_one_where_noise_hides_patients_and_each_record_else
 ) -> None:
     names, labels = [name for name, _ in rows], torch.tensor([label for _, label in rows])
     records = LabelledFeatures(torch.zeros(len(rows), 2), labels, tuple(names) if known else None)
-    run: Any = SimpleNamespace(private=private, settings=SimpleNamespace(classes=("x", "y")))
+    run: Any = SimpleNamespace(
+        private=private,
+        settings=SimpleNamespace(classes=("x", "y"), counting=SimpleNamespace(images=())),
+    )
     found: Any = SimpleNamespace(classes=("x", "y"), train=records)
     nothing: Any = None
     table = _surveyed(Job(run, nothing, "site", found))["records"].value

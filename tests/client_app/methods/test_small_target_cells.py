@@ -101,7 +101,7 @@ def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_
     shape = (3, *inner)
 
     def judged(facts: Any, names: Any, scores: Tensor, values: Tensor) -> Tensor:
-        assert (facts["name"], names) == ("number", ("age",))
+        assert (facts["name"], names) == ("regression", ("age",))
         units = torch.arange(math.prod(shape)).reshape(shape) % 3 == 0
         size = (scores[:, 0] - 2 * values[:, 0]) / 16
         return units[None] * size.reshape(-1, *(1,) * len(shape)) / math.prod(shape)

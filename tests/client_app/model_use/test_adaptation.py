@@ -48,18 +48,18 @@ EDGES, HAZARD = (0.0, 1.0, 2.0, 4.0), (0.3, 0.3, 0.6)
 FACTS: dict[str, dict[str, Any]] = {
     "classes": {},
     # Columns in another order than the answers, and one that is no answer.
-    "labels": {
+    "multilabel": {
         "name": "multilabel",
         "columns": ["edema", "lung", "mass"],
         "prevalence": [0.4, 0.3],
     },
-    "number": {
+    "regression": {
         "name": "regression",
         "columns": ["y", "other", "x"],
         "ranges": [[-9.0, 9.0], [0.0, 1.0], [-200.0, 200.0]],
         "deviation": [9.0, 9.0],
     },
-    "time": {"name": "survival", "columns": ["t", "e"], "edges": EDGES, "hazard": HAZARD},
+    "survival": {"name": "survival", "columns": ["t", "e"], "edges": EDGES, "hazard": HAZARD},
     "levels": {
         "name": "survival",
         "columns": ["t", "e"],
@@ -69,13 +69,13 @@ FACTS: dict[str, dict[str, Any]] = {
 }
 OUTPUTS = {
     "classes": ("a", "b", "c"),
-    "labels": ("mass", "edema"),
-    "number": ("x", "y"),
-    "time": ("risk",),
+    "multilabel": ("mass", "edema"),
+    "regression": ("x", "y"),
+    "survival": ("risk",),
     "levels": ("risk",),
 }
 # Numbers have scales of their own.
-SCALES = {"number": torch.tensor([20.0, 1.0])}
+SCALES = {"regression": torch.tensor([20.0, 1.0])}
 
 
 def head(kind: str, dimension: int = 3) -> Head:
@@ -107,11 +107,11 @@ def records(
     labels, values = torch.zeros(count, dtype=torch.int64), None
     if kind == "classes":
         labels = (chance[:, None] > scores.double().softmax(1).cumsum(1)).sum(1).clamp_max(2)
-    elif kind == "labels":
+    elif kind == "multilabel":
         present = (torch.rand(count, 2, generator=drawn) < scores.sigmoid()).double()
         present[torch.rand(count, 2, generator=drawn) < 0.2] = torch.nan
         values = torch.stack([present[:, 1], torch.full((count,), torch.nan), present[:, 0]], 1)
-    elif kind == "number":
+    elif kind == "regression":
         own = (scores + unit * torch.randn(count, 2, generator=drawn)).double()
         values = torch.stack([own[:, 1], torch.zeros(count).double(), own[:, 0]], 1)
     else:
@@ -132,11 +132,11 @@ def losses(kind: str, scores: Numbers, held: HeldOut) -> Numbers:
         return np.asarray(-log_softmax(scores, 1)[rows, held.labels.numpy()])
     assert held.values is not None
     values = held.values.numpy()
-    if kind == "labels":
+    if kind == "multilabel":
         true = values[:, [2, 0]]
         each = np.logaddexp(0, np.where(true == 1, -scores, scores))
         return np.asarray(np.where(np.isnan(true), 0, each).sum(1))
-    if kind == "number":
+    if kind == "regression":
         true = numbers(values)
         return np.asarray((((scores - true) / SPREAD[0]) ** 2).mean(1))
     found = []
@@ -147,7 +147,9 @@ def losses(kind: str, scores: Numbers, held: HeldOut) -> Numbers:
                 break
             whole = hazard * np.exp(score)
             chance = (
-                1 - np.exp(-whole) if kind == "time" else expit(np.log(np.expm1(hazard)) + score)
+                1 - np.exp(-whole)
+                if kind == "survival"
+                else expit(np.log(np.expm1(hazard)) + score)
             )
             total -= np.log(chance) if time <= end and seen == 1 else np.log(1 - chance)
         found.append(total)
@@ -188,7 +190,7 @@ class Plain:
         if alone:
             middle = self.scores.mean(0)
         strength = penalty * float(weights @ ((self.x - centre) ** 2).sum(1)) / d
-        unit = SPREAD[0] if self.kind == "number" else np.ones(o)
+        unit = SPREAD[0] if self.kind == "regression" else np.ones(o)
 
         def of(flat: Numbers, other: Plain) -> Numbers:
             slope = np.exp(flat[o : o + slopes]) if slopes else np.ones(1)
@@ -226,9 +228,9 @@ class Plain:
     ("kind", "change", "copies"),
     [
         ("classes", CORRECTED, 1),
-        ("labels", MOVED, 2),
-        ("number", SCALED, 1),
-        ("time", CORRECTED, 2),
+        ("multilabel", MOVED, 2),
+        ("regression", SCALED, 1),
+        ("survival", CORRECTED, 2),
         ("levels", SHARED, 1),
     ],
 )
@@ -239,7 +241,7 @@ def test_versions_are_judged_on_what_they_have_not_seen_and_the_best_is_taken(
     seed = 3
     model, held = head(kind, 2), records(kind, change, 40, seed, copies, 2)
     x, scores = held.features.double().numpy(), model.scores(held.features).double().numpy()
-    if kind == "number":
+    if kind == "regression":
         assert held.values is not None
         SPREAD[0] = numbers(held.values.numpy()).std(0)
     plain = Plain(kind, held, x, scores)
@@ -303,10 +305,10 @@ def test_versions_are_judged_on_what_they_have_not_seen_and_the_best_is_taken(
     )
     facts = facts_of(found.own.target)
     changed = {key: value for key, value in facts.items() if value != facts_of(model.target)[key]}
-    if kind == "number":
+    if kind == "regression":
         errors = numbers(held.values.numpy()) - unseen[found.chosen]  # type: ignore[union-attr]
         assert changed.pop("deviation") == pytest.approx(np.sqrt((errors**2).mean(0)), rel=0.02)
-    if kind == "labels":
+    if kind == "multilabel":
         own = held.values.numpy()[:, [2, 0]]  # type: ignore[union-attr]
         known = (~np.isnan(own)).sum(0)
         wanted_share = (np.nansum(own, 0) + 0.5) / (known + 1)
@@ -381,9 +383,11 @@ def test_a_model_that_fits_stays(kind: str) -> None:
 
 def test_copies_of_a_patient_are_never_in_two_folds() -> None:
     """Otherwise a ridge would learn the noise of a patient, and look better than it is."""
-    held = records("number", SHARED, 30, 0, copies=6, dimension=8)
+    held = records("regression", SHARED, 30, 0, copies=6, dimension=8)
     gains = [
-        next(each.gain for each in adapt(head("number", 8), own).judged if each.name == CORRECTED)
+        next(
+            each.gain for each in adapt(head("regression", 8), own).judged if each.name == CORRECTED
+        )
         for own in (held, replace(held, patients=None))
     ]
     assert gains[0] < gains[1]
@@ -395,19 +399,19 @@ def test_times_are_moved_as_by_a_regression_of_the_events_in_each_bin() -> None:
     """
     import statsmodels.api as sm
 
-    every = records("time", MOVED, 4000, 3)
+    every = records("survival", MOVED, 4000, 3)
     assert every.values is not None
     # statsmodels keeps probabilities from one, where the largest hazards are.
-    kept = head("time").scores(every.features)[:, 0] < 1
+    kept = head("survival").scores(every.features)[:, 0] < 1
     held = replace(
         every, features=every.features[kept], values=every.values[kept], labels=every.labels[kept]
     )
-    found = adapt(head("time"), held)
+    found = adapt(head("survival"), held)
     assert found.chosen == MOVED
     assert found.own is not None
     assert held.values is not None
     event, at = [], []
-    scores = head("time").scores(held.features)[:, 0].double().tolist()
+    scores = head("survival").scores(held.features)[:, 0].double().tolist()
     for (time, seen), score in zip(held.values.tolist(), scores, strict=True):
         for begin, end, hazard in zip(EDGES[:-1], EDGES[1:], HAZARD, strict=True):
             if time <= begin or (seen == 0 and time < (begin + end) / 2):
@@ -422,22 +426,22 @@ def test_times_are_moved_as_by_a_regression_of_the_events_in_each_bin() -> None:
 def few(kind: str, count: int, patients: int = 0, events: int = 9) -> HeldOut:
     held = records(kind, SHARED, 40, 1)
     values = held.values
-    if kind == "labels":
+    if kind == "multilabel":
         # A record with two labels is one record.
         values = torch.full((40, 3), torch.nan).double()
         values[:count, 0] = torch.arange(count).double() % 2
         values[:3, 2] = 1.0
-    elif kind == "time":
+    elif kind == "survival":
         there = (torch.arange(40) < events).double()
         values = torch.stack([torch.linspace(0.1, 3.9, 40).double(), there], 1)
-    if kind != "labels":
+    if kind != "multilabel":
         held = replace(held, features=held.features[:count], labels=held.labels[:count])
         values = None if values is None else values[:count]
     owners = tuple(f"p{at % patients}" for at in range(len(held.labels))) if patients else None
     return replace(held, values=values, patients=owners)
 
 
-@pytest.mark.parametrize("kind", ["classes", "labels", "number", "time"])
+@pytest.mark.parametrize("kind", ["classes", "multilabel", "regression", "survival"])
 def test_an_adaptation_needs_twenty_records_of_five_patients(kind: str) -> None:
     assert adapt(head(kind), few(kind, 20, 5)).judged
     with pytest.raises(DataError, match=r"^19 records .*are too few to adapt a model; 20 "):
@@ -451,19 +455,19 @@ def test_an_adaptation_needs_twenty_records_of_five_patients(kind: str) -> None:
     else:
         with pytest.raises(DataError, match=r"^0 records with values are too few"):
             adapt(head(kind), replace(few(kind, 20), values=None))
-    if kind == "time":
+    if kind == "survival":
         assert adapt(head(kind), few(kind, 20, events=5)).judged
         with pytest.raises(DataError, match=r"^4 records with an event are too few; 5 are needed$"):
             adapt(head(kind), few(kind, 20, events=4))
 
 
 def test_another_target_is_refused() -> None:
-    other = replace(head("time"), target=json.dumps({"name": "counts"}))
+    other = replace(head("survival"), target=json.dumps({"name": "counts"}))
     with pytest.raises(ConfigError, match="classes, numbers, labels and times"):
-        adapt(other, records("time", MOVED, 40, 0))
+        adapt(other, records("survival", MOVED, 40, 0))
 
 
-@pytest.mark.parametrize("kind", ["labels", "classes"])
+@pytest.mark.parametrize("kind", ["multilabel", "classes"])
 def test_what_is_absent_everywhere_here_has_a_finite_score(kind: str) -> None:
     held = records(kind, MOVED, 200, 0)
     if held.values is not None:

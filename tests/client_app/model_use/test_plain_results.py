@@ -80,7 +80,9 @@ SEEDED: dict[str, Callable[..., Any]] = {
     ),
     "attack": partial(success, TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS),
     "versions": lambda **more: (
-        adapt(of_all.head("labels"), of_all.records("labels", "shared", 60, 1), **more).judged
+        adapt(
+            of_all.head("multilabel"), of_all.records("multilabel", "shared", 60, 1), **more
+        ).judged
     ),
 }
 OTHERS: dict[str, Callable[[], Any]] = {

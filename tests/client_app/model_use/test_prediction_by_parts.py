@@ -76,7 +76,7 @@ def model_of(kind: str, seed: int) -> Classifier:
     """A model of 70 features, whose products are added up in another order for each shape."""
     random = torch.Generator().manual_seed(seed)
     outputs, target = NAMES, ""
-    if kind == "labels":
+    if kind == "multilabel":
         facts = {"name": kind, "columns": list(NAMES), "prevalence": [0.3, 0.1, 0.5]}
         target = json.dumps(facts)
     header = Header("fedpft", "run", "coordinator", "f" * 64, outputs)
@@ -84,12 +84,12 @@ def model_of(kind: str, seed: int) -> Classifier:
     projection = torch.randn(40, 70, generator=random) / 8
     narrow = replace(plain, weight=plain.weight[:, :40], projection=projection, clip=1.0)
     several = Ensemble((plain, narrow))
-    return {"head": plain, "projection": narrow, "ensemble": several, "labels": plain}[kind]
+    return {"head": plain, "projection": narrow, "ensemble": several, "multilabel": plain}[kind]
 
 
 @settings(max_examples=30)
 @given(
-    kind=st.sampled_from(["head", "projection", "ensemble", "labels"]),
+    kind=st.sampled_from(["head", "projection", "ensemble", "multilabel"]),
     seed=st.integers(0, 10**6),
     order=st.permutations(range(11)),
     size=st.integers(1, 11),
@@ -103,7 +103,7 @@ def test_a_record_has_the_same_row_in_every_batch_and_is_decided_as_it_was_judge
     x = torch.randn(11, 70, generator=torch.Generator().manual_seed(seed))
     model, at = model_of(kind, seed), order[0]
     gaussians = None
-    if kind == "labels":
+    if kind == "multilabel":
         answers = decided_answers(
             target_of_model(model), NAMES, scores_alone(model, x), Calibration()
         )
@@ -118,7 +118,7 @@ def test_a_record_has_the_same_row_in_every_batch_and_is_decided_as_it_was_judge
     cut = [row for part in torch.split(some, size) for row in predictor.results(part)]
     assert cut == [whole[row] for row in order]
     columns = dict(zip(predictor.columns(), cut[0], strict=True))
-    assert (columns["b present"] == 1.0) if kind == "labels" else (columns["decision"] == "b")
+    assert (columns["b present"] == 1.0) if kind == "multilabel" else (columns["decision"] == "b")
 
 
 def test_a_limit_needs_gaussians_and_a_calibration_its_classes() -> None:

@@ -37,7 +37,7 @@ from tests.uses_of_extras import hidden
 
 MetricValues = dict[str, dict[str, Metric]]
 TITLES = {
-    "regression": 2 * len(OUTPUTS["number"]),
+    "regression": 2 * len(OUTPUTS["regression"]),
     "multilabel": 3,
     "survival": 1,
 }
@@ -59,8 +59,8 @@ def metric_values(kind: str, model: Head, held: HeldOut, own: Calibration) -> Me
             answers_of(model.target, names, scores),
         )
     )
-    places = [FACTS[kind]["columns"].index(name) for name in names if kind != "time"]
-    if kind == "number":
+    places = [FACTS[kind]["columns"].index(name) for name in names if kind != "survival"]
+    if kind == "regression":
         return {
             name: number_metrics(
                 Predictions(
@@ -70,7 +70,7 @@ def metric_values(kind: str, model: Head, held: HeldOut, own: Calibration) -> Me
             )
             for name, at in zip(names, places, strict=True)
         }  # fmt: skip
-    if kind == "labels":
+    if kind == "multilabel":
         present = {name: answers[f"{name} present"] for name in own.thresholds}
         chosen = {name: answers[name] for name in names}
         return label_metrics(values[:, places], chosen, plain, present, held.patients, 20)
@@ -95,7 +95,7 @@ def test_values_of_the_outputs_are_judged_and_written(
     model, held = head(kind), replace(records(kind, "shared", 40, 1, copies=2), left_out=3)
     own = replace(model, bias=model.bias + 0.1) if adapted else None
     chosen = Calibration(note="why")
-    if kind == "labels":
+    if kind == "multilabel":
         chosen = replace(chosen, thresholds={"mass": 0.5}, prevalence={"edema": 0.4})
     made = evaluate(signed(model), held, chosen, Wish(draws=20), own)
     facts, page = made.write(tmp_path / "new" / "out")
@@ -119,7 +119,7 @@ def test_values_of_the_outputs_are_judged_and_written(
 def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
     names = [f"finding {at}" for at in range(12)]
     target = json.dumps({"name": "multilabel", "columns": names, "prevalence": [0.5] * 12})
-    header = replace(head("labels").header, classes=tuple(names))
+    header = replace(head("multilabel").header, classes=tuple(names))
     model = Head(header, torch.eye(12), torch.zeros(12), target=target)
     drawn = torch.Generator().manual_seed(0)
     x, values = torch.randn(40, 12, generator=drawn), torch.rand(40, 12, generator=drawn) < 0.5
@@ -135,6 +135,6 @@ def test_more_labels_than_colours_are_drawn_in_several_pictures() -> None:
 
 
 def test_records_without_values_are_refused() -> None:
-    held = replace(records("time", "shared", 30, 1), values=None)
+    held = replace(records("survival", "shared", 30, 1), values=None)
     with pytest.raises(DataError, match="have no values of the model's target"):
-        evaluate(signed(head("time")), held)
+        evaluate(signed(head("survival")), held)

@@ -156,7 +156,7 @@ def test_totals_need_no_torch() -> None:
         "import sys; from fedsurrogate.client_app.processes.app_report import ledger_totals; "
         "from fedsurrogate.client_app.node_config import NodeConfig; "
         "ledger_totals(NodeConfig(site='s', data='imagefolder', data_dir='/nowhere', "
-        "state_dir=sys.argv[1], witness_dir=sys.argv[1] + '-w')); "
+        "state_dir=sys.argv[1], check_log_dir=sys.argv[1] + '-w')); "
         "sys.exit('torch' in sys.modules)"
     )
     with tempfile.TemporaryDirectory() as folder:
