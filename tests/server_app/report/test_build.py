@@ -341,7 +341,7 @@ def test_privacy_is_listed_by_site_and_a_site_without_budget_is_named(tmp_path: 
     text = flat(page.text)
     assert "Nothing protects single records in this run" not in text
     assert "ε = 1.5" in text
-    assert "No budget is recorded for b:" in text
+    assert "Non-private: b. No budget is recorded" in text
 
 
 def test_counts_never_reported_stay_empty_instead_of_zero() -> None:

@@ -252,13 +252,13 @@ def counts(folder: Path, *per_site: dict[str, int]) -> None:
 
 
 def test_classes_that_no_site_has_are_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path, SITES, classes=["no", "yes", "rare", "warnings"])
+    run = make_run(tmp_path, SITES, classes=["no", "yes", "rare", "odd"])
     counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 0}, {"yes": 30})
     (warning,) = warnings_of(read_run(run))
     assert warning.startswith("No site has a record of classes rare, odd:")
     _, page = report(run)
     assert warning in flat(page.text)
-    counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 1}, {"warnings": 30})
+    counts(run, {"no": 40, "yes": 30}, {"no": 20, "rare": 1}, {"odd": 30})
     assert warnings_of(read_run(run)) == []
 
 
@@ -289,9 +289,9 @@ def test_an_accuracy_no_better_than_the_majority_baseline_is_named(
         counts(run, {"no": 40, "yes": 10}, {"no": 10, "yes": 10}, {"no": 15, "yes": 15})
     found = warnings_of(read_run(run))
     # Accuracy alone does not show it.
-    assert ["is not above that of always giving" in each for each in found] == [True] * warned
+    assert ["is not above that of the majority baseline" in each for each in found] == [True] * warned
     _, page = report(run)
-    assert ("is not above that of always giving" in page.text) == warned
+    assert ("is not above that of the majority baseline" in page.text) == warned
     assert "no better than chance" not in page.text
 
 
