@@ -117,7 +117,7 @@ def _wire() -> Iterator[Parser]:
         (
             "measures of a target",
             lambda text: metric_values_in({METRIC_VALUES: text.decode("utf-8", "replace")}),
-            [b'{"number.0.age.records": 3, "number.0.age.absolute": 2.5}'],
+            [b'{"regression.0.age.records": 3, "regression.0.age.absolute": 2.5}'],
             of_json,
         ),
         (

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import SurrogateError
 from ..identity import distinct_names
 from ..models.classifiers import alone
+from ..renamed import VALUES
 from .registry import TARGETS
 from .target import Facts, Kind
 
@@ -33,8 +34,12 @@ UNFIT = (
 
 
 def facts_of(target: str) -> Facts:
-    """The facts that a model carries about its target; empty for a model of classes."""
+    """The facts that a model carries about its target; empty for a model of classes. Models of 0.2.0
+    have other names of the kinds.
+    """
     found: Facts = json.loads(target) if target else {}
+    if isinstance(found, dict) and isinstance(name := found.get("name"), str):
+        found["name"] = VALUES["task"].get(name, name)
     return found
 
 
@@ -87,7 +92,7 @@ def checked_target(target: str, outputs: tuple[str, ...]) -> str:
     try:
         if len(target) > LONGEST:
             raise ValueError(f"{len(target)} characters, {LONGEST} at most")
-        _check(json.loads(target), outputs)
+        _check(facts_of(target), outputs)
     except UNFIT as error:
         raise SurrogateError(f"a model whose target cannot be read ({str(error)[:100]})") from None
     return target
@@ -106,7 +111,7 @@ def _check(facts: Any, outputs: tuple[str, ...]) -> None:
 
 # Name of the sums among the values of a message, and most characters of their text.
 METRIC_VALUES, LONGEST_METRICS = "metric_values", 2**16
-# "number.0.age.absolute": of the first output.
+# "regression.0.age.absolute": of the first output.
 NAME = re.compile(r"([a-z]+)\.(\d+)\.(.{1,200})\.([a-z]+)", re.DOTALL)
 IN_WORDS = {
     "auroc": "AUROC",
@@ -172,7 +177,7 @@ def metrics_of(sums: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
     Example:
         >>> sums = {"records": 2.0, "absolute": 2.0, "squared": 2.0, "value": 0.0, "energy": 8.0}
-        >>> metrics_of({f"number.0.age.{name}": value for name, value in sums.items()})
+        >>> metrics_of({f"regression.0.age.{name}": value for name, value in sums.items()})
         {'age': {'records': 2.0, 'mae': 1.0, 'rmse': 1.0, 'r2': 0.75}}
     """
     by_output: dict[tuple[str, str], Sums] = {}

@@ -73,7 +73,7 @@ def test_a_map_for_another_power_is_refused(tmp_path: Path) -> None:
     features, _, _ = public(tmp_path)
     write_public_map(features, tmp_path / "map.safetensors", power=0.5)
     chosen = SECURE | {"features.projection": str(tmp_path / "map.safetensors")}
-    with pytest.raises(ConfigError, match=r"power = 0\.5"):
+    with pytest.raises(ConfigError, match=r"power-transform = 0\.5"):
         read_map(parse_run(chosen))
     assert read_map(parse_run(chosen | {"features.power-transform": 0.5})).centre is not None
 

@@ -18,6 +18,7 @@ from fedsurrogate.common.targets.metrics import (
     LONGEST,
     added,
     answers_of,
+    checked_target,
     is_metric,
     measured,
     metrics_of,
@@ -173,13 +174,13 @@ def test_whatever_a_site_reports_gives_metrics_or_nothing(reported: dict[str, ob
         assert own["records"] >= 0
 
 
-@pytest.mark.parametrize("number", [None, 3, b"labels.0.a.records"])
+@pytest.mark.parametrize("number", [None, 3, b"multilabel.0.a.records"])
 def test_what_is_no_text_names_no_sum(number: object) -> None:
     assert not is_metric(number)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "3", "[1]", "[" * 5000, '{"labels.0.a.records": 1e999}', '{"a": "' + "x" * LONGEST]
+    "text", ["{", "3", "[1]", "[" * 5000, '{"multilabel.0.a.records": 1e999}', '{"a": "' + "x" * LONGEST]
 )  # fmt: skip
 def test_a_text_that_is_no_sums_counts_as_none(text: str) -> None:
     assert metric_values_in({"metric_values": text}) == {}
@@ -202,3 +203,17 @@ def test_sums_that_no_records_have_end_nothing(kind: str, sums: dict[str, float]
     found = metrics_of({f"{kind}.0.x.{name}": value for name, value in sums.items()})
     records = max(0.0, sums.get("records", 0.0))
     assert all(own["records"] == records for own in found.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "kind"), [("labels", "multilabel"), ("number", "regression"), ("time", "survival")]
+)
+def test_a_model_of_an_earlier_version_answers_as_one_of_today(old: str, kind: str) -> None:
+    columns = ["t", "e"] if old == "time" else ["x"]
+    facts: dict[str, object] = {"columns": columns, "edges": [0.0, 1.0], "hazard": [0.5]}
+    scores = torch.tensor([[0.3], [-1.0]]).double()
+    earlier, now = (json.dumps({"name": name, **facts}) for name in (old, kind))
+    assert checked_target(earlier, ("x",)) == earlier
+    found, wanted = (answers_of(text, ("x",), scores) for text in (earlier, now))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -289,7 +289,9 @@ def test_an_accuracy_no_better_than_the_majority_baseline_is_named(
         counts(run, {"no": 40, "yes": 10}, {"no": 10, "yes": 10}, {"no": 15, "yes": 15})
     found = warnings_of(read_run(run))
     # Accuracy alone does not show it.
-    assert ["is not above that of the majority baseline" in each for each in found] == [True] * warned
+    assert ["is not above that of the majority baseline" in each for each in found] == [
+        True
+    ] * warned
     _, page = report(run)
     assert ("is not above that of the majority baseline" in page.text) == warned
     assert "no better than chance" not in page.text

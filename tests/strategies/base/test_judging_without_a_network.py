@@ -54,7 +54,9 @@ REPORT = st.one_of(
     st.builds(dict, correct=st.integers(0, 6), tested=st.integers(0, 6)),
     st.just(
         {
-            METRIC_VALUES: json.dumps({"number.0.age.records": 3.0, "number.0.age.absolute": 2.0}),
+            METRIC_VALUES: json.dumps(
+                {"regression.0.age.records": 3.0, "regression.0.age.absolute": 2.0}
+            ),
             "correct": 1,
             "tested": 3,
         }
@@ -93,7 +95,10 @@ def test_the_accuracy_is_of_all_test_records_of_sites_with_a_valid_report(
             wanted.append(
                 {"event": "evaluated", **site, "tested": 3, "metric_values": metric_values}
             )
-            assert kept.measured == {"number.0.age.records": 3.0, "number.0.age.absolute": 2.0}
+            assert kept.measured == {
+                "regression.0.age.records": 3.0,
+                "regression.0.age.absolute": 2.0,
+            }
         elif own["tested"]:
             share = own["correct"] / own["tested"]
             wanted.append(
@@ -200,7 +205,7 @@ def test_a_comparison_has_shares_bytes_measures_and_points(
         "bytes.centralized": 40, "bytes.average": -3, "points.x": [1.0, 2.0], "points.y": [3.0, 4.0], "points.label": [0, 1],
     }  # fmt: skip
     if measured:
-        info[METRIC_VALUES] = json.dumps({"number.0.age.records": 3.0})
+        info[METRIC_VALUES] = json.dumps({"regression.0.age.records": 3.0})
     drawn: list[Any] = []
 
     def sample(seed: int, limit: int) -> Any:
@@ -217,7 +222,7 @@ def test_a_comparison_has_shares_bytes_measures_and_points(
     assert strategy.outcome.compare_bytes == {"centralized": 40, "average": 0}
     assert (strategy.outcome.quality, strategy.outcome.data) == (None, [])
     if measured:
-        assert strategy.outcome.measured == {"number.0.age.records": 3.0}
+        assert strategy.outcome.measured == {"regression.0.age.records": 3.0}
         event = {"event": "compared", "metric_values": {"age": {"records": 3.0}}}
         assert (events(strategy), strategy.outcome.points) == ([event], {})
         return
@@ -264,9 +269,9 @@ def test_only_the_start_of_a_run_waits_for_all_sites_and_says_what_is_not_defend
 
 @pytest.mark.parametrize("text", [9000 * "[", "{", "[]", "3", '{"a": "b"}', '{"a": NaN}', "null"])
 def test_measures_that_cannot_be_read_are_none(text: str) -> None:
-    whole = {"number.0.age.records": 3.0, "no metric": 1.0, "number.0.age.absolute": 2}
+    whole = {"regression.0.age.records": 3.0, "no metric": 1.0, "regression.0.age.absolute": 2}
     assert metric_values_in({METRIC_VALUES: json.dumps(whole)}) == {
-        "number.0.age.records": 3.0,
-        "number.0.age.absolute": 2.0,
+        "regression.0.age.records": 3.0,
+        "regression.0.age.absolute": 2.0,
     }
     assert metric_values_in({METRIC_VALUES: text}) == metric_values_in({}) == {}
