@@ -18,14 +18,12 @@ from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.networks import build, of_target, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
 from fedsurrogate.common.models.training_parts import UncompiledSGD, draw, train_on_features
-from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
-
-from .chain_step import pass_on
-from .job import Job, MethodOutput
 
 if TYPE_CHECKING:
     from fedsurrogate.common.settings import FedAvgSettings, Model
     from fedsurrogate.common.targets.target import Objective
+
+    from .job import Job, MethodOutput
 
 
 # Losses of records (n,), from outputs (n, o) and what is known of the records, (n, ...).
@@ -212,6 +210,11 @@ def _released(job: Job, features: Tensor, labels: Tensor, frame: bytes) -> Metho
     """A head trained on these labels, and what else the method sends: moments of the features of
     all classes together.
     """
+    # Training alone needs no messages, and runs where their packages are not installed.
+    from fedsurrogate.common.wire.model_proto import pack_parameters
+
+    from .job import MethodOutput
+
     settings = job.run
     weight, bias = train_on_features(
         features, labels, len(job.classes), settings.settings.head, settings.settings.seed
@@ -252,6 +255,8 @@ def _votes(job: Job, features: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 def distil_chain(job: Job) -> MethodOutput:
     """The chain message that this site passes on. Raises as `distil` and `pass_on`."""
+    from .chain_step import pass_on
+
     return pass_on(job, distil)
 
 
@@ -273,6 +278,10 @@ def distil(job: Job) -> tuple[MethodOutput, Head]:
 
     Source: Hinton et al. 2015.
     """
+    from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
+
+    from .job import MethodOutput
+
     classes = _classes(job.info)
     features, labels = job.training_data(classes)
     run = job.run

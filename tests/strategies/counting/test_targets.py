@@ -333,7 +333,9 @@ def test_what_is_not_counted_is_refused_before_the_start(settings: Json, words: 
 
 def test_a_target_that_nothing_counts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(COUNTED, "survival")
-    with pytest.raises(ConfigError, match="'survival' is not counted; sites can count multilabel, regression"):
+    with pytest.raises(
+        ConfigError, match="'survival' is not counted; sites can count multilabel, regression"
+    ):
         parse_run({"counting.kind": "survey"} | KINDS["time"])
 
 

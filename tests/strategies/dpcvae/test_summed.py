@@ -147,10 +147,10 @@ def test_a_coordinator_that_tells_one_site_of_another_round_gets_nothing(
 ) -> None:
     honest = Site(tmp_path, run())
     honest.round()
-    task = honest.task()
-    assert generator_sums(task).values.keys() == {"records", "update"}
+    job = honest.job()
+    assert generator_sums(job).values.keys() == {"records", "update"}
     with pytest.raises(SurrogateError, match="a request for round"):
-        generator_sums(replace(task, info={**task.info, **lie}))
+        generator_sums(replace(job, info={**job.info, **lie}))
 
 
 def test_false_class_sums_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

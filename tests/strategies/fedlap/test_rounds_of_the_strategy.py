@@ -47,7 +47,7 @@ def test_each_round_learns_states_and_keeps_what_it_should(
 ) -> None:
     flat: dict[str, Any] = {
         "method": "fedlap", "fedlap.model": "linear", "fedlap.rounds": rounds, "fedlap.rule": rule,
-        "fedlap.images-per-class": 2, "fedlap.server-steps": 4,
+        "fedlap.images-per-class": 2, "fedlap.server-steps": 4, "fedlap.descent": "annealed",
     }  # fmt: skip
     run, recorder = parse_run(flat), Kept()
     strategy = FedLAP(run, recorder)

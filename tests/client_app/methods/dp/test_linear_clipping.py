@@ -19,7 +19,7 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     norms_of,
     sums_like,
 )
-from fedsurrogate.client_app.methods.dpcvae.training import trainer_of
+from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
 from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.training_parts import draws

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.methods.dp.record_gradients import Units
 from fedsurrogate.client_app.methods.dpcvae import training
-from fedsurrogate.client_app.methods.dpcvae.training import (
+from fedsurrogate.client_app.methods.dpcvae.training import generator_sums, trained
+from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     GanTrainer,
     exact_gradient,
-    generator_sums,
-    trained,
     trainer_of,
 )
 from fedsurrogate.client_app.methods.job import Job

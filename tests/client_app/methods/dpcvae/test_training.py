@@ -22,10 +22,10 @@ from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sums
 from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
-from fedsurrogate.client_app.methods.dpcvae.training import (
+from fedsurrogate.client_app.methods.dpcvae.training import train_generator
+from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     CVAETrainer,
     private_gradient,
-    train_generator,
     trainer_of,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
