@@ -254,7 +254,7 @@ def test_a_report_is_logged_once_for_each_state_of_a_source(
         log_once(report, node)
         return [(each.levelname, each.getMessage()) for each in caplog.records]
 
-    lines = [report.lines()[0], "left out: two blanks", "odd: all of one class"]
+    lines = [report.lines()[0], "left out: two blanks", "warning: all of one class"]
     assert logged(report) == [("WARNING", line) for line in lines]
     assert logged(report) == []
     (file,) = node.state.iterdir()

@@ -22,7 +22,7 @@ from tests.e2e.processes import PATIENCE, until
 # Stands in for `site-app`: a task is a line of Python whose result goes into a file.
 COMMAND = f"""#!{sys.executable}
 import json, os, pathlib, sys
-from fedsurrogate.client_app.processes import app_process, warm
+from fedsurrogate.client_app.processes import app_process
 from fedsurrogate.client_app.processes.own_account import take_arguments
 from fedsurrogate.common.files import owner_only
 def task(file, code):

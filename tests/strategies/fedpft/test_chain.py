@@ -223,7 +223,7 @@ def test_a_site_that_passes_on_nonsense_in_a_sealed_chain_stops_nobody_else(
     first, second = (event for event in events_of(folder) if event["event"] == "rejected")
     # The next site first fails. It gets a new request without the bad part, and is used.
     assert (first["site"], second["site"]) == (str(bad + 1), str(bad))
-    assert "other sites cannot use its relay" in second["reason"]
+    assert "other sites cannot use its chain message" in second["reason"]
     assert metrics_of(folder)["sites"] == {"invited": 4, "used": 3, "rejected": 1, "dropped": 0}
 
 

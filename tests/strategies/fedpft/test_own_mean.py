@@ -171,7 +171,7 @@ def test_a_model_of_an_earlier_version_predicts_as_it_did() -> None:
     unit = clip(features - means, 0.0)[0]
     assert torch.equal(earlier.scores(features), unit @ earlier.weight.T + earlier.bias)
     message.head.mean_over_columns = KEPT.mean
-    with pytest.raises(SurrogateError, match="own mean"):
+    with pytest.raises(SurrogateError, match="mean over columns"):
         unpack_classifier(message.SerializeToString(deterministic=True))
 
 
