@@ -51,7 +51,9 @@ def test_a_relay_has_one_surrogate_more_or_without_noise_one(
     monkeypatch.setattr(module, "check_stated", lambda claim, own: checked.append((claim, own)))
     group: Any = object()
     if not fine[private]:
-        with pytest.raises(SurrogateError, match="earlier sites in the relay are not as they were"):
+        with pytest.raises(
+            SurrogateError, match="earlier sites in the chain message are not as they were"
+        ):
             strategy.last_reply(payload, relay or None, place, group)
         return
     found: Any = strategy.last_reply(payload, relay or None, place, group)
@@ -63,7 +65,9 @@ def test_a_relay_has_one_surrogate_more_or_without_noise_one(
     for most in (limit, limit - 1):
         own = begun(**{"head.max-samples": most} | (PRIVATE if private else {}))
         if most < limit:
-            reason = f"the relay represents {limit} records, above head.max-samples = {most}"
+            reason = (
+                f"the chain message represents {limit} records, above head.max-samples = {most}"
+            )
             with pytest.raises(SurrogateError, match=reason):
                 own.last_reply(payload, relay or None, place, group)
         else:
@@ -84,7 +88,7 @@ def test_the_next_site_can_use_a_relay_of_its_sender(
         strategy._check(b"new", b"old", "s1", group)
     else:
         with pytest.raises(
-            SurrogateError, match="the relay names another site as its sender: 's2'"
+            SurrogateError, match="the chain message names another site as its sender: 's2'"
         ):
             strategy._check(b"new", b"old", "s1", group)
     classes = ("a", "b") if private else ("c", "d")

@@ -153,7 +153,7 @@ class Asked:
 def pretended(monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]) -> Asked:
     strategy = Local({"method": "local", "deadline": 7.0}, Kept())
     asked = Asked(strategy, reports)
-    monkeypatch.setattr(strategy, "introduce", asked.identify)
+    monkeypatch.setattr(strategy, "identify", asked.identify)
     monkeypatch.setattr(strategy, "_judge", asked.judge)
     monkeypatch.setattr(strategy, "_read", asked.read)
     monkeypatch.setattr(strategy, "_simulated", lambda: simulated)

@@ -134,9 +134,9 @@ def test_a_message_has_the_planned_size(settings: dict[str, Any], private: dict[
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 40))
     y = {
-        "number": x[:, 0],
-        "labels": (x[:, :2] > 0).astype(float),
-        "time": np.stack([4 * draw.random(200), draw.integers(0, 2, 200)], 1),
+        "regression": x[:, 0],
+        "multilabel": (x[:, :2] > 0).astype(float),
+        "survival": np.stack([4 * draw.random(200), draw.integers(0, 2, 200)], 1),
     }[settings["task"]]
     sent = fs.fit(x, y, **settings, **private)
     planned = payload_bytes(sent.config, 40, len(sent.classes), 200)

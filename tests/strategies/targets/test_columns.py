@@ -44,18 +44,19 @@ def table() -> tuple[np.ndarray, dict[str, np.ndarray]]:
     true = x @ np.array([0.5, 0.4, -0.5, 0.3, 0.2, -0.4])
     times = np.minimum(draw.exponential(size=900) * np.exp(-1.5 * true), 5.0)
     return x, {
-        "number": true + 0.5 * draw.normal(size=900),
-        "labels": np.stack([true + 0.5 * draw.normal(size=900) > cut for cut in (0, 0.5)], 1) * 1.0,
-        "time": np.stack([times, times < 5.0], 1),
+        "regression": true + 0.5 * draw.normal(size=900),
+        "multilabel": np.stack([true + 0.5 * draw.normal(size=900) > cut for cut in (0, 0.5)], 1)
+        * 1.0,
+        "survival": np.stack([times, times < 5.0], 1),
     }
 
 
 TARGETS: dict[str, dict[str, Any]] = {
-    "number": {"task": "regression", "target_range": (-4, 4)},
-    "labels": {"task": "multilabel", "label_columns": "a,b"},
-    "time": {"task": "survival", "horizon": 3.0, "bins": 8},
+    "regression": {"task": "regression", "target_range": (-4, 4)},
+    "multilabel": {"task": "multilabel", "label_columns": "a,b"},
+    "survival": {"task": "survival", "horizon": 3.0, "bins": 8},
 }
-SCORES = {"number": "r2", "labels": "auroc", "time": "concordance"}
+SCORES = {"regression": "r2", "multilabel": "auroc", "survival": "concordance"}
 
 
 def score(folder: Path, x: np.ndarray, name: str, **more: Any) -> float:
@@ -70,13 +71,13 @@ def score(folder: Path, x: np.ndarray, name: str, **more: Any) -> float:
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("number", {}),
-        ("labels", {}),
-        ("number", SECURE | {"features.ranges": RANGES}),
-        ("labels", SECURE | {"features.ranges": RANGES, "label_sets": "0=a,b; 1=a,b; 2=a,b"}),
-        ("time", SECURE | {"features.ranges": RANGES}),
-        ("time", {"features.ranges": RANGES}),
-        ("number", SECURE | {"features.ranges": RANGES, "epsilon": 200.0, "delta": 1e-5}),
+        ("regression", {}),
+        ("multilabel", {}),
+        ("regression", SECURE | {"features.ranges": RANGES}),
+        ("multilabel", SECURE | {"features.ranges": RANGES, "label_sets": "0=a,b; 1=a,b; 2=a,b"}),
+        ("survival", SECURE | {"features.ranges": RANGES}),
+        ("survival", {"features.ranges": RANGES}),
+        ("regression", SECURE | {"features.ranges": RANGES, "epsilon": 200.0, "delta": 1e-5}),
     ],
 )
 def test_columns_of_any_scale_score_as_standardised_ones(
@@ -87,7 +88,7 @@ def test_columns_of_any_scale_score_as_standardised_ones(
     assert score(tmp_path / "b", x * SCALE + OFFSET, name, **more) > plain - 0.02
 
 
-@pytest.mark.parametrize("name", ["number", "labels", "time"])
+@pytest.mark.parametrize("name", ["regression", "multilabel", "survival"])
 def test_ranges_that_are_wider_than_the_values_take_no_weight(name: str, tmp_path: Path) -> None:
     """A ridge would, from columns that are narrow in their ranges."""
     x, _ = table()

@@ -20,9 +20,9 @@ from tests.client_app.model_use.hospitals import site, text, write_images
 from tests.grid import InProcessGrid, metrics_of, run_federation
 from tests.strategies.targets.test_coded_runs import LABELS, NUMBER, PRIVATE, SUM, TIME, hospitals
 
-KINDS = {"number": NUMBER, "labels": LABELS, "time": TIME}
+KINDS = {"regression": NUMBER, "multilabel": LABELS, "survival": TIME}
 # What a model that knows nothing reaches, and a part of what is possible.
-LEAST = {"number": 0.6, "labels": 0.7, "time": 0.65}
+LEAST = {"regression": 0.6, "multilabel": 0.7, "survival": 0.65}
 # Cells of time and event with one record leave a site in sums only. Noise takes most of the time:
 # a step for a fifth of the records, and half of the rounds.
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def scored(kind: str, more: dict[str, Any], folder: Path) -> float:
     """The score of a run's model on all records, after what is in its folder was checked."""
-    if kind == "labels" and "epsilon" not in more and "secure_aggregation" in more:
+    if kind == "multilabel" and "epsilon" not in more and "secure_aggregation" in more:
         more = more | {"label_sets": ";".join(f"{i}=label 1,label 2,label 3" for i in range(3))}
     sites = hospitals(kind, sizes=(400, 300, 200))
     result = fs.simulate(sites, output_dir=folder, **(KINDS[kind] | more))
@@ -52,7 +52,7 @@ def scored(kind: str, more: dict[str, Any], folder: Path) -> float:
 
 def test_a_run_of_two_rounds_learns_a_number(tmp_path: Path) -> None:
     more = {"method": "fedavg", "fedavg__rounds": 2}
-    assert scored("number", more, tmp_path) > LEAST["number"]
+    assert scored("regression", more, tmp_path) > LEAST["regression"]
 
 
 @pytest.mark.slow
@@ -60,13 +60,13 @@ def test_a_run_of_two_rounds_learns_a_number(tmp_path: Path) -> None:
     ("way", "kind"),
     [
         *(("fedavg", kind) for kind in KINDS),
-        ("fedavg in a sum", "labels"),
-        ("noise at sites", "time"),
-        ("distributed noise", "number"),
+        ("fedavg in a sum", "multilabel"),
+        ("noise at sites", "survival"),
+        ("distributed noise", "regression"),
     ],
 )
 def test_a_run_learns(kind: str, way: str, tmp_path: Path) -> None:
-    more = WAYS[way] | ({"bins": 1} if kind == "time" and way == "fedavg" else {})
+    more = WAYS[way] | ({"bins": 1} if kind == "survival" and way == "fedavg" else {})
     assert scored(kind, more, tmp_path) > LEAST[kind]
 
 
@@ -76,7 +76,7 @@ def test_a_model_from_rounds_works_at_a_hospital(kind: str, tmp_path: Path) -> N
     """Its predictions and its evaluation: a model from rounds knows no error of its numbers."""
     nodes = at_work.hospitals(tmp_path)
     settings = at_work.RUN | at_work.KINDS[kind] | {"method": "fedavg", "fedavg.rounds": 3}
-    if kind == "time":
+    if kind == "survival":
         settings |= {"bins": 1}
     folder = run_federation(tmp_path, InProcessGrid(nodes), **settings)
     metric_values = metrics_of(folder)["metric_values"]
