@@ -440,10 +440,11 @@ def test_public_images_centre_and_whiten_and_the_model_does_the_same(tmp_path: P
     assert model.centre is not None
     assert len(model.centre) == 64
     assert metrics_of(folder)["accuracy"]["model"] > 0.6
-    assert (
-        unpack_classifier(pack_classifier(model)).predict(torch.eye(64))
-        == model.predict(torch.eye(64))
-    ).all()
+    received = unpack_classifier(pack_classifier(model))
+    assert isinstance(received, Head)
+    # At 16 bits.
+    own = model.scores(torch.eye(64))
+    assert torch.allclose(received.scores(torch.eye(64)), own, atol=2e-3 * float(own.abs().max()))
 
 
 @pytest.mark.parametrize(
