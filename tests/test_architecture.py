@@ -504,8 +504,8 @@ def test_functions_that_take_all_settings_to_read_few_are_told_from_others(tmp_p
         "none(run)",
         "perhaps(run)",
         "plan(run)",
-        "asked(task)",
-        "renamed(task)",
+        "asked(job)",
+        "renamed(job)",
         "own(training)",
     ]
 

@@ -8,16 +8,18 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from ..errors import SurrogateError
 from ..identity import distinct_names
 from ..progress import counted
+
+if TYPE_CHECKING:
+    import torch
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

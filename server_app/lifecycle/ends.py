@@ -18,7 +18,7 @@ from fedsurrogate.common.files import READABLE, replace_file
 
 from ..runs.reader import POLL_SECONDS, current_metrics, interrupted_metrics, why_killed
 from ..runs.state import EVENTS, METRICS, Json, read_object
-from ..runs.writer import forget_writer, writer_is_gone
+from ..runs.writer_lock import forget_writer, writer_is_gone
 
 
 def complete_killed(*folders: Path) -> None:

@@ -36,7 +36,7 @@ from .state import (
     read_object,
     state_of,
 )
-from .writer import last_sign, writer_is_gone
+from .writer_lock import last_sign, writer_is_gone
 
 VANISHED = (
     "the process that wrote this run has ended without recording why: killed, out of "

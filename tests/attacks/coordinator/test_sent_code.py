@@ -155,7 +155,7 @@ class Coordinator(Federation):
         )
         assert done.returncode == 0, done.stderr
         self.loot = home / "loot"
-        super().__init__(home, [], credentials=home / "certificates")
+        super().__init__(home, [], certificates_and_keys=home / "certificates")
         (home / "certificates" / "federation.toml").write_text("approvals = 1\n")
 
     def log_of(self, action: str) -> list[dict[str, Any]]:

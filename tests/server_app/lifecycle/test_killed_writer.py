@@ -23,10 +23,10 @@ from fedsurrogate.server_app.lifecycle.ends import complete_killed
 from fedsurrogate.server_app.monitoring.watch import look
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.reader import LiveRun, read_run
-from fedsurrogate.server_app.runs.writer import (
+from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.server_app.runs.writer_lock import (
     FILE,
     SILENT_SECONDS,
-    RunWriter,
     WriterLock,
     writer_is_gone,
 )
@@ -253,7 +253,7 @@ def test_a_writer_that_exists_is_left_alone(tmp_path: Path) -> None:
     folder = RunWriter(parse_run({"output-dir": str(tmp_path)}), 7)
     assert not writer_is_gone(folder.path)
     check = (
-        "from fedsurrogate.server_app.runs.writer import writer_is_gone; from pathlib import Path; "
+        "from fedsurrogate.server_app.runs.writer_lock import writer_is_gone; from pathlib import Path; "
         "import sys"
     )
     command = [
