@@ -36,7 +36,7 @@ from fedsurrogate.client_app.features.device_processes import Devices, in_parts,
 from fedsurrogate.common.backbones.backbones import Backbone, frozen_forward
 from fedsurrogate.common.backbones.preprocessing import Preprocessing
 from fedsurrogate.common.machine import usable_cores
-from fedsurrogate.common.models.training_parts import gpus_of
+from fedsurrogate.common.models.devices import gpus_of
 
 # Images a second as a share of the slowest part, and on the device's own decoder as a share of the
 # bare forward pass.

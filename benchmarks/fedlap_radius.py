@@ -27,6 +27,7 @@ from benchmarks.harness.federation import Federation, Measured, federate, joined
 from benchmarks.harness.options import described
 from benchmarks.harness.results import RESULTS, kept_rows, report, stored
 from benchmarks.harness.seeds import over_seeds
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.loss_landscape import (
     Descent,
     LandscapeRecords,
@@ -35,7 +36,7 @@ from fedsurrogate.common.models.loss_landscape import (
     walk,
 )
 from fedsurrogate.common.models.networks import build, split_input
-from fedsurrogate.common.models.training_parts import draws, stream
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.strategies.base.training import Training

@@ -19,7 +19,7 @@ from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import HISTOGRAMS
 from fedsurrogate.common.models.classifiers import target_of_model
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns, with_noise
 from fedsurrogate.common.privacy.mechanism import SUMS, NoisySums
 from fedsurrogate.common.privacy.shares import ALL, KEPT, OwnParts, budget_shares, stated

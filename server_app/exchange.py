@@ -30,7 +30,7 @@ from fedsurrogate.common.message_files import (
     unpack_reply,
 )
 from fedsurrogate.common.methods.logistic_rounds import LOGISTIC
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import Request, read_at_most, read_request
 from fedsurrogate.common.security.registrations import TABLE, Registration, write_table

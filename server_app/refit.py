@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import DataError, RunError
 from fedsurrogate.common.models.classifiers import Classifier, class_indices, target_of_model
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.signed_models.signed_model import MODEL_FILE, settings_of_run
 from fedsurrogate.common.surrogates.surrogates import class_order

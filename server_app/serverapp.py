@@ -15,7 +15,7 @@ from flwr.serverapp import ServerApp
 from fedsurrogate.common.errors import FedSurrogateError, RunError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.logs import configure_log
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
 from fedsurrogate.common.signed_models.signed_model import SignedModel, make_signed_model

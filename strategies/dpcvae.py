@@ -17,9 +17,10 @@ from torch import Tensor
 from fedsurrogate.common.errors import LARGEST_COUNT, LARGEST_PRIVATE, RunError, SurrogateError
 from fedsurrogate.common.methods.training import first_round_shares
 from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator, labels_evenly
 from fedsurrogate.common.models.parameters import Parameters, average, by_name
-from fedsurrogate.common.models.training_parts import Batch, stream, train_on_features
+from fedsurrogate.common.models.training_parts import Batch, train_on_features
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.settings import DPCVAESettings, Settings
 from fedsurrogate.common.surrogates.class_sums import Sums

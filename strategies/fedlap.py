@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.loss_landscape import (
     Descent,
     LandscapeRecords,
@@ -23,7 +24,7 @@ from fedsurrogate.common.models.loss_landscape import (
 )
 from fedsurrogate.common.models.networks import build, split_input
 from fedsurrogate.common.models.parameters import Tensors, length_of
-from fedsurrogate.common.models.training_parts import draws, stream
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import Synthetic, check_synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic

@@ -35,9 +35,10 @@ from fedsurrogate.common.backbones.power_transform import with_power
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.methods.method import load as imported
 from fedsurrogate.common.models.classifiers import Classifier, Head
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.models.generators import Generator
 from fedsurrogate.common.models.networks import body_of
-from fedsurrogate.common.models.training_parts import pick_device, train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, Synthetic
 from fedsurrogate.common.wire.model_proto import (

@@ -109,7 +109,7 @@ def check_settings(node: NodeConfig) -> None:
         ConfigError, PolicyError, LedgerError, BackboneError: that names the setting.
     """
     from fedsurrogate.common.backbones.backbone_names import check_weights_file
-    from fedsurrogate.common.models.training_parts import pick_device
+    from fedsurrogate.common.models.devices import pick_device
 
     from ..governance.ledger import own_ledger
     from ..governance.policy import check_confirmed, load_policy

@@ -26,7 +26,7 @@ from fedsurrogate.common.errors import FedSurrogateError
 from fedsurrogate.common.extras import check_packages
 from fedsurrogate.common.machine import available_memory, usable_cores, why_not_writable
 from fedsurrogate.common.metrics_page import disk_series, series
-from fedsurrogate.common.models.training_parts import gpus_of
+from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.security.sealing import read_keys
 from fedsurrogate.common.version import own_version

@@ -25,7 +25,7 @@ from fedsurrogate.common.backbones.backbones import Backbone
 from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import BackboneError, DataError
 from fedsurrogate.common.machine import available_memory, usable_cores
-from fedsurrogate.common.models.training_parts import gpus_of
+from fedsurrogate.common.models.devices import gpus_of
 from fedsurrogate.common.progress import counted
 
 from ..datasets.images import READER

@@ -28,7 +28,7 @@ from fedsurrogate.common.data_report import DataReport, Loss
 from fedsurrogate.common.errors import BackboneError, ConfigError, DataError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.image_histograms import histograms_of
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.privacy.accounting import budget_warnings
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.settings import Settings

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import BackboneError
 from ..extras import BUILT_BY, check_installed
-from ..models.training_parts import pick_device
+from ..models.devices import pick_device
 from .backbone_names import FORMS
 from .hugging_face import hugging_face_network
 from .libraries import open_clip_network, stored_files, timm_network, torchvision_network

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BackboneError, ConfigError, PackageError
-from ..models.training_parts import pick_device
+from ..models.devices import pick_device
 from .backbone_names import OWN_BACKBONE
 from .backbones import ON_CPU, ON_GPU, Backbone, dimension_of, fingerprint_of, frozen_forward
 from .libraries import published_weights

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, SurrogateError
 from ..escapes import ranges
-from ..models.training_parts import one_thread_each
+from ..models.devices import one_thread_each
 from .covariances import (
     FAMILIES,
     LOG_2PI,

@@ -482,7 +482,7 @@ def check_start(config: Run, simulated: bool) -> None:
     config.mechanism_for("record")
     if config.settings.device.startswith("cuda"):
         # Only then: counting GPUs imports torch.
-        from fedsurrogate.common.models.training_parts import pick_device
+        from fedsurrogate.common.models.devices import pick_device
 
         pick_device(config.settings.device)
     check_resume(config, simulated)

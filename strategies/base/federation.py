@@ -21,7 +21,7 @@ from fedsurrogate.common.errors import (
     RunError,
     SurrogateError,
 )
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.signed_models.signed_model import (
     SUFFIX,
     SignedModel,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head, Quadratic
-from fedsurrogate.common.models.training_parts import stream
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.covariances import Diagonal, Full, Gram, LowRank, Spherical
 from fedsurrogate.common.surrogates.mixtures import Mixtures

@@ -23,8 +23,9 @@ from fedsurrogate.common.methods.fedpft import (
     lacks_directions,
 )
 from fedsurrogate.common.models.classifiers import Head, Quadratic
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import check_numbers
-from fedsurrogate.common.models.training_parts import Batch, shuffled_batches, stream, train_head
+from fedsurrogate.common.models.training_parts import Batch, shuffled_batches, train_head
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.run import Run

@@ -33,8 +33,8 @@ from fedsurrogate.common.backbones.own_backbones import HEADS, own_head
 from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
 from fedsurrogate.common.methods.method import Field
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.gaussian_mechanism import public_signs
 from fedsurrogate.common.privacy.shares import OwnParts
 from fedsurrogate.common.run import Run, parse_run

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
-from fedsurrogate.common.models.training_parts import pick_device
+from fedsurrogate.common.models.devices import pick_device
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import FedPFTSettings, HeadSettings, Settings
 from fedsurrogate.common.settings.base import (

@@ -22,7 +22,7 @@ from fedsurrogate.client_app.methods.dpcvae.training_steps import private_gradie
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.weight_files import read_weights
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.models.training_parts import gpus_of, pick_device
+from fedsurrogate.common.models.devices import gpus_of, pick_device
 from tests.device.machine import Machine
 from tests.device.pretended_process import SIZE, OnGpus, backbone
 from tests.device.pretended_process import network as small_network

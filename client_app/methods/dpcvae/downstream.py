@@ -16,8 +16,9 @@ from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.extras import needed_for
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Head, class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import Generator, labels_evenly
-from fedsurrogate.common.models.training_parts import stream, train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.settings import HeadSettings
 from fedsurrogate.common.surrogates.surrogates import Header

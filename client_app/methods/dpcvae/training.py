@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsurrogate.common.errors import StateError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
     COUNTS,
     SUMS,
@@ -23,7 +24,6 @@ from fedsurrogate.common.models.generators import (
 )
 from fedsurrogate.common.models.networks import parameters_of
 from fedsurrogate.common.models.parameters import Parameters, Tensors, flat
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,
     clip,

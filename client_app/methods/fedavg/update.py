@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsurrogate.common.errors import DataError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.classifiers import Classifier, Network, class_indices
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.networks import HEAD, OFFSETS, body_of, embed, fresh
 from fedsurrogate.common.models.parameters import (
     CONTROL,
@@ -25,7 +26,7 @@ from fedsurrogate.common.models.parameters import (
     largest,
     split_control,
 )
-from fedsurrogate.common.models.training_parts import stream, train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.privacy.mechanism import DISTRIBUTED_SUMS, Mechanism
 from fedsurrogate.common.settings import HeadSettings, Model

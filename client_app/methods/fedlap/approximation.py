@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.loss_landscape import Descent, LandscapeRecords
 from fedsurrogate.common.models.networks import fresh, parameters_of, split_input
 from fedsurrogate.common.models.parameters import Parameters, Tensors
-from fedsurrogate.common.models.training_parts import draws, stream
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.surrogates.surrogates import LARGEST_VALUE, Synthetic
 from fedsurrogate.common.wire.model_proto import pack_synthetic
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Head, class_indices
-from fedsurrogate.common.models.training_parts import stream, train_on_features
+from fedsurrogate.common.models.devices import stream
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, weigh_mean_over_columns
 from fedsurrogate.common.privacy.mechanism import check_stated
 from fedsurrogate.common.surrogates.class_sums import as_mixtures

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
 from fedsurrogate.common.methods.fedpft import AUTO_BITS, AUTO_RANK, Form, form_of, in_form
-from fedsurrogate.common.models.training_parts import stream
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.privacy.exact_sums import COARSE, ExactSum, IntegerSum, toward_zero
 from fedsurrogate.common.privacy.gaussian_mechanism import (
     BoundedSum,

@@ -20,11 +20,13 @@ from tests.deploy.test_compose import settings_of_a_kit
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    """A kit that was unpacked, with two images in its folder of data."""
+    """A kit that was unpacked, with a few images in its folder of data."""
     settings_of_a_kit(tmp_path)
-    for name in ("no", "yes"):
+    for place, name in enumerate(("no", "yes")):
         (tmp_path / "north" / "data" / name).mkdir()
-        Image.new("L", (8, 8)).save(tmp_path / "north" / "data" / name / "1.png")
+        for number in range(6):
+            image = Image.new("L", (8, 8), 20 * number + 10 * place)
+            image.save(tmp_path / "north" / "data" / name / f"{number}.png")
     return tmp_path / "north"
 
 

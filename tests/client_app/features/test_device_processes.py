@@ -25,7 +25,7 @@ from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.backbones.backbones import Backbone, load_backbone
 from fedsurrogate.common.errors import BackboneError, FedSurrogateError
-from fedsurrogate.common.models import training_parts
+from fedsurrogate.common.models import devices
 from fedsurrogate.common.run import parse_run
 from tests.client_app.features.other_processes import (
     BROKEN,
@@ -237,7 +237,7 @@ def test_only_a_device_without_a_number_is_all_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert training_parts.gpus_of(torch.device(device)) == tuple(
+    assert devices.gpus_of(torch.device(device)) == tuple(
         f"cuda:{index}" for index in range(expected)
     )
 

@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsurrogate.common.models.training_parts import (
-    UncompiledAdam,
-    UncompiledSGD,
-)
+from fedsurrogate.common.models.training_parts import UncompiledAdam, UncompiledSGD
 
 PAIRS = [
     (UncompiledSGD, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),

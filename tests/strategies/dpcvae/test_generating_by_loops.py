@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import LARGEST_PRIVATE, RunError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import stream, train_on_features
+from fedsurrogate.common.models.training_parts import train_on_features
 from fedsurrogate.common.privacy.mechanism import Mechanism
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import unpack_parameters

@@ -8,9 +8,9 @@ import pytest
 import torch
 from flwr.app import Message
 
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import COUNTS, SUMS, Generator
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.wire.generator_files import manifest_of, pack_generator
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import INFO, from_record

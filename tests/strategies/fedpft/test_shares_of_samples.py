@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.models.training_parts import stream
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate

@@ -28,9 +28,9 @@ from fedsurrogate.client_app.methods.dpcvae.downstream import (
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import Generator, fresh_generator, tensors_of
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.generator_files import pack_generator

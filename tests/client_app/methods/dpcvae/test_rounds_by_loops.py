@@ -29,6 +29,7 @@ from fedsurrogate.client_app.methods.dpcvae.training_steps import (
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
@@ -38,7 +39,7 @@ from fedsurrogate.common.models.generators import (
     tensors_of,
 )
 from fedsurrogate.common.models.parameters import Parameters
-from fedsurrogate.common.models.training_parts import UncompiledAdam, stream
+from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import DPCVAESettings
 from fedsurrogate.common.surrogates.surrogates import Header

@@ -23,9 +23,9 @@ from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.local_training import Variant, network, step_length, train
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, SurrogateError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.networks import linear, parameters_of
 from fedsurrogate.common.models.parameters import CONTROL, Parameters, split_control
-from fedsurrogate.common.models.training_parts import stream
 from fedsurrogate.common.privacy.accounting import epsilon_spent
 from fedsurrogate.common.privacy.exact_sums import ExactSum
 from fedsurrogate.common.privacy.mechanism import Mechanism

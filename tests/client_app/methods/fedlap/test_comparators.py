@@ -20,9 +20,10 @@ from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, C
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
-from fedsurrogate.common.models.training_parts import draws, stream
+from fedsurrogate.common.models.training_parts import draws
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
