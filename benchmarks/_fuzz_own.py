@@ -57,7 +57,7 @@ OWN: dict[str, tuple[str, ...]] = {
         "server_app/deployment/audit_log.py:note",
         "server_app/export/graph.py:_onnx",
         "server_app/report/plots/rows.py:_read",
-        "server_app/runs/writer.py:_boot_in",
+        "server_app/runs/writer_lock.py:_boot_in",
         "server_app/sweep.py:_finished",
         "server_app/sweep.py:_check_same",
         "server_app/trial_process.py:Processes._folder",

@@ -118,7 +118,9 @@ def test_a_simulation_runs_on_an_odd_machine(
     assert metrics_of(folder)["sites"]["used"] == 2
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "report.html").is_file()
-    warnings = [line for line in found.stderr.splitlines() if " remark " in line and "XDG_" in line]
+    warnings = [
+        line for line in found.stderr.splitlines() if " warning " in line and "XDG_" in line
+    ]
     assert ["XDG_STATE_HOME" in warnings[0], "XDG_CACHE_HOME" in warnings[1]] == [True, True]
     assert not list(Path(odd_machine["TMPDIR"]).iterdir())
 
@@ -139,7 +141,7 @@ def test_few_addresses_are_refused_in_one_line_that_names_ulimit(
     )
     assert found.returncode == 1
     *warnings, line = found.stderr.splitlines()
-    assert all(" remark " in each for each in warnings), warnings
+    assert all(" warning " in each or each.endswith(" ...") for each in warnings), warnings
     assert f"`ulimit -v` = {kib}" in line
     assert run_folders(tmp_path / "runs") == []
 
@@ -217,7 +219,10 @@ def test_a_slow_agent_of_ray_is_waited_for_longer_than_ray_does(tmp_path: Path) 
         stopped.append(process)
 
     with watched(
-        "runtime_env/agent/main.py", stop, "--sites", "1", "-c", FAST, cwd=tmp_path
+        "runtime_env/agent/main.py",
+        stop,
+        *("--engine", "flower", "--sites", "1", "-c", FAST),
+        cwd=tmp_path,
     ) as run:
         time.sleep(17)
         stopped[0].resume()

@@ -33,7 +33,7 @@ def write_images(folder: Path, number: int) -> None:
     """A third of the digits, in a folder for each class."""
     digits = load_digits()
     for row in range(number, 600, 3):
-        place = folder / ("even", "warnings")[digits.target[row] % 2]
+        place = folder / ("even", "odd")[digits.target[row] % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[row] * 15).astype("uint8")).save(place / f"{row}.png")
 

@@ -199,7 +199,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
     assert load_file(out)["x"].shape == (1500, 64)
     heads = str(tmp_path / "heads.safetensors")
     reported = json.loads(
-        call("generator", "classify", out, "--node-config", node, "--out", heads, "--json").output
+        call("generator", "classify", out, "--node-config", node, "--out", heads, "--json").stdout
     )
     assert reported["scores"]["synthetic"]["accuracy"] > 0.6
     assert reported["scores"]["mixed"]["accuracy"] > 0.8
@@ -219,7 +219,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
             "--groups",
             "low=0,1,2,3,4; high=5,6,7,8,9",
             "--json",
-        ).output
+        ).stdout
     )
     assert coarse["classes"] == ["low", "high"]
     csv = tmp_path / "scores.csv"
@@ -235,7 +235,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
             "--out",
             str(csv),
             "--json",
-        ).output
+        ).stdout
     )
     assert strange["area"]["both"] > 0.6
     assert len(csv.read_text().splitlines()) == strange["tested"] + 1
@@ -260,7 +260,7 @@ def test_a_set_can_have_the_federations_own_mix_of_classes(
         str(tmp_path / "s"),
         "--json",
     )
-    assert json.loads(reported.output)["records"] == 40
+    assert json.loads(reported.stdout)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
     assert generator_file.exists()
 
