@@ -208,11 +208,11 @@ def check_surrogate(printed: str) -> None:
 # Pages in the order of the navigation, the least number of shown lines, whether their numbers are
 # compared (they are of the whole size), and what checks their Python.
 IN_ORDER = {
-    "quickstart.md": (40, False, check_surrogate),
-    "tutorials/decision.md": (30, False, None),
+    "quickstart.md": (40, True, check_surrogate),
+    "tutorials/decision.md": (30, True, None),
     "tutorials/findings.md": (5, False, check_findings),
     "tutorials/time-to-event.md": (3, False, check_survival),
-    "tutorials/cluster.md": (3, False, None),
+    "tutorials/cluster.md": (3, True, None),
     "tutorials/teaching.md": (0, False, check_lesson),
 }
 

@@ -342,7 +342,7 @@ def test_settings_fit_80_columns_and_nothing_is_cut(chosen: list[str]) -> None:
 
 def test_settings_for_scripts_are_the_descriptions() -> None:
     done = CliRunner().invoke(cli.app, ["settings", "--method", "kd", "--json"])
-    assert json.loads(done.output) == [
+    assert json.loads(done.stdout) == [
         asdict(row) | {"methods": list(row.methods)} for row in descriptions(method="kd")
     ]
 
