@@ -675,6 +675,7 @@ def quality_of(
         The metrics; None without a record of a known class, or with a score that is not finite.
 
     Example:
+        >>> import torch
         >>> scores = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
         >>> found = quality_of(scores, torch.tensor([0, 1, 1]), ("well", "ill"))
         >>> found.confusion, round(found.averages["accuracy"].value, 2), round(found.majority, 2)

@@ -152,7 +152,7 @@ def test_no_other_file_of_the_product_replaces_a_file() -> None:
         "client_app/datasets/pacs.py": {"replace"},
         # What is moved aside, and a file that is locked while it is open.
         "server_app/exchange.py": {"replace"},
-        "server_app/runs/writer.py": {"replace"},
+        "server_app/runs/writer_lock.py": {"replace"},
     }
     wrong = {}
     for floor in ("common", "client_app", "strategies", "server_app", "fedsurrogate"):
