@@ -132,8 +132,8 @@ def federate(
         flower_run_id: the number of the run in Flower.
         registered: the table of registered sites, if the SuperLink accepts only registered sites.
         simulated: whether all sites run on this machine, with the run's own data.
-        report: whether the report is drawn, which takes longer than many a run; `write_report`
-            draws it later.
+        report: whether the report of a run that succeeds is drawn, which takes longer than many a
+            run; `write_report` draws it later.
 
     Raises:
         FedSurrogateError: the settings cannot work, or the run failed.
@@ -208,11 +208,13 @@ def finished(folder: RunWriter, strategy: Federation, *, report: bool = True) ->
     Args:
         folder: the run folder.
         strategy: its outcome is what the run has reached.
-        report: whether the report is drawn.
+        report: whether the report is also drawn after success.
     """
+    draws = True
     try:
         yield
         folder.finish(strategy.outcome, "ok")
+        draws = report
     except FedSurrogateError as error:
         folder.end_early(strategy.outcome, "failed", str(error))
         raise
@@ -228,7 +230,7 @@ def finished(folder: RunWriter, strategy: Federation, *, report: bool = True) ->
         raise
     finally:
         try:
-            if report:
+            if draws:
                 write_report(folder.path)
         except OSError as error:
             log.error("No report: %s", error)

@@ -141,7 +141,7 @@ def simulate(
                 else:
                     from ..deployment.local_engine import simulate_here
 
-                    folder = simulate_here(sites, settings, show)
+                    folder = simulate_here(sites, settings, show, report=False)
         except Interrupted as stop:
             status.stop()
             options = [
@@ -162,15 +162,22 @@ def simulate(
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
         typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
-        return
-    console.print(result_table(metrics))
-    if found := recorded_quality(read_run(folder)):
-        console.print(sentence_of(found), soft_wrap=True)
-    for warning in warnings_of(read_run(folder)):
-        progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
-    console.print(f"report {folder / 'report.html'}", soft_wrap=True)
-    console.print(str(folder), soft_wrap=True)
+    else:
+        console.print(result_table(metrics))
+        if found := recorded_quality(read_run(folder)):
+            console.print(sentence_of(found), soft_wrap=True)
+        for warning in warnings_of(read_run(folder)):
+            progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+        console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
+    if not by_flower:
+        # Its pictures take as long as a small run, so the result is printed first.
+        from ..report.build import write_report
+
+        with progress.status("drawing the report"):
+            write_report(folder)
+    if not as_json:
+        console.print(f"report {folder / 'report.html'}", soft_wrap=True)
+        console.print(str(folder), soft_wrap=True)
 
 
 def plan(

@@ -216,7 +216,7 @@ def run_here(
         config: the run.
         overrides: its settings, flat.
         on_event: takes each event of the run.
-        report: whether the run folder gets its report, which takes longer to draw than many a run.
+        report: as for `federate`.
 
     Returns:
         The run folder.
