@@ -35,7 +35,6 @@ from fedsurrogate.common.privacy.gaussian_mechanism import (
     with_noise,
 )
 from fedsurrogate.common.privacy.mechanism import Mechanism
-from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.surrogates.class_sums import coded_statistics, fold, statistics
 from fedsurrogate.common.surrogates.mixtures import PublicMap, in_frame
 from fedsurrogate.common.targets.target import (
@@ -77,7 +76,7 @@ def class_moments(job: Job) -> SiteStatistic:
     columns = job.found.train.features.shape[1]
     claim = job.mechanism(job.run.plan.subtracted(columns, centre_digest(public.centre)))
     if claim is not None:
-        rows, weights, done = clipped(job.found.train, frame, claim, public)
+        rows, weights, done = clipped(job, claim, public)
         own = class_indices(classes, job.found.classes)[job.found.train.labels]
         family, weights = (
             "distributed" if "squares" in job.names else "spherical",
@@ -144,21 +143,22 @@ def second_moment(features: Tensor, centre: Tensor | None = None) -> Tensor:
 
 
 def clipped(
-    train: LabelledFeatures, frame: bytes, claim: Mechanism, public: PublicMap
+    job: Job, claim: Mechanism, public: PublicMap
 ) -> tuple[Tensor, Tensor, list[Callable[[Tensor], None]]]:
     """Training records for noise.
 
     Args:
-        train: the records.
-        frame: of the columns, in which features are put first.
-        claim: says where features are clipped, and what they keep of their own mean and length.
-        public: applied to them after the frame and that.
+        job: the request, whose run says in which frame features are put first, and what they keep of
+            their own mean and length.
+        claim: says where they are clipped.
+        public: applied to them between.
 
     Returns:
         Clipped features (n, d); weights (n,), which sum to one over a unit; and what is called with
         rows of features that have been added, if they are in a file.
     """
-    weight = weight_of(claim.centre)
+    train, frame = job.found.train, job.public_frame
+    weight = job.run.plan.mean_over_columns_weight(train.features.shape[1])
     features, _ = clipped_features(
         train.features,
         claim.clip,
@@ -339,9 +339,13 @@ def bounded_sums(job: Job, target: Target, public: PublicMap) -> SiteStatistic:
         public: applied to the features first.
     """
     assert job.run.target is not None
-    claim = job.mechanism(centre_digest(public.centre))
+    plan, digest = job.run.plan, centre_digest(public.centre)
+    # In rounds, the digest of the run alone says it.
+    once = plan.kind == "one-shot"
+    columns = job.found.train.features.shape[1]
+    claim = job.mechanism(plan.subtracted(columns, digest) if once else digest)
     assert claim is not None
-    features, weights, done = clipped(job.found.train, job.public_frame, claim, public)
+    features, weights, done = clipped(job, claim, public)
     code = target.code(values_of(job.found.train))
     bounds = {name: bound for name, (_, bound) in claim.noise.items() if name in job.names}
     made = coded_statistics(features, code, weights, bounds, *done)

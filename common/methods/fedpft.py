@@ -24,7 +24,7 @@ from ..privacy.mechanism import (
 )
 from ..privacy.shares import EM_STEPS, budget_shares
 from ..settings import AnyCovariance, Covariance, FedPFTSettings, Settings
-from ..settings.heads import AUTO, TargetSettings
+from ..settings.heads import TargetSettings
 from ..targets.target import Target
 from ..terms import Term
 from . import heads
@@ -37,7 +37,7 @@ from .logistic_rounds import (
     with_solver,
 )
 from .method import BY_HARM, Combination, Defences, Field, Messages, Method, Plan, Sizes, Work
-from .sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused
+from .sums import MOMENTS, coded_rounds_plan, coded_sums_plan, refused, weighs_own_parts
 
 # Most dimensions of a covariance that is sent whole, which takes 4 MB at 16 bits.
 LARGEST_GRAM = 2048
@@ -342,8 +342,7 @@ def plan(settings: Settings) -> Plan:
         variant=f"{chosen.family}, {chosen.mechanism}" if settings.epsilon else chosen.family,
         head=SOLVERS_IN_WORDS[chosen.solver],
         mean_over_columns=chosen.mechanism in (SUMS, DISTRIBUTED_SUMS)
-        and settings.features.projection == AUTO
-        and not (own.public or settings.features.ranges),
+        and weighs_own_parts(settings),
         ranges=not chain,
     )
 

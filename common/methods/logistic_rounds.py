@@ -24,6 +24,7 @@ from .method import (
     Work,
     fields_of,
 )
+from .sums import weighs_own_parts
 
 # Its value of head.solver, and in words.
 LOGISTIC, LOGISTIC_HEAD = "logistic", "by a logistic loss, in rounds of noisy gradients"
@@ -114,8 +115,7 @@ def logistic_plan(settings: Settings) -> Plan:
         variant=LOGISTIC,
         sent_by_solver=True,
         head=LOGISTIC_HEAD,
-        mean_over_columns=settings.features.projection == AUTO
-        and not (own.public or settings.features.ranges),
+        mean_over_columns=weighs_own_parts(settings),
     )
 
 

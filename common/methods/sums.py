@@ -11,6 +11,7 @@ from functools import partial
 from ..errors import LARGEST_COUNT
 from ..privacy.mechanism import DISTRIBUTED_SUMS, SUMS, NoisySums
 from ..settings import Settings
+from ..settings.heads import AUTO
 from ..targets.target import Course, Target
 from ..terms import Term, noise_in_rounds
 from .heads import HEAD
@@ -160,8 +161,20 @@ def coded_sums_plan(settings: Settings, target: Target, clip: float | None) -> P
             ]
         ),
         variant=target.name,
+        mean_over_columns=private and weighs_own_parts(settings),
         ranges=True,
     )
+
+
+def weighs_own_parts(settings: Settings) -> bool:
+    """Whether private features keep a small weight of the mean over their own columns and of their
+    length: where no map of the settings says what they are before their clip.
+
+    Args:
+        settings: of a private run.
+    """
+    own = settings.features
+    return own.projection == AUTO and not (settings.fedpft.public or own.ranges)
 
 
 def coded_sizes(outputs: int, blocks: int, classes: int, dimension: int, records: int) -> Sizes:
@@ -234,6 +247,7 @@ def coded_rounds_plan(settings: Settings, target: Target, course: Course, clip: 
         refusal=_refusal(settings.features.given_projection, settings.fedpft.public),
         head="from sums over the code of the target, in rounds",
         variant=target.name,
+        mean_over_columns=bool(settings.epsilon) and weighs_own_parts(settings),
         ranges=True,
     )
 

@@ -51,14 +51,15 @@ def weight_of(claim: str) -> OwnParts:
     return STATED.get(claim, ALL)
 
 
-def as_stored(claim: str, due: str) -> str:
+def as_stored(claim: str | None, due: str) -> str:
     """What the claim of a stored run has to state.
 
     Args:
-        claim: what it states, where an earlier version may have written it; else empty.
+        claim: what it states, where an earlier version may have written it; else None.
         due: what a claim of this version states.
     """
-    return claim if claim in STATED and due == stated(KEPT) else due
+    earlier = claim in STATED or claim == ""
+    return claim if claim is not None and earlier and due == stated(KEPT) else due
 
 
 # Releases of DP-EM: one for the class means, then the steps of EM. More steps split the same budget

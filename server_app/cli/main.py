@@ -155,20 +155,11 @@ def simulate(
             for line in goodbye(stop, ["coordinator", "simulate", *options], settings):
                 progress.print(line, soft_wrap=True)
             raise typer.Exit(stop.exit_code) from None
-    from ..report.quality_view import privacy_line, recorded_quality, sentence_of
-    from ..report.tables import warnings_of
-    from ..runs.reader import read_run
-
     metrics = json.loads((folder / "metrics.json").read_text())
     if as_json:
         typer.echo(json.dumps(metrics | {"folder": str(folder)}, indent=2))
     else:
-        console.print(result_table(metrics))
-        if found := recorded_quality(read_run(folder)):
-            console.print(sentence_of(found), soft_wrap=True)
-        for warning in warnings_of(read_run(folder)):
-            progress.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-        console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
+        _print_result(folder, metrics)
     if not by_flower:
         # Its pictures take as long as a small run, so the result is printed first.
         from ..report.build import write_report
@@ -178,6 +169,20 @@ def simulate(
     if not as_json:
         console.print(f"report {folder / 'report.html'}", soft_wrap=True)
         console.print(str(folder), soft_wrap=True)
+
+
+def _print_result(folder: Path, metrics: dict[str, Any]) -> None:
+    from ..report.quality_view import privacy_line, recorded_quality, sentence_of
+    from ..report.tables import warnings_of
+    from ..runs.reader import read_run
+
+    console.print(result_table(metrics))
+    run = read_run(folder)
+    if found := recorded_quality(run):
+        console.print(sentence_of(found), soft_wrap=True)
+    for warning in warnings_of(run):
+        stderr_console().print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    console.print(f"privacy {privacy_line(metrics)}", soft_wrap=True)
 
 
 def plan(

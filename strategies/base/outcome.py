@@ -527,7 +527,7 @@ def due_centre(run: Run, claim: Mechanism | None, dimension: int, centre: str = 
         centre: digest of the public mean, or empty.
     """
     earlier = claim is not None and run.stored_as not in ("", run.full_digest[:16])
-    stated = claim.centre if earlier and claim is not None else ""
+    stated = claim.centre if earlier and claim is not None else None
     return as_stored(stated, run.plan.subtracted(dimension, centre))
 
 

@@ -116,7 +116,10 @@ class ResidualSteps(TimeSteps):
         )
         head, _ = head_of(risks(found, cells, self.target), training.header(), self.target)
         mechanism = self.run.mechanism
-        return head if mechanism is None else replace(head, clip=mechanism.clip)
+        kept = self.run.plan.mean_over_columns_weight(training.inputs)
+        if mechanism is None:
+            return head
+        return replace(head, clip=mechanism.clip, mean_over_columns=kept)
 
     def _coded(self, cells: Cells, sums: Round, values: Tensor) -> CodedSums:
         """The sums of the second round, of the code (1, residual)."""

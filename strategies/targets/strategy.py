@@ -21,6 +21,7 @@ from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.models.classifiers import Classifier, Head
 from fedsurrogate.common.models.parameters import Parameters, Tensors, check_update
 from fedsurrogate.common.privacy.mechanism import Mechanism
+from fedsurrogate.common.privacy.shares import weight_of
 from fedsurrogate.common.run import Run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.targets.labels import Labels
@@ -375,7 +376,7 @@ class FromCodedSums(FromStatistics):
         else:
             sums = self._noisy(defended.kept, shares)
         model, facts = learned(sums, header, self._target)
-        return Learned(_on_clipped(model, self.config.mechanism), defended, facts=facts)
+        return Learned(_on_clipped(model, sent[0].claim), defended, facts=facts)
 
     def defend(self, sent: Sequence[Parameters], classes: tuple[str, ...]) -> Defended[Parameters]:
         """Cap weights by records, and without noise by second moments: with noise, features have norm
@@ -462,12 +463,14 @@ def learn_from_sum(total: Total, run: Run) -> Learned:
         raise false_numbers(str(error)) from None
     model, facts = learned(sums, total.header, target)
     mapped = total.mapped(model, run.public_frame(total.dimension))
-    return Learned(_on_clipped(mapped, mechanism), Defended([]), facts=facts)
+    return Learned(_on_clipped(mapped, total.claim), Defended([]), facts=facts)
 
 
-def _on_clipped(model: Head, mechanism: Mechanism | None) -> Head:
+def _on_clipped(model: Head, claim: Mechanism | None) -> Head:
     """The model of features that are clipped first, as sites clip them before they add noise."""
-    return model if mechanism is None else replace(model, clip=mechanism.clip)
+    if claim is None:
+        return model
+    return replace(model, clip=claim.clip, mean_over_columns=weight_of(claim.centre))
 
 
 def steps_of(run: Run) -> CourseSteps:
