@@ -148,7 +148,8 @@ def test_secure_aggregation_is_learned_from_with_its_noise_or_its_rounding(
     run = parse_run(NUMBER | more)
     sent = site(run if noisy else parse_run(NUMBER | PRIVATE), 0, 90)
     sigmas = dict.fromkeys(sent.tensors, 0.5) if noisy else {}
-    total = Total(sent.header, sent.tensors, sigmas, usual_rounding={"squares": 0.25})
+    claim = sent.claim if noisy else None
+    total = Total(sent.header, sent.tensors, sigmas, claim, usual_rounding={"squares": 0.25})
     learned = Learned(monkeypatch)
     found = learn_from_sum(total, run)
     ((sums, header, target),) = learned.seen
