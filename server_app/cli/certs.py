@@ -246,7 +246,7 @@ def accept(
 
     The key was made at the hospital, and never leaves it. Without the fingerprint nothing changes:
     compare it with the hospital on another way than the request came. The same command renews a site
-    whose time ends.
+    whose certificate ends.
 
     Example: coordinator sites accept north.csr
     """
