@@ -184,14 +184,12 @@ def policy(
             confirm_looser(node, yes)
         return
     narrow = Column("value", overflow="fold", max_width=max(14, console.width // 5))
-    meaning = Column("meaning (limits of work last)", overflow="fold")
-    table = Table(Column("key", no_wrap=True), narrow, meaning, box=SIMPLE_HEAD)
-    fields = Policy.model_fields.items()
-    for name, field in sorted(fields, key=lambda each: each[0] in WorkLimits.model_fields):
+    table = Table(Column("key", no_wrap=True), narrow, "meaning", box=SIMPLE_HEAD)
+    for name in (*Policy.__annotations__, *WorkLimits.model_fields):
         value, default = getattr(found, name), getattr(DEFAULT, name)
         own, other = ("", "") if value == default else ("bold", f"; default: {shown(default)}")
-        shown_value = Text(shown(value), style=own)
-        table.add_row(name.replace("_", "-"), shown_value, f"{field.description}{other}")
+        meaning = f"{Policy.model_fields[name].description}{other}"
+        table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
         console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
