@@ -216,8 +216,8 @@ def forget(
 ) -> None:
     """Forget which sites and records were in sums without noise.
 
-    With which sites this hospital has taken part in secure aggregation without distributed noise, and which
-    records its runs without noise have selected.
+    The site keeps two facts: the sites of its secure aggregation without distributed noise, and the records
+    that its runs without noise have selected.
 
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.
