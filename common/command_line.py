@@ -192,7 +192,8 @@ class _Command(_Shared, TyperCommand):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; what it does is the first line where nothing else is printed soon."""
-        if self.hidden:
+        # Services have logs.
+        if self.hidden and self.name not in ("features", "public-map"):
             return super().invoke(ctx)
         program, _, name = ctx.command_path.rpartition("main ")
         summary = self.get_short_help_str().rstrip(".")

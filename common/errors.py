@@ -100,7 +100,7 @@ class LedgerError(FedSurrogateError):
 
 
 class SealError(FedSurrogateError):
-    """A relayed message was changed on its way, or is not for this site."""
+    """A chain message was changed on its way, or is not for this site."""
 
     code = "seal"
 

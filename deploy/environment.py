@@ -2,8 +2,8 @@
 `make setup`.
 
     python3 deploy/environment.py .venv                    # for development: all extras and tools
-    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs: 2.6 GB in
-    place of 7.4 python3 deploy/environment.py /opt/env --extras core simulation
+    python3 deploy/environment.py .venv --torch cpu        # without libraries for GPUs
+    python3 deploy/environment.py /opt/env --extras core simulation
 
 Needs Python 3.11 or newer with venv, and pip's index of packages, or files that `PIP_FIND_LINKS`
 names. It prints what it does. An environment that already has these versions is left as it is, and

@@ -14,7 +14,7 @@ from typer.main import get_command
 from fedsurrogate.client_app.cli.main import app as site
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
-from fedsurrogate.common.renamed import SETTINGS, VALUES, of_today, renamed_setting
+from fedsurrogate.common.renamed import SETTINGS, VALUES, gone, of_today, renamed_setting
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.server_app.cli.main import app as coordinator
 
@@ -83,6 +83,21 @@ TEXTS = {
 @pytest.mark.parametrize("place", TEXTS)
 def test_no_old_word_is_where_people_read(place: str) -> None:
     assert found(TEXTS[place]) == {}
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_no_page_and_no_message_names_an_old_command(program: str) -> None:
+    there = COMMANDS[program]
+    assert isinstance(there, Group)
+    old = [words for words in gone(program) if words.split()[0] not in there.commands]
+    named = re.compile(rf"`{program} ({'|'.join(old)})[ `]")
+    rooms = ("client_app", "common", "server_app", "strategies")
+    code = (file for room in rooms for file in (ROOT / room).rglob("*.py"))
+    files = [*PAGES, *(file for file in code if file.name != "renamed.py")]
+    assert len(old) > 5
+    assert [
+        (file, named.findall(text)) for file in files if named.search(text := file.read_text())
+    ] == []
 
 
 def test_there_is_something_to_read() -> None:

@@ -84,7 +84,7 @@ def enrol(
     """Make this site's key, and a request for the coordinator.
 
     The key stays here; the request holds no secret. A key that is there is kept: the command also
-    renews a site whose time ends. The coordinator compares the fingerprint with you, such as by
+    renews a site whose certificate ends. The coordinator compares the fingerprint with you, such as by
     telephone, and sends back a kit.
 
     Example: site enrol north --hospital 'St. Mary' --contact it@mary.example
@@ -170,6 +170,7 @@ def policy(
     from rich.text import Text
 
     from ..governance.policy import DEFAULT, Policy, load_policy, shown
+    from ..governance.work_limits import WorkLimits
     from .first_join import confirm_looser
 
     node = node_of(node_config) if file is None and node_config else None
@@ -182,14 +183,13 @@ def policy(
         if node is not None:
             confirm_looser(node, yes)
         return
-    width = max(14, console.width // 5)
-    narrow = (Column(name, overflow="fold", max_width=width) for name in ("value", "default"))
-    meaning = Column("meaning", overflow="fold")
-    table = Table(Column("key", no_wrap=True), *narrow, meaning, box=SIMPLE_HEAD)
-    for name, field in Policy.model_fields.items():
+    narrow = Column("value", overflow="fold", max_width=max(14, console.width // 5))
+    table = Table(Column("key", no_wrap=True), narrow, "meaning", box=SIMPLE_HEAD)
+    for name in (*Policy.__annotations__, *WorkLimits.model_fields):
         value, default = getattr(found, name), getattr(DEFAULT, name)
-        own = Text(shown(value), style="" if value == default else "bold")
-        table.add_row(name.replace("_", "-"), own, shown(default), field.description or "")
+        own, other = ("", "") if value == default else ("bold", f"; default: {shown(default)}")
+        meaning = f"{Policy.model_fields[name].description}{other}"
+        table.add_row(name.replace("_", "-"), Text(shown(value), style=own), meaning)
     console.print(table)
     if found.irrevocable:
         console.print(f"cannot be taken back: {found.irrevocable}", style="yellow", soft_wrap=True)
@@ -216,8 +216,8 @@ def forget(
 ) -> None:
     """Forget which sites and records were in sums without noise.
 
-    With which sites this hospital has taken part in secure aggregation without distributed noise, and which
-    records its runs without noise have selected.
+    The site keeps two facts: the sites of its secure aggregation without distributed noise, and the records
+    that its runs without noise have selected.
 
     The next such sum may be with other sites, or over changed data, and the next run without noise may
     select other records. The old record is kept under another name; the ledger notes the decision.

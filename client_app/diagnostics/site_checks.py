@@ -326,7 +326,7 @@ def _peers(gate: Callable[[], Gate], node: NodeConfig) -> Outcome:
 
 
 def _requests(node: NodeConfig) -> Outcome:
-    return "PASS", f"answered when signed under {coordinator_key(node).hex()[:16]}...", ""
+    return "PASS", f"answered if signed with the key {coordinator_key(node).hex()[:16]}...", ""
 
 
 def _packages(run: Run, node: NodeConfig) -> Outcome:

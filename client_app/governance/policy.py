@@ -70,7 +70,7 @@ class Policy(WorkLimits):
         ge=0,
         le=0.1,
         description="delta of all releases together; the part above delta is for sampled runs; 0: "
-        "2 delta",
+        "twice delta",
     )
     smallest_class: int = Field(
         10, ge=1, description="records that a class needs to be released, except with 'sums'"
@@ -78,15 +78,15 @@ class Policy(WorkLimits):
     smallest_site: int = Field(
         1,
         ge=0,
-        description="records that data-dir must hold before this site joins, so that a folder that "
-        "is empty or not mounted does not take part; that it takes part shows that they are there; "
-        "0: it joins whatever is there",
+        description="fewest records in data-dir with which this site joins, so that an empty or "
+        "unmounted folder stays out; taking part then reveals that there are as many; 0: it always "
+        "joins",
     )
     exact_counts: Names = Field(
         (),
-        description="runs whose counts may leave without noise although without-dp = false: "
-        "evaluation, survey; the total does not cover them, and differences of counts show single "
-        "records to a coordinator that chooses the models",
+        description="counts that may leave without noise although without-dp = false: evaluation, "
+        "survey; epsilon-total does not cover them, and a coordinator that chooses the models can "
+        "find single records in their differences",
     )
     smallest_cell: int = Field(
         10,
@@ -112,7 +112,7 @@ class Policy(WorkLimits):
         "this site's part alone",
     )
     smallest_sum: int = Field(
-        3, ge=2, description="fewest sites in secure aggregation, those that may collude among them"
+        3, ge=2, description="fewest sites in secure aggregation, colluding ones included"
     )
     smallest_colluding: float = Field(
         1 / 3,
@@ -122,9 +122,9 @@ class Policy(WorkLimits):
     )
     exact_sums_at_models: bool = Field(
         False,
-        description="whether what is computed at a model that the coordinator sends, such as "
-        "updates, residuals or decisions, may leave without noise, in secure aggregation or "
-        "not; with a model made for it, single records show",
+        description="whether answers that depend on a model from the coordinator (updates, "
+        "residuals, decisions) may leave without noise, in secure aggregation or not; a crafted "
+        "model makes them show single records",
     )
     exact_runs_may_differ: bool = Field(
         False,
@@ -135,8 +135,8 @@ class Policy(WorkLimits):
         0.0,
         ge=0,
         le=NO_LIMIT,
-        description="largest epsilon of a run in secure aggregation, all rounds, that this site's own "
-        "noise must keep alone; 0 for no limit",
+        description="largest epsilon of a run in secure aggregation, all rounds, by this site's own "
+        "noise alone; 0 for no limit",
     )
 
     require_approval: int = Field(
@@ -149,7 +149,7 @@ class Policy(WorkLimits):
     approvers: str = Field(
         "approvers.toml",
         min_length=1,
-        description="file with the public keys of the people who may, next to this one; lines of "
+        description="file next to this one with the public keys of the people who may sign; lines of "
         "`coordinator approval key`",
     )
     require_officer: bool = Field(
@@ -162,15 +162,15 @@ class Policy(WorkLimits):
         1.0,
         ge=0.5,
         le=1,
-        description="largest AUC of membership attacks on a release without privacy, at the upper "
+        description="largest AUC of membership inference on a release without privacy, at the upper "
         "end of its interval; 1 for no limit",
     )
     smallest_nearest_ratio: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="smallest distance of a released mean from the records used, as a share of "
-        "that from others; 0 for none",
+        description="smallest distance of a released mean from the nearest record used, as a share "
+        "of that from the nearest other record; 0 for no limit",
     )
 
     @property

@@ -153,8 +153,8 @@ class WorkLimits(Section):
     kept_mib: float = Field(
         20_480.0,
         gt=0,
-        description="files kept between the rounds of runs, MiB, of which the oldest go first, and as "
-        "much again of received models, of which further ones are not kept",
+        description="largest size of files between rounds, of which the oldest go first, and of "
+        "received models, of which further ones are not kept; MiB each",
     )
 
 

@@ -115,7 +115,7 @@ def held_out(model: SignedModel, node: NodeConfig, source: Source, part: Part = 
     """
     run = source.simulated or model.manifest.run_config()
     if source.folder:
-        where = "a labelled folder that the run has not seen"
+        where = "a labelled folder, from which the run must not have learned"
         kind = source.kind or (
             node.data if node.data != "" and node.data != "digits" else "imagefolder"
         )

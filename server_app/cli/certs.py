@@ -245,8 +245,8 @@ def accept(
     """Show who asks to take part, and accept it: pack the site's kit, and let it in.
 
     The key was made at the hospital, and never leaves it. Without the fingerprint nothing changes:
-    compare it with the hospital on another way than the request came. The same command renews a site
-    whose time ends.
+    compare it with the hospital over another channel, such as by telephone. The same command renews a site
+    whose certificate ends.
 
     Example: coordinator sites accept north.csr
     """

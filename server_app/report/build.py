@@ -47,7 +47,7 @@ from .tables import (
 # in .md.
 TEMPLATES = Path(__file__).parent / "templates"
 PICTURES = {
-    "outcomes": "accuracy against traffic",
+    "outcomes": "accuracy against communication cost",
     "accuracy": "accuracy at each site",
     "counts": "classes at each site",
 }

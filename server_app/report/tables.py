@@ -154,7 +154,7 @@ def write_tables(tables: dict[str, Table], folder: Path) -> list[Path]:
 
 TITLES = {
     "curves": "Compared with other runs",
-    "outcomes": "Accuracy against traffic",
+    "outcomes": "Accuracy against communication cost",
     "progress": "Step by step",
     "accuracy": "Accuracy at each site",
     "counts": "Which classes each site has",

@@ -85,9 +85,9 @@ def in_words(config: Run, own: Cost, dimension: int, classes: int, records: int)
     if own.noise is not None:
         size = max(1, records // classes)
         lines.append(
-            f"noise {own.noise:.2g} of its norm-1 features on the mean of a class of {size} "
-            "records at one site; with S such sites it is "
-            f"{noise_share(config.plan.mechanism_name, config.settings.colluding)} of that"
+            f"noise {own.noise:.2g} on the mean of a class of {size} records at one site, whose "
+            "features have norm 1; S such sites together have "
+            f"{noise_share(config.plan.mechanism_name, config.settings.colluding)} of it"
         )
     elif config.target is not None and config.mechanism is not None:
         deviations = (f"{key} {sigma:.3g}" for key, (sigma, _) in config.mechanism.noise.items())
@@ -135,7 +135,7 @@ def impact_fields(
     else:
         risk = (
             "No differential privacy: counts, means and second moments can reveal that a record was "
-            "used. `site audit` measures this by membership inference before anything leaves."
+            "used. `site check --attack` measures this by membership inference before anything leaves."
         )
         metric = "None by noise; the policy must allow it (without-dp)."
     aggregation = " Secure aggregation: the coordinator sees the sum over all sites alone."

@@ -302,7 +302,7 @@ class RunState:
     Attributes:
         status: "running", "ok", "failed" or "interrupted".
         method: name of the method.
-        step: the unit of progress, "round", or "hop" along a chain of sites.
+        step: the unit of progress, "round", or "chain step".
         done: number of completed steps.
         planned: number of steps of the whole run.
         invited: number of invited sites.
@@ -372,13 +372,13 @@ class RunState:
                 self.planned = int(as_number(event.get("rounds")) or 1)
                 spec = METHODS.get(self.method)
                 self.step = (
-                    "hop"
+                    "chain step"
                     if (spec and spec.usual.kind == "chain") or event.get("topology") == "chain"
                     else "round"
                 )
             case "invited":
                 self.invited = int(as_number(event.get("sites")) or 0) or len(self.sites)
-                self.planned = self.invited if self.step == "hop" else self.planned
+                self.planned = self.invited if self.step == "chain step" else self.planned
             case "failed" | "interrupted":
                 self.failure = str(event.get("reason") or "")
             case "stopped":
@@ -407,7 +407,7 @@ class RunState:
         elif kind == "round":
             self.done = int(as_number(event.get("round")) or self.done)
             self.epsilon = as_number(event.get("epsilon")) or self.epsilon
-        elif kind == "replied" and self.step == "hop":
+        elif kind == "replied" and self.step == "chain step":
             self.done += 1
         elif kind == "learned":
             self.done = self.planned

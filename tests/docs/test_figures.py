@@ -21,7 +21,7 @@ SCALES = (1, 100, 1e-3, 1e3)
 TABLES = [
     (
         "README.md",
-        "| released | no privacy",
+        "| released | non-private",
         "xrays-four-hospitals-lite0 defaults-families-lite0 defaults-private-lite0"
         # Bytes do not depend on the backbone.
         " statistics-frontier private-cifar10",

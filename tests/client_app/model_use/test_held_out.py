@@ -165,7 +165,7 @@ def test_all_records_of_a_new_folder_count(data: Data) -> None:
     found = held_out(
         model_of(), NODE, Source("new", "", "kind", "person", known_only=True, bag_column="")
     )
-    assert found.where == "a labelled folder that the run has not seen"
+    assert found.where == "a labelled folder, from which the run must not have learned"
     assert (len(found.labels), found.left_out) == (6, 1)
     asked, seed = data.asked[0]
     assert seed == 6

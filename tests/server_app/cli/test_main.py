@@ -137,7 +137,7 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(
     for word in (
         "epsilon",
         "1e-05",
-        "noise 0.12 of its norm-1 features",
+        "noise 0.12 on the mean",
         "a class of 100",
         "1/sqrt(S)",
     ):
@@ -151,9 +151,9 @@ def test_a_plan_shows_budget_and_noise_beside_the_cost(
     [
         (
             "epsilon=4.0 delta=1e-5",
-            ("1.22/S of that", "at most 33% of the sites collude", "local-epsilon"),
+            ("have 1.22/S of it", "at most 33% of the sites collude", "local-epsilon"),
         ),
-        ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("it is 1/S of that", "at most 0%")),
+        ("epsilon=4.0 delta=1e-5 colluding=0.0 dropouts=0.0", ("have 1/S of it", "at most 0%")),
         ("", ("privacy none", "the coordinator sees the sum over all sites", "has no noise")),
         (
             'method="dp-fedavg" epsilon=4.0 delta=1e-5',

@@ -79,7 +79,7 @@ def test_a_chain_goes_hop_by_hop(tmp_path: Path) -> None:
     hops = [
         (s.done, s.planned, s.step) for e, s in while_it_goes(folder) if e["event"] == "replied"
     ]
-    assert hops == [(1, 2, "hop"), (2, 2, "hop")]
+    assert hops == [(1, 2, "chain step"), (2, 2, "chain step")]
 
 
 def test_epsilon_grows_with_the_rounds_and_ends_at_the_promise(tmp_path: Path) -> None:
