@@ -226,12 +226,6 @@ def test_a_unit_adds_its_bound_at_most_whatever_its_rows_are(
     assert torch.equal(among.plus(nothing).fine, both.plus(nothing).fine)
 
 
-def test_honest_contributions_keep_their_last_bit() -> None:
-    total = ExactSum((3,), 1.0)
-    total.add(HONEST)
-    assert total.value.tolist() == [0.6 // FINE * FINE, 1.0, -(0.8 // FINE) * FINE]
-
-
 def test_noise_for_less_than_a_unit_may_add_is_refused() -> None:
     total = ExactSum((3,), 2.0)
     total.add(HONEST)

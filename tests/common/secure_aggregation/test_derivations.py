@@ -23,18 +23,10 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, DisputeError, SealError, SurrogateError
 from fedsurrogate.common.methods.method import BITS
 from fedsurrogate.common.secure_aggregation import protocol, rules
-from fedsurrogate.common.secure_aggregation import (
-    secrets as keys,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as masks,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as shamir,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as shares,
-)
+from fedsurrogate.common.secure_aggregation import secrets as keys
+from fedsurrogate.common.secure_aggregation import secrets as masks
+from fedsurrogate.common.secure_aggregation import secrets as shamir
+from fedsurrogate.common.secure_aggregation import secrets as shares
 from fedsurrogate.common.secure_aggregation.protocol import check_revealed, signed_list
 from fedsurrogate.common.secure_aggregation.rules import FixedPoint, SumRules
 from fedsurrogate.common.secure_aggregation.secrets import (

@@ -2,6 +2,8 @@
 refused.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +13,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.classifiers import Classifier, Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.generators import Generator, fresh_generator, tensors_of
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters, check_update, largest
 from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.generator_files import (
+    pack_generator,
+    read_generator,
+    write_synthetic_set,
+)
 from fedsurrogate.common.wire.model_proto import (
     classifier_of,
     file_content,
@@ -336,3 +346,53 @@ def test_what_is_no_file_of_tensors_is_refused_with_its_name(
     for name in ("m", "missing"):
         with pytest.raises(SurrogateError, match=f"{name}' is not a readable model"):
             load_model(tmp_path / name)
+
+
+HEAD_HEADER = Header("fedpft", "r", "coordinator", "f", ("a", "b", "c"))
+
+
+def head_of(dimension: int = 4, classes: tuple[str, ...] = HEAD_HEADER.classes) -> Head:
+    draw = torch.Generator().manual_seed(dimension)
+    weight = torch.randn(len(classes), dimension, generator=draw)
+    return Head(replace(HEAD_HEADER, classes=classes), weight, torch.ones(len(classes)))
+
+
+@pytest.mark.parametrize(
+    "other", [head_of(5), head_of(4, ("a", "b", "d")), head_of(4, ("a", "c", "b"))]
+)
+def test_heads_of_an_ensemble_have_the_same_classes_and_features(other: Head) -> None:
+    fine = unpack_classifier(pack_classifier(Ensemble((head_of(), head_of()))))
+    assert isinstance(fine, Ensemble)
+    assert fine.dimension == 4
+    with pytest.raises(SurrogateError, match="heads of different classes or dimensions"):
+        unpack_classifier(pack_classifier(Ensemble((head_of(), other))))
+
+
+def test_a_generator_of_a_file_has_the_budget_and_the_shape_of_its_run(tmp_path: Path) -> None:
+    own = {"method": "dpcvae", "seed": 9, "epsilon": 6.0, "delta": 1e-4}
+    run = parse_run(own | {"dpcvae.latent": 2, "dpcvae.hidden": 3})
+    tensors = tensors_of(fresh_generator(run.settings, run.method.adversarial, 3, 5))
+    header = Header("dpcvae", run.digest, "coordinator", "f", ("a", "b", "c"))
+    file = tmp_path / "generator.safetensors"
+    file.write_bytes(pack_generator(Generator(header, run, tensors)))
+    found = read_generator(file)
+    settings: Any = found.run.settings
+    assert (settings.method, settings.seed) == ("dpcvae", 9)
+    assert (settings.epsilon, settings.delta) == (6.0, 1e-4)
+    assert settings.dpcvae == run.settings.dpcvae
+    assert found.header == header
+    for name, tensor in tensors.items():
+        assert torch.equal(found.tensors[name], tensor)
+
+    drawn = write_synthetic_set(tmp_path / "set", found, torch.tensor([0, 2, 2]), 3, {"own": 1})
+    torch.testing.assert_close(
+        drawn, found.draw(torch.tensor([0, 2, 2]), torch.Generator().manual_seed(3))
+    )
+    with safe_open(tmp_path / "set", "pt") as content:
+        facts = content.metadata()
+        assert torch.equal(content.get_tensor("x"), drawn.half())
+        assert content.get_tensor("y").tolist() == [0, 2, 2]
+    assert (facts["classes"], facts["fingerprint"]) == ("a,b,c", "f")
+    described = json.loads(facts["manifest"])
+    assert (described["own"], described["seed"]) == (1, 3)
+    assert described["records"] == {"a": 1, "b": 0, "c": 2}
