@@ -177,15 +177,6 @@ def test_every_truncation_is_refused(family: str) -> None:
             receive(payload[:length], expectation(family))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.binary(max_size=300), st.sampled_from(FAMILIES))
-def test_random_bytes_are_refused(payload: bytes, family: str) -> None:
-    with pytest.raises(SurrogateError):
-        receive(payload, expectation(family))
-    with pytest.raises(SurrogateError):
-        unpack_classifier(payload)
-
-
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
 @pytest.mark.slow

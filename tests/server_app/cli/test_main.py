@@ -119,16 +119,6 @@ def test_a_plan_is_readable_by_programs(
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
 
 
-def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    assert (
-        coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
-    )
-    out = capsys.readouterr().out
-    assert "fedpft auto" in out
-    assert "covariance gram, chosen because" in " ".join(out.split())
-    assert "raw features" in out
-
-
 def test_a_plan_shows_budget_and_noise_beside_the_cost(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -226,13 +216,6 @@ def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
     assert "shrinkage" not in told('fedpft.covariance="diag"')
 
 
-def test_a_plan_that_needs_a_dimension_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
-    assert "give --dimension" in capsys.readouterr().err
-
-
 def test_a_report_is_written_again(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -307,22 +290,6 @@ def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
         "at site 1",
     ):
         assert word in text.getvalue()
-
-
-def test_a_missing_data_folder_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        coordinator(
-            monkeypatch, "simulate", "-c", f'data="imagefolder" data-dir="{tmp_path}/nothing"'
-        )
-        == 1
-    )
-    assert capsys.readouterr().err.startswith(f"error: data-dir = '{tmp_path}/nothing'")
-    assert coordinator(monkeypatch, "simulate", "-c", 'data="parquet"') == 1
-    assert capsys.readouterr().err.startswith("error: data = 'parquet' needs data-dir")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.common.wire.records import unpack_surrogate
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.server_app.runs.state import read_json
@@ -99,15 +97,6 @@ def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     }
     assert read_json(folder.path, "metrics.json")["rounds"][0]["accuracy"] == 0.5
     assert not list(folder.path.glob(".*"))
-
-
-def test_a_head_is_written_in_32_bit_with_its_classes(tmp_path: Path) -> None:
-    save_model(Head(HEADER, HEAD.weight.T.contiguous().T, HEAD.bias), tmp_path / "m.safetensors")
-    with safe_open(tmp_path / "m.safetensors", "pt") as file:
-        assert file.get_tensor("weight").equal(HEAD.weight)
-        assert file.get_tensor("weight").dtype == torch.float32
-        assert json.loads(file.metadata()["classes"]) == ["cat", "dog"]
-        assert file.metadata()["fingerprint"] == "f" * 64
 
 
 def test_what_was_refused_is_not_kept(tmp_path: Path) -> None:
