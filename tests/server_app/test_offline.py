@@ -249,16 +249,6 @@ def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_r
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"method": "dpcvae"}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"fedpft.rank": -1}],
-)
-def test_runs_that_no_files_can_carry_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        make_request(settings, tmp_path / "request.json", COORDINATOR)
-    assert not (tmp_path / "request.json").exists()
-
-
-@pytest.mark.parametrize(
     "content",
     [
         *(

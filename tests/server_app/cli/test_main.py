@@ -61,19 +61,9 @@ def test_the_installed_script_starts() -> None:
 WRONG = {
     "fedpft.rnak=3": "unknown key 'fedpft.rnak'; did you mean 'fedpft.rank'?",
     "seed=-1": "seed = -1",
-    "seed=1.5": "seed = 1.5",
-    "compare=1": "compare = 1",
-    'method="fedfoo"': "method = 'fedfoo'",
-    'fedpft.covariance="ful"': "fedpft.covariance = 'ful'",
     "epsilon=1.0": "epsilon = 1",
-    "method=fedfoo": "method = 'fedfoo'",
     "seed 3": "cannot read 'seed 3'",
-    'partition="column"': "site-column",
-    'classes="a,a"': "classes = 'a,a'",
-    "fedpft=3": "fedpft",
     "head.epochs=[1]": "head.epochs",
-    "a.b.c=1": "a.b",
-    "seed.x=1": "seed",
 }
 
 
@@ -96,19 +86,12 @@ def test_a_wrong_setting_is_one_line_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("family", ["lowrank", "diag", "spherical", "full"])
-def test_a_plan_is_readable_by_programs(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured, family: str
-) -> None:
-    assert (
-        coordinator(
-            monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500
-        )
-        == 0
-    )
+def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    settings = ("-c", 'fedpft.covariance="diag"', "--records", 500)
+    assert coordinator(monkeypatch, "plan", "--json", *settings) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == [
-        f"fedpft {family}",
+        "fedpft diag",
         "FedAvg of the head, 20 rounds",
         "raw features",
     ]
@@ -117,23 +100,6 @@ def test_a_plan_is_readable_by_programs(
         for row in rows
     )
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
-
-
-def test_a_plan_shows_budget_and_noise_beside_the_cost(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    assert coordinator(monkeypatch, "plan", "-c", "epsilon=4.0 delta=1e-5", "--records", 1000) == 0
-    out = capsys.readouterr().out
-    for word in (
-        "epsilon",
-        "1e-05",
-        "noise 0.12 of its norm-1 features",
-        "a class of 100",
-        "1/sqrt(S)",
-    ):
-        assert word in " ".join(out.split())
-    assert coordinator(monkeypatch, "plan", "-c", "seed=1") == 0
-    assert "privacy none" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.server_app.runs.state import read_json
 from fedsurrogate.server_app.runs.writer import RunWriter
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
-from tests.grid import InProcessGrid, default_run_config, run_federation, sites
+from tests.grid import InProcessGrid, run_federation, sites
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
 HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
@@ -44,11 +44,6 @@ def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
     assert manifest["run"] == folder.config.digest
     assert set(manifest) >= {"config", "versions", "seed", "run", "git_commit", "started"}
     assert {"flwr", "torch", "numpy"} <= set(manifest["versions"])
-
-
-def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
-    assert parse_run(default_run_config()) == parse_run({})
-    assert parse_run({}).settings.flat() == default_run_config()
 
 
 def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:
