@@ -4,7 +4,6 @@ that no other run has.
 
 import math
 from dataclasses import astuple, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.secure_aggregation.rules import (
     MOST_MEMBERS,
     MOST_SPARED,
-    FixedPoint,
     SumRules,
     context_of,
     dimensions_of,
@@ -26,7 +24,6 @@ from fedsurrogate.common.secure_aggregation.rules import (
     rules_of,
     shapes_of,
 )
-from fedsurrogate.common.terms import Term
 
 SUM: dict[str, Any] = {"fedpft.covariance": "gram", "secure-aggregation": True, "classes": "a,b,c"}
 ROUNDS: dict[str, Any] = {"method": "dpcvae", "secure-aggregation": True, "classes": "a,b,c"}
@@ -139,37 +136,6 @@ def test_noise_of_one_site_alone_promises_less_and_other_noise_the_same(
     # Noise of each site alone, such as of steps of DP-SGD.
     alone = replace(run.mechanism, name="dp-sgd")  # type: ignore[type-var]
     assert local_epsilon(epsilon, alone, rules) == epsilon
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    degree=st.integers(0, 3),
-    largest=st.sampled_from([0.5, 4.0, math.inf]),
-    bound=st.sampled_from([1.0, 7.0]),
-    whole=st.booleans(),
-    distributed=st.booleans(),
-)
-@example(0, math.inf, 7.0, True, True)
-@example(0, math.inf, 7.0, True, False)
-@example(0, math.inf, 7.0, False, False)
-@example(2, 0.5, 7.0, True, False)
-@example(2, 4.0, 1.0, True, True)
-def test_a_number_is_as_large_as_its_degree_says_and_whole_where_it_counts(
-    degree: int, largest: float, bound: float, whole: bool, distributed: bool
-) -> None:
-    summed = Term("x", "C d", degree, whole, bound, largest)
-    plan: Any = SimpleNamespace(
-        mechanism_name="secure-aggregation" if distributed else "",
-        combination=SimpleNamespace(sums_in=lambda round: [summed] if round == 2 else []),
-        messages=SimpleNamespace(sizes=lambda *given: dict(zip("Cdn", given, strict=True))),
-    )
-    sums: Any = SimpleNamespace(secure_aggregation_range=2.0, secure_aggregation_records=50)
-    most = bound if distributed else min(2.0, largest) ** degree * math.sqrt(max(1, degree))
-    exact = FixedPoint.of(most, 50, 9, whole and degree == 0 and not distributed)
-    assert numbers_of(plan, sums, 9, 2) == {"x": exact}
-    assert numbers_of(plan, sums, 9) == {}
-    assert shapes_of(plan, 3, 8, 2) == {"x": (3, 8)}
-    assert shapes_of(plan, 3, 8) == {}
 
 
 @pytest.mark.parametrize("given_file", ["auto", "rows.safetensors"])

@@ -26,6 +26,7 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.tensors import Expectation, check_surrogate
+from tests.common.surrogates.test_mixtures import covariances
 from tests.likelihood import log_likelihood
 
 FAMILIES = ("full", "diag", "spherical", "lowrank")
@@ -77,22 +78,6 @@ def tampered(family: str, edit: Edit) -> bytes:
     message = pb.Surrogate.FromString(pack_surrogate(surrogate(family)))
     edit(message)
     return message.SerializeToString()
-
-
-def covariances(mixtures: Mixtures) -> Tensor:
-    """Covariance matrices (M, d, d) in double precision."""
-    count, dimension = mixtures.means.shape
-    match mixtures.covariance:
-        case Full(cholesky):
-            return cholesky.double() @ cholesky.double().mT
-        case Diagonal(variances):
-            return torch.diag_embed(variances.double())
-        case Spherical(variances):
-            return variances.double()[:, None, None] * torch.eye(dimension)
-        case LowRank(factor, variances):
-            return (factor.double() @ factor.double().T + variances.double().diag()).expand(
-                count, -1, -1
-            )
 
 
 def worst_entry(ours: Tensor, theirs: Tensor) -> float:

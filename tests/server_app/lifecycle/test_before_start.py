@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import resource
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -63,19 +62,12 @@ def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     (tmp_path / "w.safetensors").write_bytes(b"this is text, and no safetensors file")
-    header = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
-    (tmp_path / "half.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(10))
     files = 'backbone="torchvision:resnet18" weights-path='
     return {
         "backbone": ('backbone="torchvision:mobilenet_v9"', "similar names: mobilenet_v2"),
         "library": ('backbone="resnet18"', "is unknown; use 'pixels'"),
-        "open_clip model": ('backbone="open_clip:ViT-B-33/openai"', "open_clip has no model"),
-        "open_clip tag": ('backbone="open_clip:ViT-B-32/nothing"', "no tag 'nothing'"),
-        "timm": ('backbone="timm:resnet51x"', "timm has no model 'resnet51x'"),
         "no weights": (f'{files}"{tmp_path}/none"', "does not exist"),
         "weights": (f'{files}"{tmp_path}/w.safetensors"', "is no safetensors file"),
-        "half of the weights": (f'{files}"{tmp_path}/half.safetensors"', "is incomplete"),
-        "torch weights": (f'{files}"{tmp_path}/file"', "is no torch file"),
         "output is a file": (f'output-dir="{tmp_path}/file"', "is a file; name a folder"),
         "output below a file": (f'output-dir="{tmp_path}/file/runs"', "is a file; name a folder"),
         "output": ('output-dir="/proc/runs"', "cannot be written"),
