@@ -1,4 +1,6 @@
-"""What `flwr run` leaves when a run cannot start: Flower's command itself exits with 0."""
+"""What `flwr run` leaves when a run cannot start: Flower's command itself exits with 0; and budgets that no
+noise keeps.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -63,46 +63,15 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours(weights: str) -> N
     assert not together.is_inference()
 
 
-def test_fingerprint_is_of_values_not_of_files(weights: str, tmp_path: Path) -> None:
-    halves = load_file(weights)
-    floats = {
-        key: value.float() if value.is_floating_point() else value for key, value in halves.items()
-    }
-    save_file(floats, tmp_path / "float32.safetensors")
-    torch.save(
-        {"state_dict": {f"module.{key}": value for key, value in floats.items()}},
-        tmp_path / "torch.pt",
-    )
-    save_file(
-        {k: v for k, v in halves.items() if "classifier" not in k},
-        tmp_path / "headless.safetensors",
-    )
-    changed = floats | {"features.0.0.weight": floats["features.0.0.weight"] + 1e-3}
-    save_file(changed, tmp_path / "changed.safetensors")
+def test_the_fingerprint_is_of_the_weights_without_the_head_and_of_the_size(
+    weights: str, tmp_path: Path
+) -> None:
+    tensors = load_file(weights)
+    file = tmp_path / "headless.safetensors"
+    save_file({name: each for name, each in tensors.items() if "classifier" not in name}, file)
     fingerprint = load_backbone(MOBILENET, weights, device="cpu").fingerprint
-    for same in ("float32.safetensors", "torch.pt", "headless.safetensors"):
-        assert (
-            load_backbone(MOBILENET, str(tmp_path / same), device="cpu").fingerprint == fingerprint
-        )
-    assert (
-        load_backbone(MOBILENET, str(tmp_path / "changed.safetensors"), device="cpu").fingerprint
-        != fingerprint
-    )
+    assert load_backbone(MOBILENET, str(file), device="cpu").fingerprint == fingerprint
     assert load_backbone(MOBILENET, weights, 128, "cpu").fingerprint != fingerprint
-
-
-def test_weights_that_do_not_fit_are_named(weights: str, tmp_path: Path) -> None:
-    content = load_file(weights)
-    content["extra"] = torch.zeros(1)
-    content["features.0.0.weight"] = torch.zeros(2, 2)
-    del content["features.1.conv.0.0.weight"]
-    save_file(content, tmp_path / "other.safetensors")
-    message = (
-        r"1 missing \(features.1.conv.0.0.weight\); 1 unexpected \(extra\); "
-        r"1 of another shape \(features.0.0.weight\)"
-    )
-    with pytest.raises(BackboneError, match=message):
-        load_backbone(MOBILENET, str(tmp_path / "other.safetensors"), device="cpu")
 
 
 VERSIONED = ("mnasnet0_5", "densenet121", "inception_v3")

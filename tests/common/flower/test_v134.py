@@ -1,4 +1,4 @@
-"""The SuperLink's database with concurrent writers."""
+"""What is mended in Flower 1.34: concurrent writers of its database, and Ray under its simulation, played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts are read exactly as they are written, and nothing else is a receipt."""
+"""Receipts and the table of registered sites come back as they were written, and nothing else is one."""
 
 from __future__ import annotations
 

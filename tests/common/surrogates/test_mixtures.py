@@ -1,4 +1,4 @@
-"""Mixtures, compared with scikit-learn, closed forms and statistics of large samples."""
+"""Mixtures and class sums, compared with scikit-learn, closed forms and statistics of large samples."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Whole covariances at 16 bits and loadings at 8 bits: what travels, and what is refused."""
+"""Sixteen-bit tensors, whole covariances in them, and loadings at 8 bits: what travels, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Updates, networks and ensembles on the wire: unchanged at 16 bits, and malformed messages are
-refused.
-"""
+"""Updates and classifiers of every kind in messages and files: they come back, and malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Public maps, privacy claims and headers come back as they were sent; others are refused."""
+"""Public maps, claims, headers, and messages of secure aggregation come back as they were sent; others are
+refused.
+"""
 
 import math
 from dataclasses import replace

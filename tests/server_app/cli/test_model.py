@@ -1,4 +1,4 @@
-"""The commands `coordinator evaluate` and `survey`, on a simulated run."""
+"""The commands `coordinator evaluate`, `survey` and `approval`, on a simulated run and on proposals."""
 
 from __future__ import annotations
 

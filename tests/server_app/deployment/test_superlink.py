@@ -1,5 +1,5 @@
-"""The SuperLink of a coordinator: its database holds what sites send, it fetches nothing, and only its
-account reaches what asks for no key.
+"""The SuperLink of a coordinator: its database holds what sites send, it fetches nothing, only its account
+reaches what asks for no key; and without one no run is submitted.
 """
 
 from __future__ import annotations
