@@ -24,6 +24,11 @@ READERS = {"south": public_key(SOUTH), "west": public_key(WEST)}
 SEALED = seal(CONTENT, NORTH, READERS, CONTEXT)
 
 
+def test_every_reader_can_open_it_alone() -> None:
+    for name, key in (("south", SOUTH), ("west", WEST)):
+        assert open_sealed(SEALED, name, key, public_key(NORTH), CONTEXT) == CONTENT
+
+
 @settings(max_examples=20)
 @given(st.sets(st.text(max_size=4), max_size=5).flatmap(lambda names: st.permutations(list(names))))
 def test_the_order_of_readers_shows_nothing_but_their_names(names: list[str]) -> None:
