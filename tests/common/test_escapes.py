@@ -137,15 +137,6 @@ def test_the_lines_of_a_message_stay_lines() -> None:
     assert out.getvalue() == "one\ntwo [a-z]\n"
 
 
-@given(st.text(max_size=6), st.text(max_size=6))
-def test_texts_of_file_names_are_utf8_and_different_ones_stay_different(
-    one: str, other: str
-) -> None:
-    for text in (one, other):
-        assert as_utf8(text).encode().decode() == as_utf8(text)
-    assert (as_utf8(one) == as_utf8(other)) == (one == other)
-
-
 @given(
     st.text(st.sampled_from("a\\ud9e8\udce9\udc80"), max_size=8),
     st.text(st.sampled_from("a\\ud9e8\udce9\udc80"), max_size=8),

@@ -129,11 +129,6 @@ def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(
     assert done == ["name"]
 
 
-def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
-    files.replace_file(tmp_path / "a" / "b" / "x", "text")
-    assert (tmp_path / "a" / "b" / "x").read_text() == "text"
-
-
 def test_no_other_file_of_the_product_replaces_a_file() -> None:
     """By the calls themselves: a rename of a path, or a flush to the disk."""
     may = {

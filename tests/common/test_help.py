@@ -44,13 +44,6 @@ def test_every_count_has_a_unit() -> None:
     assert {row.key for row in whole if not row.unit} == {"seed", "noise-seed"}
 
 
-def test_keys_of_time_size_and_images_have_a_unit() -> None:
-    units = {row.key: row.unit for row in ROWS}
-    assert units["deadline"] == units["grace"] == "seconds"
-    assert units["max-payload-mib"] == "MiB"
-    assert units["image-size"] == "pixels"
-
-
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.kind in ("whole number", "number")], ids=lambda row: row.key
 )

@@ -1,4 +1,4 @@
-"""What a person sees of long work: lines with what is left, and the first line of a command."""
+"""What a person sees of a command: its first line, lines with what is left, and errors."""
 
 import os
 import pty
@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common import command_line, progress
-from fedsurrogate.common.command_line import announced, stderr_console
+from fedsurrogate.common.command_line import announced, new_app, run_command, stderr_console
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.progress import counted
 from tests.documents import ROOT
 
@@ -114,3 +115,33 @@ def test_a_terminal_shows_a_bar_with_what_is_counted_and_what_is_left(tmp_path: 
     plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
     assert re.search(r"north.*[1-7] of 8 images, \d+ images/s, \d+:\d\d left", plain), plain
     assert "sites work" in plain
+
+
+def test_an_expected_error_is_one_line_on_stderr_as_it_is_written_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, text = new_app("help"), f"site = 'a[red]b :warning:' {'x' * 300}"
+
+    @app.command()
+    def fail() -> None:
+        raise ConfigError(text)
+
+    monkeypatch.setattr(sys, "argv", ["command"])
+    with pytest.raises(SystemExit) as end:
+        run_command(app)
+    assert end.value.code == 1
+    assert capsys.readouterr() == ("", f"error: {text}\n")
+
+
+def test_a_programming_error_is_not_taken_for_an_expected_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = new_app("help")
+
+    @app.command()
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sys, "argv", ["command"])
+    with pytest.raises(ZeroDivisionError):
+        run_command(app)

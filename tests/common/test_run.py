@@ -1,14 +1,12 @@
 """The settings of a run: one source of defaults, and a one-line message for every mistake."""
 
 import tomllib
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.help import descriptions
@@ -116,33 +114,18 @@ def test_whole_numbers_may_stand_for_fractions() -> None:
     [
         ("method", "fedfpt", "must be 'fedpft'"),
         ("fedpft.components", 0, "greater than or equal to 1"),
-        ("fedpft.components", 1001, "less than or equal to 1000"),
         ("fedpft.components", "3", "whole number"),
         ("fedpft.components", 2.0, "whole number"),
         ("fedpft.components", True, "whole number"),
-        ("fedpft.covariance", "tied", "'full', 'diag', 'spherical', 'lowrank' or 'gram'"),
-        ("fedpft.rank", -1, "greater than or equal to 0"),
-        ("fedpft.samples-per-component", 0, "greater than or equal to 1"),
-        ("fedpft.privacy", "dp", "'none'"),
-        ("head.learning-rate", -0.1, "greater than or equal to 0"),
         ("head.learning-rate", float("nan"), "less than or equal to 10"),
-        ("seed", -1, "greater than or equal to 0"),
-        ("seed", 2**31, "less than 2147483648"),
-        ("alpha", -0.5, "greater than 0"),
         ("alpha", float("inf"), "less than or equal to 1000000"),
-        ("quorum", 1.5, "less than or equal to 1"),
         ("deadline", float("nan"), "greater than 0"),
         ("compare", 1, "true or false"),
         ("compare", "true", "true or false"),
-        ("device", "gpu", "'auto', 'cpu', 'cuda'"),
-        ("data", "jpeg", "'digits', 'imagefolder', 'dicom', 'parquet', 'safetensors' or 'slides'"),
-        ("partition", "random", "must be 'iid', 'dirichlet', 'classes' or 'column'"),
         ("partition", "column", "needs site-column"),
         ("classes", ",", "empty list ','"),
         ("classes", "cat, cat", "twice"),
         ("output-dir", "", "at least 1 character"),
-        ("test-fraction", 1.0, "less than 1"),
-        ("max-payload-mib", 0, "greater than or equal to 1"),
     ],
 )
 def test_a_refusal_names_key_value_and_what_is_allowed(
@@ -160,6 +143,8 @@ def test_a_refusal_names_key_value_and_what_is_allowed(
         ("fedpft.rnk", "fedpft.rank"),
         ("output_directory", "output-dir"),
         ("head.epoch", "head.epochs"),
+        ("fedptf.rank", "fedpft.rank"),
+        ("output_dir", "output-dir"),
     ],
 )
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant(wrong: str, meant: str) -> None:
@@ -168,6 +153,7 @@ def test_a_misspelt_key_is_named_with_the_one_that_was_meant(wrong: str, meant: 
 
 def test_a_key_like_no_other_is_named() -> None:
     assert message({"zzzzzz": 1}) == "unknown key 'zzzzzz'"
+    assert message({"fedpft": "x", "fedpft.rank": 3}).startswith("unknown key 'fedpft'")
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
@@ -206,13 +192,6 @@ def test_a_budget_turns_privacy_on() -> None:
     budget: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5}
     assert parse_run(budget).plan.mechanism_name == "sums"
     assert parse_run(budget | {"fedpft.components": 2}).plan.mechanism_name == "dp-em"
-
-
-def test_a_parsed_configuration_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
-        parse_run({}).settings.seed = 1  # type: ignore[misc]
-    with pytest.raises(FrozenInstanceError):
-        parse_run({}).settings = Settings(seed=1)  # type: ignore[misc]
 
 
 def test_few_batches_get_more_passes_and_never_fewer_than_asked() -> None:
@@ -383,12 +362,3 @@ def test_device_is_one_this_machine_has() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(ConfigError, match=f"device = '{missing}'"):
         pick_device(missing)
-
-
-def test_a_misspelt_section_is_named_with_a_suggestion() -> None:
-    assert message({"fedptf.rank": 3}) == "unknown key 'fedptf.rank'; did you mean 'fedpft.rank'?"
-
-
-def test_keys_are_spelt_one_way_only() -> None:
-    assert message({"output_dir": "x"}) == "unknown key 'output_dir'; did you mean 'output-dir'?"
-    assert message({"fedpft": "x", "fedpft.rank": 3}).startswith("unknown key 'fedpft'")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common import safe_parsing
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.safe_parsing import MOST_FIELDS, canonical, read_message
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import (
@@ -29,7 +29,6 @@ from fedsurrogate.common.wire.model_proto import (
 )
 from fedsurrogate.common.wire.records import (
     INFO,
-    LARGEST_INFO,
     PAYLOAD,
     STORED_AS,
     check_form,
@@ -38,7 +37,6 @@ from fedsurrogate.common.wire.records import (
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.tensors import Expectation, check_header
-from fedsurrogate.strategies.base.identifications import Identification, settle
 
 ROOT = Path(__file__).parents[2]
 # Sixteen mebibytes each: tensors, classes, tables, noise, masks, numbers in a row.
@@ -127,16 +125,6 @@ def test_an_empty_table_with_huge_sides_is_refused(shape: list[int]) -> None:
         )
 
 
-def test_more_numbers_than_asked_for_are_refused_before_there_is_memory_for_them() -> None:
-    tensor = pb.Tensor(
-        name="w", values=pb.Halves(shape=[0], scale=1.0), kept=bytes(2), shape=[4, 4]
-    )
-    payload = pb.Parameters(header=pb.Header(schema=1), tensors=[tensor]).SerializeToString()
-    assert torch.equal(unpack_parameters(payload, most=16).tensors["w"], torch.zeros(4, 4))
-    with pytest.raises(SurrogateError, match="more numbers than were asked for"):
-        unpack_parameters(payload, most=15)
-
-
 @pytest.mark.parametrize("name", ["9" * 5000, "a\nb", "\x1b[31m", "\u202e", "x" * 201])
 def test_a_name_that_does_not_print_or_is_no_name_is_refused(name: str) -> None:
     """A class name of five thousand digits once ended the run: Python does not convert such text to
@@ -210,30 +198,6 @@ def test_random_bytes_are_refused_by_every_reader(read: object) -> None:
         )
         with pytest.raises(SurrogateError):
             read(payload.numpy().tobytes())  # type: ignore[operator]
-
-
-def test_sites_cannot_name_more_classes_together_than_a_run_can_have() -> None:
-    from fedsurrogate.common.wire.tensors import check_class_number
-
-    message = {
-        i: Identification(str(i), "f", 2, tuple(f"{i}-{n}" for n in range(6000)), "", False)
-        for i in range(2)
-    }
-    group, _ = settle(message, (), "")
-    with pytest.raises(RunError, match="set classes"):
-        check_class_number(group.classes)
-
-
-def test_values_beside_a_payload_take_so_many_bytes_and_not_one_more() -> None:
-    for info in (
-        {"a": "x" * (LARGEST_INFO - 1)},
-        {"a": [1.0] * (LARGEST_INFO // 8 - 2), "letters": 1},
-    ):
-        check_form(to_record(None, info))
-        with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
-            check_form(to_record(None, info | {"b": True}))
-        with pytest.raises(SurrogateError, match=f"more than {LARGEST_INFO} bytes"):
-            check_form(to_record(None, {f"{key}+": value for key, value in info.items()}))
 
 
 HALVES = st.builds(

@@ -1,7 +1,5 @@
 """Offline exchange with requests and bundles, compared with the same run over the network."""
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-import fedsurrogate.client_app.cli.main
-import fedsurrogate.server_app.cli.main
 from fedsurrogate.client_app.governance.gate import open_gate
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline.answers import release_to
@@ -28,7 +24,6 @@ from fedsurrogate.common.errors import (
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import Request, read_request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.surrogate_pb2 import Bundle
 from fedsurrogate.common.wire.records import (
     pack_bundle,
     unpack_bundle,
@@ -40,7 +35,6 @@ from fedsurrogate.server_app.exchange import learn_from_files, make_request
 from tests.grid import FAST, SECRET, events_of, metrics_of, run_federation, sites
 
 COORDINATOR = new_key()
-Captured = pytest.CaptureFixture[str]
 PLAIN: dict[str, Any] = {"fedpft.covariance": "spherical", **FAST}
 NAMED = f"fedsurrogate-request 2 {'0' * 128}\n"
 PRIVATE: dict[str, Any] = PLAIN | {
@@ -255,16 +249,6 @@ def test_paths_of_the_site_are_in_no_bundle_and_paths_of_the_coordinator_in_no_r
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"method": "dpcvae"}, {"method": "fedavg"}, {"fedpft.topology": "chain"}, {"fedpft.rank": -1}],
-)
-def test_runs_that_no_files_can_carry_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        make_request(settings, tmp_path / "request.json", COORDINATOR)
-    assert not (tmp_path / "request.json").exists()
-
-
-@pytest.mark.parametrize(
     "content",
     [
         *(
@@ -283,75 +267,6 @@ def test_what_is_no_request_is_refused_in_one_line(tmp_path: Path, content: str)
     (tmp_path / "request.json").write_text(content)
     with pytest.raises(ConfigError, match="no request of"):
         read_request(tmp_path / "request.json", None)
-
-
-def test_a_bundle_with_a_manifest_that_is_no_table_is_refused(plain: Post) -> None:
-    for manifest in (
-        b"[]",
-        b"3",
-        b"{}",
-        b'{"version": 2, "site": 3}',
-        b'{"version": 2, "site": "../x"}',
-        b"\xff",
-    ):
-        with pytest.raises(SurrogateError):
-            unpack_bundle(Bundle(manifest=manifest).SerializeToString(), plain.request, plain.keys)
-
-
-def test_the_commands_go_from_request_to_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    def run(main: Callable[[], None], *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["x", *arguments])
-        with pytest.raises(SystemExit, match="0"):
-            main()
-        return capsys.readouterr().out
-
-    monkeypatch.chdir(tmp_path)
-    given = " ".join(f"{key}={json.dumps(value)}" for key, value in PLAIN.items())
-    known = run(fedsurrogate.server_app.cli.main.main, "sites", "key", "certificates").strip()
-    run(
-        fedsurrogate.server_app.cli.main.main,
-        "offline",
-        "request",
-        "certificates",
-        "--out",
-        "r.json",
-        "-c",
-        given,
-    )
-    keys = ""
-    for index in range(2):
-        text = (
-            f'site="north{index}" data="digits" partition-id={index} num-partitions=2 '
-            f'state-dir="s{index}" cache-dir="c"'
-        )
-        text += f' coordinator-key="{known}"'
-        keys += run(fedsurrogate.client_app.cli.main.main, "offline", "key", "--node-config", text)
-        message = run(
-            fedsurrogate.client_app.cli.main.main,
-            "offline",
-            "release",
-            "r.json",
-            "--out",
-            f"{index}.bundle",
-            "--node-config",
-            text,
-        )
-        assert "it is in the ledger" in message
-    (tmp_path / "keys.toml").write_text(keys)
-    shown = run(
-        fedsurrogate.server_app.cli.main.main,
-        "offline",
-        "learn",
-        "r.json",
-        "0.bundle",
-        "1.bundle",
-        "--keys",
-        "keys.toml",
-    ).splitlines()
-    assert shown[:2] == ["used      north0", "used      north1"]
-    assert (Path(shown[-1]) / "model.safetensors").is_file()
 
 
 def test_sites_subtract_the_public_mean_of_a_request(tmp_path: Path) -> None:

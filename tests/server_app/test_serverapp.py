@@ -1,4 +1,6 @@
-"""What `flwr run` leaves when a run cannot start: Flower's command itself exits with 0."""
+"""What `flwr run` leaves when a run cannot start: Flower's command itself exits with 0; and budgets that no
+noise keeps.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,8 @@ from flwr.app import Context, RecordDict
 
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
+from fedsurrogate.common.run import parse_run
+from fedsurrogate.server_app.lifecycle.before_start import check_start
 from fedsurrogate.server_app.serverapp import app
 from tests.grid import metrics_of, run_folders
 
@@ -54,3 +58,21 @@ def test_a_folder_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         started(monkeypatch, output_dir=str(tmp_path / "file"))
+
+
+BUDGET = {"delta": 1e-5, "classes": "a,b"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epsilon": 50.0, "fedpft.privacy": "theorem-4.1", "fedpft.covariance": "diag"},
+        {"method": "fedlap", "epsilon": 1.0, "fedlap.noise-multiplier": 0.5},
+        {"method": "dpcvae", "epsilon": 1.0, "dpcvae.noise-multiplier": 1.0},
+    ],
+)
+def test_noise_that_cannot_keep_the_budget_is_refused_before_the_start(
+    settings: dict[str, str | float],
+) -> None:
+    with pytest.raises(ConfigError, match="epsilon"):
+        check_start(parse_run(BUDGET | settings), simulated=True)

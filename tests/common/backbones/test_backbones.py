@@ -1,15 +1,24 @@
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torchvision import models
 from torchvision.transforms import functional
 
+from fedsurrogate.client_app.governance.policy import DEFAULT
+from fedsurrogate.client_app.governance.work_limits import check_size, check_work
 from fedsurrogate.common.backbones.backbones import load_backbone
-from fedsurrogate.common.errors import BackboneError
+from fedsurrogate.common.backbones.preprocessing import Preprocessing
+from fedsurrogate.common.costs import find_dimension
+from fedsurrogate.common.errors import BackboneError, PolicyError
+from fedsurrogate.common.run import parse_run
 
 MOBILENET = "torchvision:mobilenet_v2"
 
@@ -22,28 +31,6 @@ def weights(mobilenet_weights: Path) -> str:
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     small = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height))
-
-
-def test_grey_pixels_are_the_image_itself() -> None:
-    levels = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    backbone = load_backbone("pixels", device="cpu")
-    x = backbone.preprocess(Image.fromarray(levels).convert("RGB"))
-    assert x.shape == (3, 8, 8)
-    torch.testing.assert_close(backbone.forward(x[None])[0], torch.arange(64) / 255)
-
-
-def test_pixels_are_resized_and_keep_colour_only_when_asked() -> None:
-    grey, colour = (
-        load_backbone(name, image_size=5, device="cpu") for name in ("pixels", "pixels:rgb")
-    )
-    assert (grey.dim, colour.dim) == (25, 75)
-    for backbone in (grey, colour):
-        assert backbone.forward(backbone.preprocess(noise(20, 10))[None]).shape == (1, backbone.dim)
-    assert (
-        grey.fingerprint
-        != colour.fingerprint
-        != load_backbone("pixels:rgb", image_size=6).fingerprint
-    )
 
 
 @pytest.mark.parametrize("size", [(300, 200), (224, 224), (97, 400), (227, 227)])
@@ -76,57 +63,15 @@ def test_features_of_an_image_do_not_depend_on_its_neighbours(weights: str) -> N
     assert not together.is_inference()
 
 
-def test_fingerprint_is_of_values_not_of_files(weights: str, tmp_path: Path) -> None:
-    halves = load_file(weights)
-    floats = {
-        key: value.float() if value.is_floating_point() else value for key, value in halves.items()
-    }
-    save_file(floats, tmp_path / "float32.safetensors")
-    torch.save(
-        {"state_dict": {f"module.{key}": value for key, value in floats.items()}},
-        tmp_path / "torch.pt",
-    )
-    save_file(
-        {k: v for k, v in halves.items() if "classifier" not in k},
-        tmp_path / "headless.safetensors",
-    )
-    changed = floats | {"features.0.0.weight": floats["features.0.0.weight"] + 1e-3}
-    save_file(changed, tmp_path / "changed.safetensors")
+def test_the_fingerprint_is_of_the_weights_without_the_head_and_of_the_size(
+    weights: str, tmp_path: Path
+) -> None:
+    tensors = load_file(weights)
+    file = tmp_path / "headless.safetensors"
+    save_file({name: each for name, each in tensors.items() if "classifier" not in name}, file)
     fingerprint = load_backbone(MOBILENET, weights, device="cpu").fingerprint
-    for same in ("float32.safetensors", "torch.pt", "headless.safetensors"):
-        assert (
-            load_backbone(MOBILENET, str(tmp_path / same), device="cpu").fingerprint == fingerprint
-        )
-    assert (
-        load_backbone(MOBILENET, str(tmp_path / "changed.safetensors"), device="cpu").fingerprint
-        != fingerprint
-    )
+    assert load_backbone(MOBILENET, str(file), device="cpu").fingerprint == fingerprint
     assert load_backbone(MOBILENET, weights, 128, "cpu").fingerprint != fingerprint
-
-
-def test_weights_that_do_not_fit_are_named(weights: str, tmp_path: Path) -> None:
-    content = load_file(weights)
-    content["extra"] = torch.zeros(1)
-    content["features.0.0.weight"] = torch.zeros(2, 2)
-    del content["features.1.conv.0.0.weight"]
-    save_file(content, tmp_path / "other.safetensors")
-    message = (
-        r"1 missing \(features.1.conv.0.0.weight\); 1 unexpected \(extra\); "
-        r"1 of another shape \(features.0.0.weight\)"
-    )
-    with pytest.raises(BackboneError, match=message):
-        load_backbone(MOBILENET, str(tmp_path / "other.safetensors"), device="cpu")
-
-
-def test_unreadable_weights_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError, match="no such file"):
-        load_backbone(MOBILENET, str(tmp_path / "none.pt"))
-    (tmp_path / "junk.pt").write_bytes(b"junk")
-    (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    torch.save({"epoch": 3}, tmp_path / "other.pt")
-    for name in ("junk.pt", "junk.safetensors", "other.pt"):
-        with pytest.raises(BackboneError, match=name):
-            load_backbone(MOBILENET, str(tmp_path / name))
 
 
 VERSIONED = ("mnasnet0_5", "densenet121", "inception_v3")
@@ -265,3 +210,84 @@ def test_a_backbone_that_a_gpu_cannot_hold_is_not_called_unsuitable(
     ) as error:
         load_backbone(MOBILENET, weights, 96, "cpu")
     assert "image-size" not in str(error.value)
+
+
+CHANNELS = st.tuples(*3 * [st.floats(-1, 1, width=32)])
+DEVIATIONS = st.tuples(*3 * [st.floats(2**-10, 4, width=32)])
+
+
+def in_numpy(prepare: Preprocessing, levels: np.ndarray) -> np.ndarray:
+    """The normalised levels (h, w, 3), each step rounded to single precision."""
+    std = np.array(prepare.std, dtype=np.float32)
+    scaled = levels.astype(np.float32) * (1 / (255 * std))
+    return scaled - np.array(prepare.mean, dtype=np.float32) / std
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mean=CHANNELS,
+    std=DEVIATIONS,
+    crop=st.sampled_from([0, 5, 8]),
+    squash=st.booleans(),
+    size=st.tuples(st.integers(8, 30), st.integers(8, 30)),
+    seed=st.integers(0, 2**31),
+)
+def test_both_steps_of_the_preparation_give_the_bits_of_single_precision(
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    crop: int,
+    squash: bool,
+    size: tuple[int, int],
+    seed: int,
+) -> None:
+    prepare = Preprocessing(crop and crop + 1, crop, "bicubic", mean, std, squash)
+    noise = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    pixels = prepare.pixels(image)
+    assert pixels.dtype == torch.uint8, "a quarter of the bytes"
+    assert pixels.permute(1, 2, 0).is_contiguous(), "channels last"
+    expected = in_numpy(prepare, pixels.permute(1, 2, 0).numpy())
+    assert np.array_equal(prepare(image).permute(1, 2, 0).numpy(), expected)
+    batch = torch.stack([pixels, pixels]).contiguous(memory_format=torch.channels_last)
+    normalised = prepare.normalised(batch)
+    assert normalised.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(normalised[1], prepare(image)), "in a batch as alone"
+    assert torch.equal(batch[0], pixels), "the pixels themselves stay"
+
+
+NAMES = st.sampled_from(["pixels", "pixels:rgb"])
+
+
+def made(name: str, side: int) -> int:
+    """The dimension of the features that the backbone gives for an image in colour."""
+    backbone = load_backbone(name, image_size=side)
+    image = Image.new("RGB", (side + 3, side), (10, 200, 30))
+    features = backbone.forward(backbone.preprocess(image)[None])
+    assert backbone.dim == features.shape[1]
+    return int(features.shape[1])
+
+
+@given(NAMES, st.integers(2, 24))
+@settings(max_examples=30)
+def test_the_dimension_that_is_planned_is_that_of_the_features(name: str, side: int) -> None:
+    run = parse_run({"backbone": name, "image-size": side})
+    assert find_dimension(run.settings) == made(name, side)
+
+
+@given(NAMES, st.integers(2, 24), st.integers(-1, 0))
+@settings(max_examples=40)
+def test_a_site_refuses_a_dimension_before_and_after_it_has_features_alike(
+    name: str, side: int, spare: int
+) -> None:
+    dimension = made(name, side)
+    run = parse_run({"backbone": name, "image-size": side, "classes": "a,b"})
+    limits = DEFAULT.model_copy(update={"largest_dimension": dimension + spare})
+    for check in (
+        lambda: check_work(run.plan.work(2, 0), limits, run.settings),
+        lambda: check_size(run.plan.work(2, dimension), limits, dimension, 2),
+    ):
+        if spare < 0:
+            with pytest.raises(PolicyError, match="largest-dimension"):
+                check()
+        else:
+            check()

@@ -23,11 +23,7 @@ from torch import nn
 
 from fedsurrogate.common.backbones import backbone_names, backbones, dimensions, own_backbones
 from fedsurrogate.common.backbones.backbone_names import check_backbone_name, check_weights_file
-from fedsurrogate.common.backbones.backbones import (
-    fingerprint_of,
-    frozen_forward,
-    load_backbone,
-)
+from fedsurrogate.common.backbones.backbones import fingerprint_of, frozen_forward, load_backbone
 from fedsurrogate.common.backbones.dimensions import named_dimension
 from fedsurrogate.common.backbones.libraries import published_weights
 from fedsurrogate.common.backbones.own_backbones import load_own_module, own_backbone, own_head
@@ -158,28 +154,6 @@ def test_settings_alone_tell_the_dimension_of_pixels_and_of_known_models(
 
 
 # Images.
-
-
-@few
-@given(
-    st.integers(1, 60), st.integers(1, 60), st.integers(1, 40), st.integers(0, 20), st.booleans()
-)
-def test_the_box_is_the_centre_square_of_the_resized_image(
-    width: int, height: int, crop: int, more: int, squash: bool
-) -> None:
-    resize = crop + more
-    box = Preprocessing(resize, crop, squash=squash)._box(width, height)
-    if squash:
-        assert box == (0, 0, width, height)
-        return
-    wanted = []
-    for side in (width, height):
-        resized = side * resize // min(width, height)
-        start = round((resized - crop) / 2)
-        wanted.append((start * side / resized, (start + crop) * side / resized))
-    assert box == pytest.approx((wanted[0][0], wanted[1][0], wanted[0][1], wanted[1][1]))
-    assert 0 <= box[0] < box[2] <= width + 1e-9
-    assert 0 <= box[1] < box[3] <= height + 1e-9
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])

@@ -25,12 +25,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.flower import environment, flower
 from fedsurrogate.common.flower.environment import HERE, QUIET, SHARE, Pace
-from fedsurrogate.common.flower.v134_fleet import (
-    OwnExecutor,
-    hurry,
-    keep_no_code,
-    pull_again_soon,
-)
+from fedsurrogate.common.flower.v134_fleet import OwnExecutor, hurry, keep_no_code, pull_again_soon
 
 RUN = 7
 # Of the Flower that is installed here.

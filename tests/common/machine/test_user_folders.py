@@ -11,13 +11,7 @@ from fedsurrogate.client_app.cli.join import check_settings
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.client_app.requests import _open_log
 from fedsurrogate.common.errors import StorageError
-from fedsurrogate.common.machine import (
-    CACHE,
-    STATE,
-    home_folder,
-    user_folder,
-    why_not_writable,
-)
+from fedsurrogate.common.machine import CACHE, STATE, home_folder, user_folder, why_not_writable
 from fedsurrogate.server_app.lifecycle.before_start import site_folders
 
 # A folder that nobody can make, not even root.

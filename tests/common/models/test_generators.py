@@ -40,7 +40,6 @@ from fedsurrogate.common.wire.generator_files import (
     read_generator,
     read_manifest,
     read_synthetic_set,
-    write_synthetic_set,
 )
 from tests.registry import sent_numbers
 
@@ -166,29 +165,16 @@ def test_a_generator_that_does_not_fit_is_refused() -> None:
             replace(whole, tensors=tensors).checked()
 
 
-def test_a_file_brings_back_the_same_generator_and_says_what_it_promises(tmp_path: Any) -> None:
+def test_a_file_says_what_its_rounds_promise(tmp_path: Any) -> None:
     run = parse_run({"method": "dpcvae", "epsilon": 3.0, "delta": 1e-5, "dpcvae.rounds": 4})
     whole = Generator(
         HEADER, run, tensors_of(fresh_generator(run.settings, run.method.adversarial, 3, 10))
     )
-    (tmp_path / "g").write_bytes(pack_generator(whole, rounds=3))
-    back = read_generator(tmp_path / "g")
     assert run.mechanism is not None
     for rounds, content in ((3, pack_generator(whole, 3)), (4, pack_generator(whole))):
         (tmp_path / "r").write_bytes(content)
         stated = read_manifest(tmp_path / "r")["privacy"]
         assert stated["epsilon"] == pytest.approx(run.mechanism.epsilon_after(rounds))
-    labels = torch.tensor([0, 1, 2, 2])
-    one, other = (each.draw(labels, torch.Generator().manual_seed(1)) for each in (whole, back))
-    assert torch.equal(one, other)
-    manifest = {"privacy": {"epsilon": 3.0}}
-    write_synthetic_set(
-        tmp_path / "s", back, labels, 1, manifest | {"classes": list("abc"), "fingerprint": "print"}
-    )
-    read = read_synthetic_set(tmp_path / "s")
-    assert torch.equal(read.labels, labels)
-    assert torch.allclose(read.features, one, atol=1e-2)
-    assert read.manifest["records"] == {"a": 1, "b": 1, "c": 2}
 
 
 def test_files_of_something_else_are_refused(tmp_path: Any) -> None:

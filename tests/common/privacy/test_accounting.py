@@ -10,7 +10,6 @@ from mpmath import mp, mpf
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
-    _smallest,
     calibrate,
     epsilon_spent,
     gaussian_delta,
@@ -38,15 +37,6 @@ def test_the_calibration_is_tight(epsilon: float, delta: float) -> None:
     assert float(abs(exact_delta(noise, epsilon) / mpf(delta) - 1)) < 1e-9
     assert gaussian_epsilon(noise, delta) == pytest.approx(epsilon, rel=1e-9)
     assert gaussian_delta(noise, epsilon) <= delta
-
-
-@given(st.floats(-3, 3), st.sampled_from([0.0, 1e-3, 0.1]))
-def test_a_search_ends_above_what_it_looks_for_by_no_more_than_asked_in_any_decade(
-    decade: float, relative: float
-) -> None:
-    for low in (0.0, 1e-6):
-        found = _smallest(lambda value: value >= 10**decade, low, 1e6, relative)
-        assert 10**decade <= found <= 10**decade * (1 + 2 * relative + 1e-12)
 
 
 @pytest.mark.parametrize("noise", [0.1, 1.0, 30.0, 1e6])
@@ -77,7 +67,8 @@ def test_releases_on_poisson_samples_cost_what_is_known() -> None:
 
 @pytest.mark.slow
 def test_the_two_kinds_compose_with_each_other() -> None:
-    both = epsilon_spent([ROUND, *TEN], 1e-5)
+    half = GaussianEvent(1.0, sample_rate=0.0256, count=100)
+    both = epsilon_spent([half, *TEN, half], 1e-5)
     assert both == pytest.approx(pld_epsilon([*TEN, ROUND], 1e-5), rel=1e-6)
     assert max(7.51, 2.38) < both < 7.51 + 2.38
 
@@ -127,18 +118,6 @@ def test_the_tight_accountant_says_less_of_the_same_noise(rounds: int, epsilon: 
     assert epsilon_spent([GaussianEvent(1.0, 0.0256, 200 * rounds)], 1e-5) == pytest.approx(
         epsilon, abs=0.011
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "rate"), [(0.5, 0.05), (1.0, 0.16)])
-def test_sampled_steps_after_a_full_release_get_no_more_noise_than_they_need(
-    epsilon: float, rate: float
-) -> None:
-    # Here the looser bound of the first release alone exceeds epsilon, so it gives no bracket.
-    spent = [GaussianEvent(gaussian_noise_multiplier(epsilon, 1e-5) / 0.95**0.5)]
-    noise = calibrate(epsilon, 1e-5, rate, 100, spent)
-    assert epsilon_spent([*spent, GaussianEvent(noise, rate, 100)], 1e-5) <= epsilon
-    assert epsilon_spent([*spent, GaussianEvent(0.97 * noise, rate, 100)], 1e-5) > epsilon
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.05, 0.5, 5.0, 50.0])

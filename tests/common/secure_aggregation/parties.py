@@ -14,11 +14,9 @@ from fedsurrogate.common.secure_aggregation.protocol import (
     SumState,
     agree,
     begin,
-    check_revealed,
     mask,
     reveal,
     share,
-    unmask,
 )
 from fedsurrogate.common.secure_aggregation.rules import SumRules
 from fedsurrogate.common.secure_aggregation.secrets import Dealt, Member, Words
@@ -70,49 +68,7 @@ class Party:
         return found
 
 
-def parties(count: int) -> dict[str, Party]:
-    return {name: Party(name) for name in (f"site-{index}" for index in range(count))}
-
-
 def values_of(sites: Collection[str], count: int = 50) -> dict[str, NDArray[np.int64]]:
     """A known vector for every site."""
     rng = np.random.default_rng(3)
     return {site: rng.integers(-(10**6), 10**6, count) for site in sites}
-
-
-def run(
-    sites: Mapping[str, Party],
-    values: Mapping[str, NDArray[np.int64]],
-    rules: SumRules,
-    after_keys: Collection[str] = (),
-    after_masked: Collection[str] = (),
-) -> tuple[Words, dict[str, Words]]:
-    """One sum. after_keys: sites lost after their keys. after_masked: sites lost after their masked
-    vectors.
-    """
-    members = {name: party.member for name, party in sites.items()}
-    dealt = {
-        name: party.share(members.values(), rules)
-        for name, party in sites.items()
-        if name not in after_keys
-    }
-    masked = {name: sites[name].mask(dealt.values(), rules, values[name]) for name in dealt}
-    return complete(
-        sites, dealt, masked, rules, [name for name in masked if name not in after_masked]
-    ), masked
-
-
-def complete(
-    sites: Mapping[str, Party],
-    dealt: Mapping[str, Dealt],
-    masked: Mapping[str, Words],
-    rules: SumRules,
-    there: Collection[str],
-) -> Words:
-    """The last two steps. there: the sites that still reply."""
-    members = {name: party.member for name, party in sites.items()}
-    signatures = {name: sites[name].agree(list(masked), rules) for name in there}
-    revealed = {name: sites[name].reveal(signatures, rules) for name in there}
-    for name, found in revealed.items():
-        check_revealed(name, found, dealt, list(masked))
-    return unmask(masked, dealt, members, revealed, rules)

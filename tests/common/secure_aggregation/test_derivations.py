@@ -23,18 +23,7 @@ from hypothesis import strategies as st
 from fedsurrogate.common.errors import ConfigError, DisputeError, SealError, SurrogateError
 from fedsurrogate.common.methods.method import BITS
 from fedsurrogate.common.secure_aggregation import protocol, rules
-from fedsurrogate.common.secure_aggregation import (
-    secrets as keys,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as masks,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as shamir,
-)
-from fedsurrogate.common.secure_aggregation import (
-    secrets as shares,
-)
+from fedsurrogate.common.secure_aggregation import secrets as functions
 from fedsurrogate.common.secure_aggregation.protocol import check_revealed, signed_list
 from fedsurrogate.common.secure_aggregation.rules import FixedPoint, SumRules
 from fedsurrogate.common.secure_aggregation.secrets import (
@@ -64,6 +53,7 @@ from fedsurrogate.common.secure_aggregation.secrets import (
 from fedsurrogate.common.security import sealing
 from fedsurrogate.common.security.sealing import new_key, open_sealed, public_key, seal, sign
 from fedsurrogate.common.surrogate_pb2 import Sealed
+from tests.common.secure_aggregation.parties import Party
 
 few = settings(max_examples=25, deadline=None)
 SEEDS = st.binary(min_size=32, max_size=32)
@@ -239,7 +229,7 @@ def test_a_key_list_has_each_site_and_each_key_once_and_the_pinned_ones(
         assert found.value.places == (sorted(privates).index(one.site),)
         return
     content = changed["public"] + changed["masking"] + changed["sharing"] + changed["site"].encode()
-    signature = sign(context + content, privates[one.site], keys.PURPOSE)
+    signature = sign(context + content, privates[one.site], functions.PURPOSE)
     listed = [*members[:at], Member(**changed, signature=signature), *members[at + 1 :]]
     with pytest.raises(SealError, match=reason):
         check_members(listed, bound)
@@ -425,7 +415,7 @@ def test_shares_are_values_of_one_polynomial_and_no_more_than_needed_give_the_se
     random = [data.draw(st.integers(0, prime - 1)) for _ in range(threshold - 1)]
     waiting = list(random)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shamir.secrets, "randbelow", lambda limit: waiting.pop(0) % limit)
+        patch.setattr(functions.secrets, "randbelow", lambda limit: waiting.pop(0) % limit)
         dealt = split(secret, threshold, threshold + more)
     assert sorted(dealt) == list(range(1, threshold + more + 1))
     coefficients = [int.from_bytes(secret, "big"), *random]
@@ -456,8 +446,39 @@ def test_numbers_of_the_protocol_are_those_of_other_versions() -> None:
     assert (BITS, rules.HALF, rules.FILLED) == (32, 2**31, 0.9)
     assert (rules.DIMENSIONS, rules.MOST_DIMENSIONS) == (7.5, 512)
     assert (protocol.ROOM, protocol.SLACK) == (8, 1e-3)
-    assert (bytes(12), 16, 32) == (shares.NONCE, shares.TAG_BYTES, shares.DIGEST_BYTES)
-    assert (shamir.PRIME, shamir.SECRET_BYTES, shamir.SHARE_BYTES) == (2**130 - 5, 16, 17)
-    assert masks.keystream(bytes(32), 1).dtype == np.uint32
+    assert (bytes(12), 16, 32) == (functions.NONCE, functions.TAG_BYTES, functions.DIGEST_BYTES)
+    assert (functions.PRIME, functions.SECRET_BYTES, functions.SHARE_BYTES) == (2**130 - 5, 16, 17)
+    assert keystream(bytes(32), 1).dtype == np.uint32
     assert {len(each) for each in (Secrets.fresh().masking, Secrets.fresh().blind)} == {16}
     assert len(Secrets.fresh().sharing) == 32
+
+
+def test_masked_vectors_look_random() -> None:
+    """Of zeros, so that every bit comes from masks: half of all bits are set, at every position."""
+    sites, rules = [Party(name) for name in "abcd"], SumRules.of(4, 0.0, 0.4)
+    dealt = [site.share([each.member for each in sites], rules) for site in sites]
+    for site in sites:
+        vector = site.mask(dealt, rules, np.zeros(4000, dtype=np.int64))
+        shares = np.unpackbits(vector.view(np.uint8).reshape(-1, 4), axis=1).mean(0)
+        assert (abs(shares - 0.5) < 0.05).all()
+
+
+def test_numbers_are_not_rounded_in_single_precision() -> None:
+    fixed, value = FixedPoint(3e-9, 2**31), torch.tensor([1.1])
+    assert fixed.encode(value).tolist() == [round(float(value) / 3e-9)]
+
+
+def of_length(length: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=length, max_size=length)
+
+
+KEYS = (of_length(64), of_length(32), of_length(32), of_length(64))
+MEMBERS = st.builds(Member, st.sampled_from(["north", "ö st"]), *KEYS)
+
+
+@given(MEMBERS, MEMBERS, st.sampled_from(["site", "public", "masking", "sharing", "signature"]))
+def test_a_signature_covers_every_key_and_the_name(one: Member, other: Member, part: str) -> None:
+    changed = replace(one, **{part: getattr(other, part)})
+    same = part == "signature" or changed == one
+    assert (changed.content == one.content) == same
+    assert one.content == one.public + one.masking + one.sharing + one.site.encode()

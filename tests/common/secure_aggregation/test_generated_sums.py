@@ -22,19 +22,20 @@ from fedsurrogate.common.errors import DisputeError, FedSurrogateError
 from fedsurrogate.common.secure_aggregation import secrets as shamir
 from fedsurrogate.common.secure_aggregation.protocol import (
     PURPOSE,
+    begin,
     check_revealed,
     signed_list,
     spare_seed,
     unmask,
 )
 from fedsurrogate.common.secure_aggregation.rules import SumRules
-from fedsurrogate.common.secure_aggregation.secrets import KINDS, Dealt, Member, Words, words
+from fedsurrogate.common.secure_aggregation.secrets import KINDS, Dealt, Member, Words, deal, words
 from fedsurrogate.common.security.sealing import new_key, public_key, sign
-from tests.common.secure_aggregation.parties import Party, values_of
+from tests.common.secure_aggregation.parties import CONTEXT, Party, values_of
 
 # The step after which a site is lost.
 STEPS = ("keys", "shares", "vector", "signature", "never")
-FORGERIES = ("own", "other", "garbage", "stranger", "too few", "another list")
+FORGERIES = ("own", "other", "garbage", "stranger", "too few", "another list", "another sum")
 
 
 @dataclass
@@ -116,6 +117,10 @@ def send_lists(scene: Scene) -> None:
             "replaced": [*(m for m in members.values() if m.site != victim), mask.member],
             "twice": [*members.values(), members[str(victim)]],
             "without itself": [members[each] for each in others],
+            "with other keys of its own": [
+                *(members[each] for each in others),
+                begin(name, party.private, CONTEXT)[1],
+            ],
             "forged": [
                 replace(m, signature=bytes(len(m.signature))) if m.site == victim else m
                 for m in members.values()
@@ -130,6 +135,7 @@ def send_lists(scene: Scene) -> None:
         unknown = [] if pinned is None else [each for each in others if each not in pinned]
         if not unknown:
             scene.dealt[name] = party.share(members.values(), scene.rules, 2, pinned)
+            assert refused(party.share, members.values(), scene.rules, 2, pinned), "shared twice"
             continue
         with pytest.raises(DisputeError) as dispute:
             party.share(members.values(), scene.rules, 2, pinned)
@@ -143,15 +149,27 @@ def deliver(scene: Scene, values: Mapping[str, np.ndarray]) -> None:
         party, own = scene.parties[name], scene.dealt[name]
         other = next((each for each in dealt if each.site != name), own)
         broken = replace(other, content={**other.content, name: bytes(len(own.content[name]))})
+        keys = scene.parties[other.site].state.secrets
         lies = {
             "twice": [*dealt, other],
             "without its own": [each for each in dealt if each.site != name],
             "too few": dealt[: scene.rules.least - 1],
-            "broken": [each if each.site != other.site else broken for each in dealt],
+            **{
+                lie: [each if each.site != other.site else changed for each in dealt]
+                for lie, changed in (
+                    ("broken", broken),
+                    ("of another key list", deal(other.site, keys, scene.members, 2, bytes(32))),
+                    (
+                        # Otherwise the sender could later call an honest share a forged one.
+                        "with digests that were not published",
+                        replace(other, digests={**other.digests, name: dict.fromkeys(KINDS, b"")}),
+                    ),
+                )
+            },
             "of a stranger": [*dealt, replace(other, site="stranger")],
         }
         for lie in scene.chosen(tuple(lies)):
-            if lie == "broken" and other is own:
+            if other is own and lie not in ("twice", "without its own", "too few"):
                 continue
             assert refused(party.mask, lies[lie], scene.rules, values[name]), lie
         if len(dealt) < scene.rules.least:
@@ -179,7 +197,8 @@ def sign_lists(scene: Scene) -> None:
         if len(summed) < scene.rules.least:
             assert refused(party.agree, summed, scene.rules)
             continue
-        scene.signatures[name] = party.agree(summed, scene.rules)
+        listed = scene.draw(st.permutations(summed))
+        scene.signatures[name] = party.agree(listed, scene.rules)  # type: ignore[arg-type]
         assert refused(party.agree, summed, scene.rules), "a second list"
 
 
@@ -197,6 +216,10 @@ def open_sums(scene: Scene) -> None:
             "garbage": genuine | {name: bytes(len(genuine[name]))},
             "stranger": genuine | {"stranger": sign(content, scene.stranger.private, PURPOSE)},
             "too few": dict(list(genuine.items())[: scene.rules.threshold - 1]),
+            "another sum": {
+                each: sign(signed_list(bytes(32), summed), scene.parties[each].private, PURPOSE)
+                for each in genuine
+            },
             "another list": genuine
             | {name: sign(signed_list(digest, summed[:-1]), party.private, PURPOSE)},
         }
@@ -226,11 +249,15 @@ def test_no_order_of_losses_and_lies_shows_more_than_the_sum(scene: Scene) -> No
         assert bool(scene.spares[name]) == (scene.masked.keys() == scene.parties.keys()), (
             "noise for lost sites is taken out only if no site is lost, at any step"
         )
-        assert not scene.parties[name].state.spare
+        state = scene.parties[name].state
+        assert (state.spare, state.secrets.blind, state.shares) == (b"", b"", {}), "on the disk"
     if len(scene.revealed) >= scene.rules.threshold:
         total = unmask(scene.masked, scene.dealt, scene.members, scene.revealed, scene.rules)
         assert (total == words(sum(values[name] for name in scene.masked))).all()
         assert len(scene.masked) >= scene.rules.least
+    elif scene.revealed:
+        given = (scene.masked, scene.dealt, scene.members, scene.revealed, scene.rules)
+        assert refused(unmask, *given), "opened with too few shares"
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -159,35 +159,3 @@ def test_noise_without_room_in_the_modulus_is_refused(distributed: Joint, coarse
             ROOM * math.sqrt(distributed.rules.members * each) <= room
             for each in variances.values()
         )
-
-
-@settings(max_examples=20)
-@given(joints())
-def test_variances_are_those_of_the_claim_in_steps_divided_among_honest_sites(
-    distributed: Joint,
-) -> None:
-    def whole(rules: SumRules) -> dict[str, int]:
-        found = {}
-        for name, shape in distributed.shapes.items():
-            sigma, bound = distributed.claim.noise[name]
-            # A unit, and what rounding each entry changes; a thousandth more for its own rounding.
-            apart = bound / distributed.numbers[name].step + 1.001 * math.sqrt(math.prod(shape))
-            found[name] = math.ceil(((sigma / bound * apart) ** 2 + 16) / rules.honest) + 16
-        return found
-
-    given_ = (distributed.claim, distributed.numbers, distributed.shapes, distributed.rules)
-    try:
-        made = site_variances(*given_)
-    except ConfigError:
-        return
-    wanted = whole(distributed.rules)
-    assert all(abs(made[name] - each) <= 1e-12 * each for name, each in wanted.items())
-    assert made.keys() == wanted.keys()
-    lasting = distributed.rules.lasting
-    if lasting == distributed.rules:
-        assert spare_variances(*given_) == {}
-        return
-    less = whole(lasting)
-    spare = spare_variances(*given_)
-    for name, each in wanted.items():
-        assert spare[name] == pytest.approx(each + 16 - less[name], abs=1)

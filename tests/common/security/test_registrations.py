@@ -1,4 +1,4 @@
-"""The table of registered sites comes back as it was written, and no other file is one."""
+"""Receipts and the table of registered sites come back as they were written, and nothing else is one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,64 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.security.registrations import Registration, read_table, write_table
+from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.security.registrations import (
+    MOST_RECEIPTS,
+    Receipt,
+    Registration,
+    join_receipts,
+    parse_receipt,
+    parse_receipts,
+    read_table,
+    write_table,
+)
+
+
+def digits(length: int) -> st.SearchStrategy[str]:
+    return st.text("0123456789abcdef", min_size=length, max_size=length)
+
+
+RECEIPTS = st.builds(
+    Receipt,
+    ledger=digits(32),
+    opened=st.integers(0, 10**11 - 1),
+    length=st.integers(0, 10**9 - 1),
+    tag=digits(64),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(RECEIPTS, max_size=MOST_RECEIPTS + 3))
+def test_as_many_as_a_site_may_have_are_read_as_written(receipts: list[Receipt]) -> None:
+    text = join_receipts(receipts)
+    if len(receipts) <= MOST_RECEIPTS:
+        assert parse_receipts(text) == receipts
+    else:
+        with pytest.raises(SurrogateError, match="more than 32"):
+            parse_receipts(text)
+
+
+@settings(max_examples=100)
+@given(RECEIPTS, st.integers(0, 3), st.sampled_from(["longer", "shorter", "A", " ", "\n", "-", ""]))
+def test_a_part_of_another_form_is_refused(receipt: Receipt, part: int, change: str) -> None:
+    parts = str(receipt).split(":")
+    most = (32, 11, 9, 64)[part]
+    parts[part] = {
+        "longer": parts[part].rjust(most, "0") + "0",
+        "shorter": parts[part][1:] if part in (0, 3) else "",
+        "": "",
+    }.get(change, parts[part] + change)
+    with pytest.raises(SurrogateError, match="cannot be read"):
+        parse_receipt(":".join(parts))
+
+
+@settings(max_examples=20)
+@given(st.one_of(st.none(), st.integers(), st.binary(), st.text(min_size=1, max_size=40)))
+def test_what_is_no_receipt_is_refused(text: object) -> None:
+    for parse in (parse_receipt, parse_receipts):
+        with pytest.raises(SurrogateError):
+            parse(text)
+
 
 NOW = datetime(2026, 3, 31, 12, tzinfo=UTC)
 TIMES = st.just("") | st.integers(-5, 5).map(

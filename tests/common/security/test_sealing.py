@@ -106,10 +106,3 @@ def test_another_run_place_sender_or_reader_is_refused() -> None:
     ):
         with pytest.raises(SealError):
             open_sealed(SEALED, name, key, sender, context)
-
-
-def test_who_carries_it_cannot_pass_off_a_message_as_a_sites() -> None:
-    carrier = new_key()
-    forged = seal(CONTENT, carrier, READERS, CONTEXT)
-    with pytest.raises(SealError, match="another sender"):
-        open_sealed(forged, "south", SOUTH, public_key(NORTH), CONTEXT)

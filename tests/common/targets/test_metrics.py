@@ -113,20 +113,6 @@ def test_concordance_is_that_of_each_pair_of_which_one_is_known_to_be_sooner(
     assert metrics_of(own)["risk"] == pytest.approx(wanted)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.floats(0.01, 2), min_size=1, max_size=4), st.floats(-1, 1))
-def test_survival_falls_by_the_hazard_of_each_bin(hazard: list[float], risk: float) -> None:
-    edges = [float(at) for at in range(len(hazard) + 1)]
-    text = json.dumps({"name": "survival", "columns": ["t", "e"], "hazard": hazard, "edges": edges})
-    found = answers_of(text, ("risk",), torch.tensor([[risk]]))
-    before = 1.0
-    for edge, each in zip(edges[1:], hazard, strict=True):
-        now = float(found[f"survival {edge:g}"])
-        assert now / before == pytest.approx(math.exp(-each * math.exp(risk)), rel=1e-6)
-        before = now
-    assert float(found["risk"]) == pytest.approx(risk)
-
-
 def test_an_interval_of_a_number_holds_95_of_100_normal_records() -> None:
     from statistics import NormalDist
 

@@ -21,13 +21,10 @@ from torch import Tensor
 
 from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import DataError, SurrogateError
-from fedsurrogate.common.models.classifiers import Ensemble, Head, Network, Quadratic
+from fedsurrogate.common.models.classifiers import Head, Network, Quadratic
 from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.shares import ALL, KEPT, MEAN_ALONE, REMOVED
-from fedsurrogate.common.safe_parsing import canonical
-from fedsurrogate.common.security.documents import Request
-from fedsurrogate.common.security.sealing import new_key, public_key, sign
 from fedsurrogate.common.surrogates.covariances import (
     AnyCovariance,
     Diagonal,
@@ -39,7 +36,6 @@ from fedsurrogate.common.surrogates.covariances import (
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate, Synthetic
 from fedsurrogate.common.wire import generator_files, surrogate_proto
-from fedsurrogate.common.wire import records as bundles
 from fedsurrogate.common.wire import tensors as covariances
 from fedsurrogate.common.wire.generator_files import read_synthetic_set
 from fedsurrogate.common.wire.model_proto import (
@@ -58,7 +54,6 @@ from fedsurrogate.common.wire.records import (
     from_record,
     pack_surrogate,
     to_record,
-    unpack_bundle,
     unpack_surrogate,
 )
 from fedsurrogate.common.wire.surrogate_proto import centre_digest, pack_centre
@@ -229,33 +224,6 @@ def test_loadings_are_a_matrix_of_one_column_or_more(shape: tuple[int, ...]) -> 
 
 
 # Bundles.
-
-SITE, PAYLOAD = new_key(), b"a surrogate"
-REQUEST = Request.fresh({}, None)
-
-
-def signed_bundle(text: bytes) -> bytes:
-    signed = len(text).to_bytes(8, "big") + text + PAYLOAD
-    signature = sign(signed, SITE, bundles.PURPOSE)
-    return canonical(pb.Bundle(manifest=text, payload=PAYLOAD, signature=signature))
-
-
-def test_a_manifest_has_a_mebibyte_at_most_and_is_read_whatever_it_holds() -> None:
-    assert (bundles.VERSION, bundles.LARGEST_BUNDLE) == (2, 1024**3)
-    whole = {
-        "version": 2, "request": REQUEST.id, "request-sha256": REQUEST.digest(), "site": "north",
-    }  # fmt: skip
-    keys = {"north": public_key(SITE)}
-    text = json.dumps(whole).encode()
-    fits = text + b" " * (2**20 - len(text))
-    assert unpack_bundle(signed_bundle(fits), REQUEST, keys).site == "north"
-    for wrong in (fits + b" ", b"[" * 100_000, b"{", b"\xff", b"[]", b"{}", b"3", b""):
-        with pytest.raises(SurrogateError, match="no bundle of `site offline release`"):
-            unpack_bundle(signed_bundle(wrong), REQUEST, keys)
-    whole_bundle = signed_bundle(text)
-    for content in (b"", b"\xff", whole_bundle[:-1], whole_bundle + b"\x7b\x7c", whole_bundle * 2):
-        with pytest.raises(SurrogateError, match="no bundle of `site offline release`"):
-            unpack_bundle(content, REQUEST, keys)
 
 
 # Models.
@@ -593,10 +561,3 @@ def test_digests_of_centres_are_sixteen_digits_of_their_bytes() -> None:
     assert centre_digest(mean) == whole[:16]
     assert (surrogate_proto.SCHEMA, surrogate_proto.FRAMED) == (1, 2)
     assert (covariances.RELATIVE_LEAST, covariances.SMALLEST) == (1e-9, 1e-30)
-
-
-def test_heads_of_an_ensemble_stay_in_their_order() -> None:
-    heads = tuple(Head(HEADER, at * torch.eye(3), torch.zeros(3)) for at in (1, 2, 3))
-    found = unpack_classifier(pack_classifier(Ensemble(heads)))
-    assert isinstance(found, Ensemble)
-    assert [float(each.weight[0, 0]) for each in found.heads] == pytest.approx([1, 2, 3], rel=1e-3)

@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surrogate
 from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.class_sums import Sums, lengths
+from fedsurrogate.common.surrogates.covariances import Gram
+from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import AnySurrogate, Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.wire import tensors
 from fedsurrogate.common.wire.tensors import (
     LARGEST_COUNT,
     LARGEST_NUMBER,
-    LONGEST_NAME,
     MOST_CLASSES,
     Expectation,
     check_class_number,
@@ -68,10 +72,10 @@ def test_what_a_site_makes_is_taken_whatever_is_known_beforehand(family: str) ->
 @pytest.mark.parametrize(
     ("value", "right"),
     [
-        *((name, True) for name in ("a", "a" * LONGEST_NAME)),
+        *((name, True) for name in ("a", "a b", "ü", "a" * 200)),
         *(
             (name, False)
-            for name in ("a" * (LONGEST_NAME + 1), "", "a\n", "\ud800", b"a", 1, None, ("a",))
+            for name in ("a" * 201, "", "a\n", "a\u00a0b", "\ud800", b"a", 1, None, ("a",))
         ),
     ],
 )
@@ -304,3 +308,103 @@ def test_weights_of_a_class_sum_to_one_and_none_is_negative() -> None:
         negative[one_class[1]] += 1
         with pytest.raises(SurrogateError, match="weights of a class sum to"):
             check(changed_mixtures(surrogate, weights=negative), run)
+
+
+HALF = 2.0**-10
+OWN = Header("fedpft", "run", "site", "print", ("a", "b"))
+
+
+def taken(matrix: torch.Tensor, reason: str, counts: tuple[int, int] = (500, 500)) -> bool:
+    surrogate = Surrogate(
+        OWN,
+        Mixtures(
+            torch.tensor(counts),
+            torch.arange(2),
+            torch.ones(2),
+            torch.zeros(2, len(matrix)),
+            Gram(matrix),
+        ),
+    )
+    try:
+        check_surrogate(surrogate, Expectation("fedpft", "run", "gram", 1, 1))
+    except SurrogateError as error:
+        found = str(error)
+    else:
+        return True
+    assert reason in found
+    return False
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize(("share", "fine"), [(0.0, True), (0.9, True), (1.1, False), (-3.0, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_correlation_is_at_most_one_but_for_rounding(
+    size: float, share: float, fine: bool, sign: int
+) -> None:
+    deviations = torch.tensor([1.0, 5.0], dtype=torch.float64).mul(size).sqrt()
+    matrix = torch.eye(2, dtype=torch.float64)
+    matrix[0, 1] = matrix[1, 0] = sign * (1 + share * HALF)
+    assert taken(matrix * deviations * deviations[:, None], "a correlation of") == fine
+    assert tensors.HALF == HALF
+
+
+@pytest.mark.parametrize(("share", "fine"), [(0.0, True), (0.9, True), (1.1, False)])
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+def test_an_eigenvalue_is_zero_or_more_but_for_rounding(
+    share: float, fine: bool, size: float
+) -> None:
+    """Three features of equal correlations r have the eigenvalue 1 + 2 r, and the norm sqrt(3 + 6 r^2)."""
+    r = -0.5 - share * HALF * (3 + 6 * 0.25) ** 0.5 / 2
+    matrix = torch.full((3, 3), r, dtype=torch.float64)
+    matrix.fill_diagonal_(1.0)
+    assert taken(size * matrix, "negative eigenvalue") == fine
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2))
+def test_records_have_no_more_directions_than_they_are_without_their_means(
+    first: int, second: int, more: int
+) -> None:
+    freedom = first + second - 2
+    dimension = int(1.02 * freedom) + more
+    if dimension:
+        fine = dimension <= 1.02 * freedom
+        assert taken(torch.eye(dimension), "more directions than", (first, second)) == fine
+
+
+@pytest.mark.parametrize(
+    ("variance", "fine"), [(1e-30, True), (0.9e-25, True), (1.1e-25, False), (1.0, False)]
+)
+@pytest.mark.parametrize("dimension", [1, 4])
+def test_one_record_of_each_class_has_no_variance(
+    variance: float, fine: bool, dimension: int
+) -> None:
+    assert taken(variance * torch.eye(dimension), "than 2 records", (1, 1)) == fine
+    assert tensors.NO_VARIANCE == 1e-25
+
+
+@pytest.mark.parametrize("limit", [0, 3, 4])
+@pytest.mark.parametrize("family", ["auto", "gram", "lowrank", "full", "diag"])
+def test_a_site_may_send_what_was_asked_for_or_less_where_it_is_chosen_there(
+    family: str, limit: int
+) -> None:
+    expected = Expectation("fedpft", "run", family, 1, 1, largest_gram=limit)
+    for sent in ("gram", "lowrank", "full", "diag", "spherical"):
+        for dimension in (1, 3, 4, 5):
+            wanted = sent == family
+            if family == "auto":
+                wanted = sent == "lowrank" or (sent == "gram" and dimension <= limit)
+            assert expected.allows(sent, dimension) == wanted
+
+
+def test_an_expectation_is_that_of_the_settings() -> None:
+    run = parse_run({"fedpft.covariance": "lowrank", "fedpft.rank": 2, "fedpft.components": 1})
+    expected = Expectation.of(run, ("a", "b"), "print", 3)
+    assert (expected.method, expected.run, expected.family) == ("fedpft", run.digest, "lowrank")
+    assert (expected.components, expected.rank, expected.dimension) == (1, 2, 3)
+    assert (expected.classes, expected.fingerprint, expected.power) == (
+        ("a", "b"),
+        "print",
+        run.power,
+    )
+    assert Expectation.of(run, (), "").dimension == 0

@@ -61,19 +61,9 @@ def test_the_installed_script_starts() -> None:
 WRONG = {
     "fedpft.rnak=3": "unknown key 'fedpft.rnak'; did you mean 'fedpft.rank'?",
     "seed=-1": "seed = -1",
-    "seed=1.5": "seed = 1.5",
-    "compare=1": "compare = 1",
-    'method="fedfoo"': "method = 'fedfoo'",
-    'fedpft.covariance="ful"': "fedpft.covariance = 'ful'",
     "epsilon=1.0": "epsilon = 1",
-    "method=fedfoo": "method = 'fedfoo'",
     "seed 3": "cannot read 'seed 3'",
-    'partition="column"': "site-column",
-    'classes="a,a"': "classes = 'a,a'",
-    "fedpft=3": "fedpft",
     "head.epochs=[1]": "head.epochs",
-    "a.b.c=1": "a.b",
-    "seed.x=1": "seed",
 }
 
 
@@ -96,19 +86,12 @@ def test_a_wrong_setting_is_one_line_and_starts_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("family", ["lowrank", "diag", "spherical", "full"])
-def test_a_plan_is_readable_by_programs(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured, family: str
-) -> None:
-    assert (
-        coordinator(
-            monkeypatch, "plan", "--json", "-c", f'fedpft.covariance="{family}"', "--records", 500
-        )
-        == 0
-    )
+def test_a_plan_is_readable_by_programs(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    settings = ("-c", 'fedpft.covariance="diag"', "--records", 500)
+    assert coordinator(monkeypatch, "plan", "--json", *settings) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == [
-        f"fedpft {family}",
+        "fedpft diag",
         "FedAvg of the head, 20 rounds",
         "raw features",
     ]
@@ -117,16 +100,6 @@ def test_a_plan_is_readable_by_programs(
         for row in rows
     )
     assert all(type(row["up"]) is int and row["up"] > 0 for row in rows)
-
-
-def test_a_plan_is_readable_by_people(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    assert (
-        coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"', "--dimension", 512) == 0
-    )
-    out = capsys.readouterr().out
-    assert "fedpft auto" in out
-    assert "covariance gram, chosen because" in " ".join(out.split())
-    assert "raw features" in out
 
 
 def test_a_plan_shows_budget_and_noise_beside_the_cost(
@@ -226,13 +199,6 @@ def test_a_plan_says_what_is_released_and_how_the_shrinkage_is_chosen(
     assert "shrinkage" not in told('fedpft.covariance="diag"')
 
 
-def test_a_plan_that_needs_a_dimension_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    assert coordinator(monkeypatch, "plan", "-c", 'backbone="timm:unknown"') == 1
-    assert "give --dimension" in capsys.readouterr().err
-
-
 def test_a_report_is_written_again(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -307,22 +273,6 @@ def test_the_table_shows_accuracies_beside_bytes(run: Path) -> None:
         "at site 1",
     ):
         assert word in text.getvalue()
-
-
-def test_a_missing_data_folder_is_named_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        coordinator(
-            monkeypatch, "simulate", "-c", f'data="imagefolder" data-dir="{tmp_path}/nothing"'
-        )
-        == 1
-    )
-    assert capsys.readouterr().err.startswith(f"error: data-dir = '{tmp_path}/nothing'")
-    assert coordinator(monkeypatch, "simulate", "-c", 'data="parquet"') == 1
-    assert capsys.readouterr().err.startswith("error: data = 'parquet' needs data-dir")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The SuperLink of a coordinator: its database holds what sites send, it fetches nothing, and only its
-account reaches what asks for no key.
+"""The SuperLink of a coordinator: its database holds what sites send, it fetches nothing, only its account
+reaches what asks for no key; and without one no run is submitted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.flower import flower
 from fedsurrogate.common.flower.environment import QUIET
 from fedsurrogate.common.flower.interface import SuperLinkArguments
-from fedsurrogate.server_app.deployment import superlink
+from fedsurrogate.server_app.deployment import submit, superlink
 from fedsurrogate.server_app.deployment.addresses import check_socket, usual_control
+from tests import commands
 
 
 class Seen:
@@ -140,3 +141,21 @@ def test_a_second_superlink_does_not_take_the_place_of_the_first(tmp_path: Path)
             check_socket(address)
     with pytest.raises(ConfigError, match="at most 107"):
         check_socket(f"unix:{tmp_path}/{'long' * 40}/control:9093")
+
+
+@pytest.mark.parametrize("command", [("run",), ("survey", "--classes", "a,b")])
+def test_without_a_superlink_nothing_is_started(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(submit, "submit", None)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        assert commands.coordinator(monkeypatch, *command, "--control", address) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert address in line
+    assert "no SuperLink listens there" in line

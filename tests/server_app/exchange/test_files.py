@@ -24,12 +24,7 @@ from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
 from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.answers import is_message, reply_to
 from fedsurrogate.client_app.offline.keys import private_key
-from fedsurrogate.common.errors import (
-    ConfigError,
-    FedSurrogateError,
-    RunError,
-    SealError,
-)
+from fedsurrogate.common.errors import ConfigError, FedSurrogateError, RunError, SealError
 from fedsurrogate.common.message_files import (
     REQUEST,
     pack_reply,

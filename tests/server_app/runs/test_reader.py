@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.server_app.monitoring.watch import await_run, follow
+from fedsurrogate.server_app.monitoring.watch import follow
 from fedsurrogate.server_app.runs.reader import LiveRun, find_run
 from fedsurrogate.server_app.runs.state import EventFile
 
@@ -69,11 +69,6 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
         find_run(tmp_path / "runs")
 
 
-def test_waiting_for_a_run_ends(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no run has begun in .* for 0\.1 s"):
-        await_run(tmp_path, timeout=0.1)
-
-
 def test_following_ends_with_the_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 2})
     looks = follow(LiveRun(folder))
@@ -82,12 +77,6 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
         file.write('{"event": "compared", "model": 0.5}\n')
     (folder / "metrics.json").write_text(json.dumps({"status": "ok"}))
     assert [[event["event"] for event in events] for events in looks] == [["compared"]]
-
-
-def test_a_run_that_died_is_given_up(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, "r", "running", {"event": "invited", "sites": 2})
-    with pytest.raises(RunError, match=r"no event for 0\.5 s .* its coordinator may have stopped"):
-        list(follow(LiveRun(folder), timeout=0.5))
 
 
 def test_a_run_folder_that_is_removed_is_reported(tmp_path: Path) -> None:

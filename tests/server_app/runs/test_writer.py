@@ -1,23 +1,24 @@
 import json
 import resource
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings import Settings
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_proto import save_model
 from fedsurrogate.common.wire.records import unpack_surrogate
+from fedsurrogate.server_app.runs.metrics import End, make_metrics, make_projection
 from fedsurrogate.server_app.runs.reader import read_payloads
 from fedsurrogate.server_app.runs.state import read_json
-from fedsurrogate.server_app.runs.writer import RunWriter
+from fedsurrogate.server_app.runs.writer import RunWriter, Start, make_manifest
 from fedsurrogate.strategies.base.outcome import Outcome, Points, Site
-from tests.grid import InProcessGrid, default_run_config, run_federation, sites
+from tests.grid import InProcessGrid, run_federation, sites
 
 HEADER = Header("fedpft", "r", "coordinator", "f" * 64, ("cat", "dog"))
 HEAD = Head(HEADER, torch.arange(6.0).reshape(2, 3), torch.tensor([0.5, -0.5]))
@@ -46,11 +47,6 @@ def test_the_manifest_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
     assert manifest["run"] == folder.config.digest
     assert set(manifest) >= {"config", "versions", "seed", "run", "git_commit", "started"}
     assert {"flwr", "torch", "numpy"} <= set(manifest["versions"])
-
-
-def test_the_defaults_in_pyproject_are_the_defaults_of_the_code() -> None:
-    assert parse_run(default_run_config()) == parse_run({})
-    assert parse_run({}).settings.flat() == default_run_config()
 
 
 def test_events_are_one_line_each_whatever_is_in_them(tmp_path: Path) -> None:
@@ -99,15 +95,6 @@ def test_a_learned_head_is_kept_with_its_picture(tmp_path: Path) -> None:
     }
     assert read_json(folder.path, "metrics.json")["rounds"][0]["accuracy"] == 0.5
     assert not list(folder.path.glob(".*"))
-
-
-def test_a_head_is_written_in_32_bit_with_its_classes(tmp_path: Path) -> None:
-    save_model(Head(HEADER, HEAD.weight.T.contiguous().T, HEAD.bias), tmp_path / "m.safetensors")
-    with safe_open(tmp_path / "m.safetensors", "pt") as file:
-        assert file.get_tensor("weight").equal(HEAD.weight)
-        assert file.get_tensor("weight").dtype == torch.float32
-        assert json.loads(file.metadata()["classes"]) == ["cat", "dog"]
-        assert file.metadata()["fingerprint"] == "f" * 64
 
 
 def test_what_was_refused_is_not_kept(tmp_path: Path) -> None:
@@ -177,3 +164,47 @@ def test_a_run_that_is_stopped_leaves_a_complete_folder(
     assert {unpack_surrogate(each).header.site for each in read_payloads(folder)} == {"0", "1"}
     assert reason in (folder / "report.html").read_text()
     assert json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["event"] == status
+
+
+START = Start(42, datetime(2026, 1, 2, tzinfo=UTC), {"torch": "2"}, "abc")
+
+
+def test_the_same_outcome_gives_the_same_metrics_and_is_left_as_it_was() -> None:
+    outcome = Outcome(
+        {1: Site("a", "used", "", 100, 10, 8, 6)},
+        model=HEAD,
+        accuracy={"model": 0.5},
+        hops=[{"site": "a"}],
+    )
+    before = replace(outcome)
+    first, again = (make_metrics(parse_run({}), outcome, End("ok", "", 2.0)) for _ in range(2))
+    assert json.dumps(first) == json.dumps(again)
+    assert outcome == before
+    assert first["rounds"] == [{"round": 1, "accuracy": 0.5, "bytes_up": 100, "seconds": 2.0}]
+    assert first["hops"] == [{"site": "a"}]
+    assert not {"failure", "stopped", "parameters", "downstream"} & set(first)
+
+
+@pytest.mark.parametrize(("stopped", "epsilon"), [("", 8.0), ("the budget is spent", 3.5)])
+def test_a_run_that_stopped_early_reports_the_epsilon_it_spent(
+    stopped: str, epsilon: float
+) -> None:
+    config = parse_run({"method": "fedlap", "epsilon": 8.0, "delta": 1e-5, "classes": "cat,dog"})
+    claim = config.mechanism
+    assert claim is not None
+    sites = {1: Site("a", "used", "", claim=replace(claim, epsilon=8.0))}
+    outcome = Outcome(sites, rounds=[{"round": 1, "epsilon": 3.5}], stopped=stopped)
+    assert make_metrics(config, outcome, End("ok"))["privacy"]["epsilon"] == epsilon
+
+
+def test_a_picture_needs_a_model_and_points() -> None:
+    points = {"synthetic": Points([0.0], [1.0], [0])}
+    assert make_projection(Outcome(model=HEAD)) == make_projection(Outcome(points=points)) == {}
+    assert set(make_projection(Outcome(model=HEAD, points=points))) == {"classes", "synthetic"}
+
+
+def test_a_manifest_names_backbone_and_classes_once_there_is_a_model() -> None:
+    flat = parse_run({}).settings.flat()
+    early, late = make_manifest(flat, "run", START), make_manifest(flat, "run", START, HEAD)
+    assert late == early | {"fingerprint": "f" * 64, "classes": ["cat", "dog"]}
+    assert early["started"] == "2026-01-02T00:00:00+00:00"
