@@ -100,22 +100,6 @@ def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
     assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
 
 
-def test_a_site_that_fails_a_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    folder = run_federation(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3})
-    dropped = [event for event in events_of(folder) if event["event"] == "dropped"]
-    assert [event.get("round") for event in dropped] == [1, 2]
-    assert used(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
-
-
-def test_nonsense_from_one_site_moves_nothing(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    metrics = used(run_federation(tmp_path, grid, method="fedavg", **SMALL))
-    assert metrics["sites"]["rejected"] == 1
-    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    assert used(run_federation(tmp_path, grid, method="average", **SMALL))["sites"]["rejected"] == 1
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
 def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(
     tmp_path: Path, method: str

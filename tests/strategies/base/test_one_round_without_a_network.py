@@ -17,7 +17,6 @@ from fedsurrogate.common.errors import RunError, SurrogateError
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import pack_public_mean
-from fedsurrogate.common.wire.surrogate_proto import centre_digest
 from fedsurrogate.strategies.base import one_shot
 from fedsurrogate.strategies.base.one_shot import Learned
 from fedsurrogate.strategies.base.outcome import Defended, Site, Suspect
@@ -91,35 +90,6 @@ def toy(**more: Any) -> tuple[Toy, Kept]:
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_shot, "check_reply", lambda *given: None)
     monkeypatch.setattr(one_shot, "check_stated", lambda *given: None)
-
-
-def test_a_surrogate_is_parsed_framed_and_checked_before_its_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    strategy, _ = toy()
-    calls = strategy.calls
-    monkeypatch.setattr(one_shot, "check_reply", lambda *given: calls.append(("reply", given)))
-    monkeypatch.setattr(one_shot, "check_stated", lambda *given: calls.append(("stated", given)))
-    found = strategy.unpack(b"s0")
-    plan = strategy.config.plan
-    claim = strategy.config.mechanism_for("record", plan.subtracted(3, centre_digest(CENTRE)))
-    assert calls == [
-        ("reply", (found, plan.messages, strategy.expectation())),
-        ("check", "s0"),
-        ("stated", (None, claim)),
-    ]
-    monkeypatch.setattr(
-        strategy, "parse", lambda payload: sent("s0", Frame(torch.ones(2), torch.ones(2)).packed())
-    )
-    with pytest.raises(SurrogateError):
-        strategy.unpack(b"s0")
-    monkeypatch.setattr(
-        strategy, "parse", lambda payload: sent("s0", Frame(torch.ones(3), torch.ones(3)).packed())
-    )
-    strategy.unpack(b"s0")
-    monkeypatch.setattr(type(strategy.config), "hides_sites", property(lambda run: True))
-    with pytest.raises(SurrogateError, match="in a frame of columns that the settings do not give"):
-        strategy.unpack(b"s0")
 
 
 def test_surrogates_are_in_one_frame_and_those_that_overflow_are_rejected() -> None:

@@ -57,11 +57,3 @@ def test_probabilities_of_new_records_mean_what_they_say(how: str, count: int, s
     assert error(found, x, y) < error(plain, x, y) + 0.01
     if count == 150 or how != "lda":
         assert error(found, x, y) < error(plain, x, y) / 1.5
-
-
-def test_a_solution_without_a_covariance_of_records_stays() -> None:
-    table = torch.ones(2, 3).double().cumsum(0)
-    counts, identity = torch.tensor([5.0, 5.0]).double(), torch.eye(3).double()
-    restricted = Statistics(counts, table, identity, sampled=False)
-    solution = lda(restricted, 0.1)
-    assert calibrated(solution, restricted, of_all=False) is solution

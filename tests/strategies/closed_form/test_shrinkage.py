@@ -74,39 +74,6 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
     assert fast == pytest.approx(chosen_with_accuracy(found)[0], abs=1e-6)
 
 
-def test_sums_over_all_eigenvalues_are_kept_by_a_projection() -> None:
-    found = statistics(4000, 400, 4)
-    reduced, values = (
-        Tridiagonal.of(found.matrix, found.means.T, projected=True),
-        torch.linalg.eigvalsh(found.matrix),
-    )
-    assert len(reduced.values) < 400
-    assert float(reduced.weights.sum()) == pytest.approx(400)
-    assert reduced.sum_of(reduced.values) == pytest.approx(float(values.sum()), rel=1e-6)
-    share = [
-        float(v)
-        for v in (
-            reduced.sum_of(reduced.values / (reduced.values + 0.05)),
-            (values / (values + 0.05)).sum(),
-        )
-    ]
-    assert share[0] == pytest.approx(share[1], rel=0.02)
-    solution = torch.linalg.solve(
-        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), found.means.T
-    )
-    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ found.means.T)
-
-
-def test_columns_that_span_few_directions_are_projected_as_well() -> None:
-    found = statistics(4000, 400, 4)
-    columns = found.means[:1].T.expand(-1, 4)
-    reduced = Tridiagonal.of(found.matrix, columns, projected=True)
-    solution = torch.linalg.solve(
-        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns
-    )
-    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ columns)
-
-
 @settings(max_examples=6, deadline=None)
 @given(st.sampled_from([9, 60, 360, 500]), st.integers(1, 5), st.floats(1e-3, 1e3))
 def test_sums_over_eigenvalues_are_exact_where_no_projection_is_asked_for(

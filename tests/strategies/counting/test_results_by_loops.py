@@ -32,7 +32,6 @@ from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,
     evaluation_result,
-    keep_result,
     pooled,
     rate,
     records_counted,
@@ -129,18 +128,6 @@ def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
         },
         "noise": {f"s{at}": pytest.approx(math.sqrt(each)) for at, each in enumerate(variances)},
         "per_site": {f"s{at}": table.tolist() for at, table in enumerate(tables)},
-    }
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 2.0])
-def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> None:
-    kept = Kept()
-    more = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
-    keep_result(kept, run_of("survey", **more).settings, 4, {"records": 3})  # type: ignore[arg-type]
-    whole: dict[str, Any] = {"schema": 1, "kind": "survey", "sites": 4, "records": 3}
-    whole |= {"privacy": {"epsilon": 2.0, "delta": 1e-5}} if epsilon else {}
-    assert kept.surrogates == {
-        "file survey.json": (json.dumps(whole, indent=2) + "\n").encode(),
     }
 
 

@@ -28,7 +28,6 @@ from fedsurrogate.server_app.counting import (
     features_with,
     survey_settings,
 )
-from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
@@ -42,7 +41,6 @@ from tests.strategies.counting.hospitals import (
 )
 from tests.totals import unpack_total
 
-Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]
 SUMMED: dict[str, Any] = {"secure-aggregation": True}
 NOISY = 'mechanisms = ["secure-aggregation"]\n'
@@ -278,33 +276,6 @@ def test_a_hospital_that_requires_secure_aggregation_now_takes_part(tmp_path: Pa
             continue
         with pytest.raises(RunError, match="policy"):
             run_federation(tmp_path, nodes, **asked)
-
-
-def test_a_simulated_evaluation_has_one_distributed_noise_and_no_exact_values(
-    tmp_path: Path,
-) -> None:
-    settings = {
-        "output-dir": str(tmp_path),
-        "device": "cpu",
-        "classes": "0,1,2",
-        "image-size": 8,
-        "seed": 4,
-    }
-    run = simulate_here(
-        4, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
-    )
-    results = []
-    for secure_aggregation in (False, True):
-        asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5, secure_aggregation))
-        more = {"output-dir": str(tmp_path), "device": "cpu", "colluding": 0.0}
-        folder = simulate_here(sites, asked | more, lambda event: None, report=False)
-        results.append(json.loads((folder / "evaluation.json").read_text()))
-    alone, distributed = results
-    assert distributed["noise"]["decisions"] == pytest.approx(
-        alone["noise"]["decisions"] / 2, rel=0.05
-    )
-    assert "exact" not in distributed
-    assert distributed["sites"] == 4
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "survey"])

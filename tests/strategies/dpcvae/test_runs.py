@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
@@ -22,7 +21,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
-from fedsurrogate.common.wire.records import INFO, PAYLOAD
+from fedsurrogate.common.wire.records import PAYLOAD
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.plan import plan
 from tests.grid import (
@@ -360,24 +359,3 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
     ] == [1, 3, 4]
     rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
     assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
-
-
-def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path) -> None:
-    def boasts(record: Any) -> None:
-        info = dict(record.config_records[INFO])
-        info |= {
-            "downstream.accuracy-local": 1e308,
-            "downstream.sliced": -1.0,
-            "downstream.other": 0.5,
-        }
-        record[INFO] = ConfigRecord(info)
-
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL
-    )
-    row = metrics_of(folder)["downstream"]["1"]
-    assert not {"accuracy-local", "sliced", "other"} & row.keys()
-    assert (
-        "Synthetic: a head on synthetic embeddings of all classes"
-        in write_report(folder).read_text()
-    )

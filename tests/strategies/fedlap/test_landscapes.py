@@ -23,10 +23,8 @@ from fedsurrogate.common.surrogates.surrogates import Header, Synthetic, check_s
 from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import (
-    common_radius,
     gradient_of,
     learn,
-    limited_radii,
 )
 
 CLASSES = ("a", "b", "c")
@@ -66,33 +64,12 @@ def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> Simpl
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
 
 
-@pytest.mark.parametrize(
-    ("rule", "radii", "wanted"),
-    [
-        ("min", [3.0, 1.0, 2.0], 1.0),
-        ("max", [3.0, 1.0, 2.0], 3.0),
-        ("median", [3.0, 1.0, 2.0], 2.0),
-        ("median", [4.0, 1.0, 2.0, 3.0], 2.5),
-        ("fixed", [3.0, 1.0, 2.0], 7.0),
-        ("min", [4.0], 4.0),
-    ],
-)
-def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> None:
-    assert common_radius(rule, radii, 7.0) == wanted
-
-
 def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
     assert [
         FedLAPSettings(learning_rate=0.6).rate(number, 9) for number in (1, 4, 9)
     ] == pytest.approx([0.6, 0.3, 0.2])
     cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=9)
     assert [cosine.rate(number, 4) for number in (1, 3)] == pytest.approx([0.6, 0.3])
-
-
-def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
-    assert limited_radii({"a": 2.0, "b": 1e-9, "c": 3.0}) == {"a": 2.0, "b": 0.2, "c": 3.0}
-    assert limited_radii({"a": 2.0, "b": 0.3, "c": 3.0}) == {"a": 2.0, "b": 0.3, "c": 3.0}
-    assert walked(synthetic("a"), synthetic("b", radius=1e-9), synthetic("c")).moved > 0.1
 
 
 def test_one_site_equals_training_on_its_synthetic_set() -> None:
@@ -165,18 +142,6 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
         training = Training(config, CLASSES, "f", 64, model(), NOTHING)
         learn(training, [synthetic("a")])
         assert bool(training.memory) == (not epsilon)
-
-
-def test_three_rounds_are_remembered_and_older_ones_count_less() -> None:
-    memory = NOTHING
-    for name in "abcde":
-        memory = walked(synthetic(name), memory=memory).memory
-    assert torch.equal(
-        memory["values"].flatten(1), torch.cat([synthetic(name).values for name in "edc"])
-    )
-    assert torch.allclose(
-        memory["weights"].reshape(3, 4).sum(1), torch.tensor([7.0, 4.0, 2.0]) / 13
-    )
 
 
 def test_the_wire_keeps_what_half_precision_keeps() -> None:

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
-from fedsurrogate.strategies import fedlap
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import FedLAP, gradient_of, learn
 from fedsurrogate.strategies.robustness.defence import defend_synthetic
@@ -112,34 +110,3 @@ def test_sets_are_read_as_they_were_sent(sites: int) -> None:
         read = strategy.parse(pack_synthetic(each), training)
         assert (read.header, read.round, read.records) == (each.header, 1, each.records)
         assert strategy.records(read) == each.records
-
-
-@pytest.mark.parametrize("wrong", ["records", "gradient", ""])
-def test_records_are_checked_before_anything_is_computed_of_them(
-    monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    strategy = FedLAP({"method": "fedlap"}, Kept())
-    training = Training.begin(strategy.config, ("a", "b"), "f", 4)
-    training.round = 3
-    calls: list[Any] = []
-
-    def checked(*given_: Any) -> None:
-        calls.append(given_)
-        if wrong == "records":
-            raise SurrogateError("no records")
-
-    def gradient(state: Any, reply: Any) -> dict[str, torch.Tensor]:
-        calls.append("gradient")
-        return {"a": torch.ones(1), "b": torch.tensor([torch.inf if wrong else 1.0])}
-
-    monkeypatch.setattr(fedlap, "check_synthetic", checked)
-    monkeypatch.setattr(strategy, "_gradient", gradient)
-    sent: Any = object()
-    if wrong:
-        reason = "no records" if wrong == "records" else "whose gradient is not finite"
-        with pytest.raises(SurrogateError, match=reason):
-            strategy.check(sent, training)
-    else:
-        strategy.check(sent, training)
-    own = (sent, strategy.config.settings.fedlap, ("a", "b"), 4, 4, False)
-    assert calls == ([own] if wrong == "records" else [own, "gradient"])

@@ -172,14 +172,6 @@ def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
     ]
 
 
-def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **LITTLE | {"deadline": 0.3}
-    )
-    assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
-    assert metrics_of(folder)["status"] == "ok"
-
-
 @pytest.mark.slow
 def test_a_given_noise_stops_at_the_last_affordable_round_and_says_so(tmp_path: Path) -> None:
     noise = {"epsilon": 9.0, "fedlap.noise-multiplier": 1.0, "fedlap.rounds": 9}

@@ -244,19 +244,6 @@ def test_a_run_learns_from_the_capped_code(more: dict[str, Any], tmp_path: Path)
         assert not torch.equal(left.arrays()["weight"], same.arrays()["weight"])
 
 
-def test_secure_aggregation_with_own_moments_gives_the_model_of_messages(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "task": "multilabel",
-        "label_columns": list(NAMES),
-        "label_sets": SET_TEXT,
-        "max_share": 0.0,
-    }
-    runs = [fs.simulate(hospitals(), output_dir=tmp_path, **settings, **more) for more in (SUM, {})]
-    weights = [run.model.classifier.arrays()["weight"] for run in runs]
-    assert torch.allclose(*weights, rtol=0.02, atol=0.02)
-    assert runs[0].metrics["learning"]["label moment"].startswith("own")
-
-
 def test_a_record_that_lacks_a_label_of_its_set_is_left_out_alone() -> None:
     """What it says of other records is nothing; a person reads of it in the data report."""
     target = parse_run(LABELS | PRIVATE | {"label-sets": "x=a,b,c"}).target

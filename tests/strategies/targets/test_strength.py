@@ -18,11 +18,9 @@ from sklearn.metrics import roc_auc_score
 
 import fedsurrogate as fs
 from fedsurrogate.strategies.targets.number import (
-    CAUTION,
     Annotated,
     Directions,
     Outcomes,
-    _compared,
     cross_validated,
     label_heads,
     of_least_error,
@@ -178,24 +176,3 @@ def test_labels_of_few_records_rank_as_logistic_regression_does(seed: int, decay
             max(roc_auc_score(truth[600:900, at], each.decision_function(test)) for each in peers)
         )
     assert np.mean(ours) > np.mean(pooled) - 0.04
-
-
-@given(seed=st.integers(0, 2**20), outputs=st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
-def test_where_no_ridge_is_strong_enough_the_strongest_is_taken(seed: int, outputs: int) -> None:
-    """As any ridge is stronger than one that has a smaller weight."""
-    draw = np.random.default_rng(seed)
-    x = torch.tensor(draw.normal(size=(20, 8)))
-    covariance = torch.cov(x.T, correction=0)
-    outcomes = Outcomes(
-        torch.tensor(draw.normal(size=(outputs, 8))),
-        torch.ones(outputs, dtype=torch.float64),
-        torch.full((outputs,), 20.0, dtype=torch.float64),
-        torch.zeros(outputs, dtype=torch.float64),
-    )
-    directions = Directions.of(covariance)
-    strongest = cross_validated(directions, outcomes, caution=1e9)
-    for caution in (0.5, 1.0, CAUTION):
-        other = cross_validated(directions, outcomes, caution=caution)
-        assert (other.strength <= strongest.strength).all()
-    assert (strongest.strength == _compared(directions, outcomes)[0].amax(-1)).all()
