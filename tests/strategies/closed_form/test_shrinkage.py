@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsurrogate.strategies.closed_form import solvers as shrinkage
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics, Tridiagonal
+from tests.examples import statistics_of
 
 
 def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) -> Statistics:
@@ -22,12 +23,7 @@ def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) 
     x = (
         (means[labels] + torch.randn(n, d, generator=generator)) * torch.logspace(0, -decay, d)
     ) @ turn
-    counts = torch.bincount(labels, minlength=classes).double()
-    centres = (
-        torch.zeros(classes, d).index_add_(0, labels, x).double() / counts.clamp_min(1)[:, None]
-    )
-    apart = x.double() - centres[labels]
-    return Statistics(counts, centres, apart.T @ apart / n)
+    return statistics_of(x, labels, classes)
 
 
 CASES = [
@@ -136,10 +132,7 @@ def test_the_estimated_accuracies_are_those_on_new_records(
         return (means[labels] + noise) * scale, labels
 
     x, labels = drawn(records)
-    counts = torch.bincount(labels, minlength=classes).double()
-    centres = torch.zeros_like(means).index_add_(0, labels, x) / counts[:, None]
-    apart = x - centres[labels]
-    found = Statistics(counts, centres, apart.T @ apart / records)
+    found = statistics_of(x, labels, classes)
     estimated: list[float] = []
     right = shrinkage._right
 

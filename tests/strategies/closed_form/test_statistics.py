@@ -182,6 +182,14 @@ def test_secure_aggregation_without_a_record_of_any_class_is_refused() -> None:
         of_total(total)
 
 
+def test_divided_columns_are_those_of_divided_records() -> None:
+    whole, scales = records(), torch.linspace(0.1, 10, 4).double()
+    exact = statistics_of(whole.features / scales, whole.labels, 3)
+    close(statistics_of(whole.features, whole.labels, 3).divided(scales), exact)
+    thin = Factored(torch.ones(4, 2).double(), torch.ones(4).double())
+    assert torch.allclose(thin.divided(scales).dense(), thin.dense() / scales / scales[:, None])
+
+
 def test_factors_are_kept_while_they_are_few() -> None:
     few = Factored(torch.ones(9, 1, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
     part = Statistics(table(2, 2), torch.zeros(2, 9, dtype=torch.float64), few)

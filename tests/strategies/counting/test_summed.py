@@ -39,6 +39,7 @@ from tests.strategies.counting.hospitals import (
     learned,
     surveyed,
 )
+from tests.strategies.interrupted import wire_of
 from tests.totals import unpack_total
 
 Hospitals = tuple[list[NodeConfig], Path]
@@ -106,12 +107,7 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
     assert len(vectors) == 3
     assert (total == words(sum(vectors.values()))).all()
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     said = "".join(str(dict(r)) for m in grid.received for r in m.content.config_records.values())
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for vector in vectors.values():

@@ -21,6 +21,7 @@ from tests.client_app.methods.dpcvae.test_training import Site, run
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, events_of, metrics_of, run_federation, sites
 from tests.strategies.dpcvae.test_runs import SMALL, ledgers
+from tests.strategies.interrupted import wire_of
 from tests.totals import unpack_total
 
 FEW: dict[str, Any] = {
@@ -88,12 +89,7 @@ def test_no_message_and_no_file_holds_class_sums_or_an_update_of_one_site(
     ] * 4
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
     assert (total == words(sum(seen[-4:]))).all()
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for vector in seen:
         at = int(np.flatnonzero(vector)[-40])

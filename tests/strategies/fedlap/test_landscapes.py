@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
@@ -20,7 +19,6 @@ from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic, check_synthetic
-from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import (
     gradient_of,
@@ -144,16 +142,6 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
         assert bool(training.memory) == (not epsilon)
 
 
-def test_the_wire_keeps_what_half_precision_keeps() -> None:
-    before = synthetic()
-    after = unpack_synthetic(pack_synthetic(before))
-    assert torch.allclose(after.values, before.values, rtol=1e-3, atol=1e-3)
-    assert torch.equal(after.labels, before.labels)
-    assert (after.header, after.round, after.radius, after.records) == (before.header, 1, 5.0, 10)
-    assert pack_synthetic(after) == pack_synthetic(unpack_synthetic(pack_synthetic(after)))
-    assert len(pack_synthetic(before)) <= 2 * 4 * 64 + 120
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -190,20 +178,6 @@ def test_private_sets_must_hide_what_privacy_hides() -> None:
     ):
         with pytest.raises(SurrogateError, match=message):
             check_synthetic(bad, SETTINGS, CLASSES, 64, 1, private=True)
-
-
-def test_labels_that_are_no_classes_are_refused() -> None:
-    for labels in ([0, 0, 2, 2], [1, 1, 0, 0]):
-        with pytest.raises(SurrogateError, match="labels"):
-            unpack_synthetic(pack_synthetic(replace(synthetic(), labels=torch.tensor(labels))))
-    many = pb.Synthetic()
-    many.ParseFromString(pack_synthetic(synthetic()))
-    for refused in ("1048580 labels", "bytes of packed numbers"):
-        many.labels.extend([0] * 2**20)
-        with pytest.raises(SurrogateError, match=refused):
-            unpack_synthetic(many.SerializeToString())
-    with pytest.raises(SurrogateError, match="shape"):
-        unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
 
 
 def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:

@@ -21,6 +21,7 @@ from fedsurrogate.common.wire.model_proto import (
 )
 from fedsurrogate.common.wire.records import unpack_surrogate
 from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
+from tests.strategies.interrupted import interrupted, wire_of
 
 CHAIN: dict[str, Any] = {
     "fedpft.topology": "chain",
@@ -108,20 +109,7 @@ def test_kd_goes_along_the_same_chain(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_chain_resumes_after_its_last_hop(tmp_path: Path) -> None:
     whole = run_federation(tmp_path / "whole", sites(3), **CHAIN | ORDER)
-    grid = InProcessGrid(sites(3))
-    push, pushed = grid.push_messages, []
-
-    def dies(messages: Any) -> Any:
-        chosen = list(messages)
-        pushed.extend(m for m in chosen if m.metadata.message_type == "train")
-        if len(pushed) == 3:
-            raise ConnectionError("the SuperLink is gone")
-        return push(chosen)
-
-    grid.push_messages = dies  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
-        run_federation(tmp_path / "half", grid, **CHAIN | ORDER)
-    (half,) = (tmp_path / "half" / "runs").iterdir()
+    half = interrupted(tmp_path / "half", CHAIN | ORDER, after=2, count=3)
     resumed = run_federation(tmp_path / "half", sites(3), **CHAIN | ORDER, resume=str(half))
     assert [hop["site"] for hop in hops(resumed)] == ["0", "1", "2"]
     assert (whole / "relay.bin").read_bytes() == (resumed / "relay.bin").read_bytes()
@@ -144,13 +132,7 @@ def test_a_sealed_chain_gives_the_same_heads_and_shows_the_coordinator_nothing(
     assert not (sealed / "model.safetensors").exists()
     assert "0" not in [path.stem for path in (sealed / "surrogates").iterdir()]
     stored = b"".join(path.read_bytes() for path in sealed.rglob("*") if path.is_file())
-    carried = b"".join(
-        array.data
-        for message in (*grid.sent, *grid.received)
-        if message.has_content()
-        for record in message.content.array_records.values()
-        for array in record.values()
-    )
+    carried = wire_of(grid)
     assert (sealed / "relay.bin").read_bytes() in carried
     for piece in parameters(opened):
         assert piece not in stored

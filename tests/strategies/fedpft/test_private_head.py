@@ -320,21 +320,6 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
 
 
-def test_a_public_mean_goes_round_and_is_part_of_the_head() -> None:
-    features, labels = data(3000)
-    centre = torch.full((DIMENSION,), 0.5)
-    run = parse_run({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    shifted = make_surrogate(
-        SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre
-    ).surrogate
-    plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
-    assert shifted.claim is not None
-    assert len(shifted.claim.centre) == 16
-    head = unpack_classifier(pack_classifier(learn([shifted], run, "cpu", centre=centre).head))
-    other = unpack_classifier(pack_classifier(learn([plain], run, "cpu").head))
-    assert float((head.predict(features + 0.5) == other.predict(features)).float().mean()) > 0.99
-
-
 @pytest.mark.parametrize("family", ["diag", "full", "lowrank"])
 def test_the_second_moment_of_all_classes_is_not_that_of_some(family: str) -> None:
     features, labels = data(3000)

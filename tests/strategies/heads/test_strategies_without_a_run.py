@@ -18,12 +18,10 @@ from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.strategies import heads
-from fedsurrogate.strategies.base.outcome import Defended, Site
+from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Representation, Updates
 from fedsurrogate.strategies.heads import Heads
-from fedsurrogate.strategies.robustness.defence import defend_heads
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES = ("a", "b", "c")
@@ -43,33 +41,6 @@ def head(site: int = 0, classes: tuple[str, ...] = CLASSES, records: int = 9) ->
 def test_a_message_has_at_most_eight_numbers_a_byte_or_four_million(size: int) -> None:
     found = Heads({"method": "average"}, Kept()).most_numbers(range(size))  # type: ignore[arg-type]
     assert found == max(size, min(8 * size, 4_194_304))
-
-
-@pytest.mark.parametrize("classes", [(), ("c", "a", "b")])
-def test_the_rule_of_the_method_gets_what_the_defence_keeps(
-    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
-) -> None:
-    strategy = Heads({"method": "average", "max-share": 2.5, "defence": "screen"}, Kept())
-    sent = [head(site, records=5 + 90 * (site == 1)) for site in range(3)]
-    asked: list[Any] = []
-
-    def combine(*given_: Any) -> str:
-        asked.append(given_)
-        return "model"
-
-    def defend(*given_: Any) -> Defended[Parameters]:
-        assert given_ == (sent, "screen", 2.5)
-        return Defended(sent[:2], {"s1": 0.5})
-
-    monkeypatch.setattr(heads, "load", lambda name: combine)
-    monkeypatch.setattr(heads, "defend_heads", defend)
-    learned = strategy.learn(sent, classes)
-    own = strategy.config
-    assert asked == [(sent[:2], classes or CLASSES, own.settings, own.defence)]
-    assert (learned.model, learned.defended) == ("model", Defended(sent[:2], {"s1": 0.5}))
-    monkeypatch.undo()
-    kept = strategy.defend(sent, CLASSES)
-    assert kept.capped == defend_heads(sent, "screen", 2.5).capped != {}
 
 
 @pytest.mark.parametrize("change", ["", "nan", "round", "records"])

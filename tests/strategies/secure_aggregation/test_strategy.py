@@ -30,6 +30,7 @@ from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.strategies.interrupted import wire_of
 from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
@@ -60,12 +61,7 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
     assert names == ("0", "1", "2", "3", "4")
     assert (numbers == words(sum(vectors.values()))).all()
     assert metrics_of(folder)["accuracy"]["model"] > 0.9
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     secret = [words(vector) for vector in vectors.values()]
     others = [numbers - each for each in secret]

@@ -70,47 +70,6 @@ def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
     assert ours > pooled - 0.03
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("secure_aggregation", [False, True])
-def test_a_run_of_times_on_ill_conditioned_features_ranks_as_a_cox_model_does(
-    secure_aggregation: bool, tmp_path: Path
-) -> None:
-    from sksurv.linear_model import CoxPHSurvivalAnalysis
-    from sksurv.metrics import concordance_index_censored
-    from sksurv.util import Surv
-
-    draw = np.random.default_rng(5)
-    x = pixels(draw, 900, 300, 7.0)
-    true = (x - x.mean(0)) @ draw.normal(size=300)
-    until = draw.exponential(size=900) * np.exp(-true / true.std())
-    seen = draw.uniform(0.1, 3.0, 900)
-    y = np.stack([np.minimum(until, seen), until <= seen], 1)
-    train, test = slice(0, 600), slice(600, 900)
-    parts = [(x[train][i::3], y[train][i::3]) for i in range(3)]
-    more: dict[str, Any] = {
-        "secure_aggregation": True,
-        "secure_aggregation_range": 4.0,
-        "dropouts": 0.0,
-    }
-    run = fs.simulate(
-        parts,
-        task="survival",
-        horizon=2.0,
-        output_dir=tmp_path,
-        **(more if secure_aggregation else {}),
-    )
-
-    def concordance(risk: Array) -> float:
-        return float(concordance_index_censored(y[test][:, 1] == 1, y[test][:, 0], risk)[0])
-
-    response = Surv.from_arrays(y[train][:, 1] == 1, y[train][:, 0])
-    pooled = max(
-        concordance(CoxPHSurvivalAnalysis(alpha=a).fit(x[train], response).predict(x[test]))
-        for a in (0.1, 1.0, 10.0)
-    )
-    assert concordance(run.model.answers(x[test])["risk"]) > pooled - 0.03
-
-
 @given(
     seed=st.integers(0, 2**20),
     size=st.integers(5, 80),
