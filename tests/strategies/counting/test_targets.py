@@ -109,6 +109,16 @@ def time_cells(of: Any) -> Any:
     return np.where((of["died"] == 1) & (places < 4), places, nearest + 4)
 
 
+def test_an_exact_survey_counts_all_records(
+    fresh: tuple[str, list[NodeConfig], Path], tmp_path: Path
+) -> None:
+    kind, nodes, _ = fresh
+    result = surveyed(tmp_path, nodes, kind, 0.0)
+    assert [round(row["value"]) for row in result["classes"].values()] == true_cells(kind)
+    assert result["records"]["value"] == sum(SIZES)
+    assert len(result["per_site"]) == 3
+
+
 def test_an_exact_sum_of_a_survey_counts_the_records_that_train(
     fresh: tuple[str, list[NodeConfig], Path], tmp_path: Path
 ) -> None:
