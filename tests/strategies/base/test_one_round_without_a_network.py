@@ -21,7 +21,9 @@ SETTINGS = {"method": "fedpft", "deadline": 50.0, "quorum": 0.5}
 
 def sent(site: str, frame: bytes = b"", x: float = 1.0, print_: str = "f") -> Any:
     own = Header("fedpft", "r", site, print_, ("a",), frame)
-    return SimpleNamespace(header=own, claim=None, tables={"x": torch.tensor([x]), "name": "text"})
+    return SimpleNamespace(
+        header=own, claim=None, dimension=1, tables={"x": torch.tensor([x]), "name": "text"}
+    )
 
 
 class Toy(FedPFT):

@@ -183,10 +183,10 @@ def test_secure_aggregation_without_a_record_of_any_class_is_refused() -> None:
 
 
 def test_divided_columns_are_those_of_divided_records() -> None:
-    whole, scales = records(), torch.linspace(0.1, 10, 4).double()
+    whole, scales = records(), torch.linspace(0.1, 10, 6).double()
     exact = statistics_of(whole.features / scales, whole.labels, 3)
     close(statistics_of(whole.features, whole.labels, 3).divided(scales), exact)
-    thin = Factored(torch.ones(4, 2).double(), torch.ones(4).double())
+    thin = Factored(torch.ones(6, 2).double(), torch.ones(6).double())
     assert torch.allclose(thin.divided(scales).dense(), thin.dense() / scales / scales[:, None])
 
 

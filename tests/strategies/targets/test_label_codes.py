@@ -56,10 +56,11 @@ def total(run: Run, parts: list[tuple[Tensor, Tensor]]) -> CodedSums:
         CodedRecords(x, target.code(target.of_site(y, str(at)))) for at, (x, y) in enumerate(parts)
     ]
     if run.settings.secure_aggregation:
-        zero = [
-            in_block(exact_sums(each, None), target.block(str(at)), target.blocks)
-            for at, each in enumerate(made)
-        ]
+        zero = [exact_sums(each, None) for each in made]
+        if target.blocks:
+            zero = [
+                in_block(each, target.block(str(at)), target.blocks) for at, each in enumerate(zero)
+            ]
         return received.around_zero(
             {name: sum(each[name] for each in zero) for name in zero[0]}, {}, target, False
         )
