@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.strategies.base.outcome import Outcome, Site
+from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training, read_kept
 from fedsurrogate.strategies.fedavg import Updates
 from tests.strategies.base.test_courses_of_a_run import Kept
@@ -117,19 +116,3 @@ def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPa
     assert target is not None
     assert json.loads(head.target) == json.loads(json.dumps(target.public))
     assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
-
-
-def test_units_are_those_of_all_claims_that_count() -> None:
-    def claimed(unit: str) -> Any:
-        return SimpleNamespace(claim=SimpleNamespace(unit=unit) if unit else None)
-
-    outcome = Outcome()
-    assert outcome.units == frozenset()
-    outcome.surrogates = [claimed("record"), claimed("")]
-    assert outcome.units == {"record"}
-    outcome.sites = {
-        1: Site("a", "used", "", claim=claimed("patient").claim),
-        2: Site("b", "dropped", "", claim=claimed("other").claim),
-        3: Site("c", "used", ""),
-    }
-    assert outcome.units == {"record", "patient"}

@@ -60,20 +60,6 @@ def skewed(y, seed=1):
     return torch.where((y == 0) & (torch.rand(len(y), generator=generator) < 0.5), 0, parts)
 
 
-def test_the_sum_over_sites_is_the_statistics_of_all_records():
-    x, y = records()
-    found = pooled(sites(x, y, skewed(y)), CLASSES)
-    whole = pooled([surrogate(x, y, "all")], CLASSES)
-    wide = x.double()
-    means = torch.stack([wide[y == c].mean(0) for c in range(4)])
-    centred = wide - means[y]
-    covariance = centred.T @ centred / len(x)
-    for statistics in (found, whole):
-        assert statistics.counts.tolist() == [int((y == c).sum()) for c in range(4)]
-        torch.testing.assert_close(statistics.means, means, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(statistics.covariance, covariance, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank", "gram"])
 @pytest.mark.parametrize("components", [1, 3])
 def test_every_family_keeps_the_class_means_and_the_total_variance(family, components):

@@ -18,7 +18,14 @@ from fedsurrogate.server_app.counting import CountingBudget, evaluation_settings
 from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes
 from tests.grid import Fault, NodeConfig, events_of, metrics_of
-from tests.strategies.counting.hospitals import allow, entries, evaluated, learned, surveyed
+from tests.strategies.counting.hospitals import (
+    allow,
+    entries,
+    evaluated,
+    learned,
+    renewed,
+    surveyed,
+)
 
 
 @pytest.fixture
@@ -39,18 +46,7 @@ def hospitals(
 ) -> tuple[list[NodeConfig], Path]:
     """Fresh ledgers and policies in `home`; data and run of all tests together."""
     _, nodes, run = learned_once
-    fresh = [
-        node
-        | {
-            "state-dir": str(home / f"state-{k}"),
-            "policy": str(home / f"policy-{k}.toml"),
-            "check-log-dir": str(home / f"w-{k}"),
-        }
-        for k, node in enumerate(nodes)
-    ]
-    for k in range(len(fresh)):
-        allow(home, k, "")
-    return fresh, run
+    return renewed(home, nodes, ""), run
 
 
 def exact_accuracy(nodes: list[NodeConfig], run: Path) -> float:

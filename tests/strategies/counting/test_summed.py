@@ -37,6 +37,7 @@ from tests.strategies.counting.hospitals import (
     entries,
     evaluated,
     learned,
+    renewed,
     surveyed,
 )
 from tests.strategies.interrupted import wire_of
@@ -66,14 +67,7 @@ def hospitals(learned_once: tuple[Path, list[NodeConfig], Path], home: Path) -> 
     and a run's folder.
     """
     _, nodes, run = learned_once
-    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
-    fresh = [
-        node
-        | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
-        for k, node in enumerate(nodes)
-    ]
-    permit(home, NOISY)
-    return fresh, run
+    return renewed(home, nodes, NOISY), run
 
 
 def permit(home: Path, text: str, count: int = 3) -> None:

@@ -25,7 +25,7 @@ from fedsurrogate.strategies.counting.strategy import payload_of
 from fedsurrogate.strategies.targets.time import Cells, kaplan_meier, log_rank
 from tests import commands
 from tests.grid import FAST, NodeConfig, metrics_of
-from tests.strategies.counting.hospitals import allow, counted, entries, evaluated
+from tests.strategies.counting.hospitals import allow, counted, entries, evaluated, renewed
 from tests.strategies.counting.targets import KINDS, Tables, hospitals, learned, records, write
 
 Json = dict[str, Any]
@@ -56,18 +56,7 @@ def fresh(
     """A kind of target, hospitals with new ledgers and policies in `tmp_path`, and the run."""
     monkeypatch.setattr("fedsurrogate.strategies.base.collection.POLL_SECONDS", 0.01)
     kind, _, nodes, run = at_hospitals
-    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
-    moved = [
-        node
-        | {
-            key: str(tmp_path / f"{name}-{k}{'.toml' * (key == 'policy')}")
-            for key, name in own.items()
-        }
-        for k, node in enumerate(nodes)
-    ]
-    for k in range(len(moved)):
-        allow(tmp_path, k, ALL)
-    return kind, moved, run
+    return kind, renewed(tmp_path, nodes, ALL), run
 
 
 def surveyed(home: Path, nodes: list[NodeConfig], kind: str, epsilon: float, **more: Any) -> Json:

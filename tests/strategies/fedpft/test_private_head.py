@@ -22,14 +22,13 @@ from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, without_cla
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.fedpft.private_head import (
-    SITES_DIFFER,
     learn_from_sums,
     least_squares,
     observed_within,
     unused,
 )
 from fedsurrogate.strategies.fedpft.strategy import learn
-from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
+from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool
 
 CLASSES = ("a", "b", "c")
 DIMENSION = 6
@@ -151,52 +150,6 @@ def test_sites_without_a_class_add_no_noise_to_it() -> None:
     others = [made(*empty, 1.0, site=str(i)) for i in range(9)]
     crowd = pool(by_site([made(features, labels, 1.0), *others])).noise
     assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
-
-
-def styles(epsilon: float, count: int = 3000) -> list[SumsSurrogate]:
-    """Two sites with different data in every class, such as photos and drawings."""
-    sites = []
-    for site in range(2):
-        generator = torch.Generator().manual_seed(site)
-        labels = torch.randint(0, 3, (count,), generator=generator)
-        centres = torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(10 + site))
-        features = centres[labels] + 0.3 * torch.randn(count, DIMENSION, generator=generator)
-        sites.append(made(features, labels, epsilon, "full", str(site)))
-    return sites
-
-
-def test_sites_that_agree_are_found_to_and_so_are_sites_that_differ() -> None:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (6000,), generator=generator)
-    centres = torch.randn(3, 256, generator=generator)
-    features = centres[labels] + torch.randn(6000, 256, generator=generator)
-    for epsilon in (1.0, 8.0, PLENTY):
-        alike = [made(features[i::10], labels[i::10], epsilon, site=str(i)) for i in range(10)]
-        assert shrink(by_site(alike))[1] < SITES_DIFFER
-    assert shrink(by_site(styles(8.0)))[1] > 0.9
-    assert shrink(by_site(styles(8.0)[:1]))[1] == 0, "one site differs from nobody"
-
-
-def test_means_drawn_together_are_nearer_to_the_true_ones_than_either_extreme() -> None:
-    generator, d, sites = torch.Generator().manual_seed(0), 200, 8
-    shared = torch.randn(3, d, generator=generator, dtype=torch.float64)
-    labels, records = (
-        torch.arange(3).repeat(sites),
-        torch.full((3 * sites,), 100.0, dtype=torch.float64),
-    )
-    true = shared[labels] + 0.5 * torch.randn(
-        3 * sites, d, generator=generator, dtype=torch.float64
-    )
-    noise = torch.full((3 * sites,), 0.25, dtype=torch.float64)
-    noisy = true + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
-    drawn, share = shrink(
-        Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum())
-    )
-    # Noise and difference are equal, so half of the observed difference is real.
-    assert share == pytest.approx(0.5, abs=0.05)
-    pooled = torch.stack([noisy[labels == c].mean(0) for c in range(3)])[labels]
-    errors = [float((found - true).square().mean()) for found in (drawn.means, noisy, pooled)]
-    assert errors[0] < 0.65 * min(errors[1:])
 
 
 def test_without_noise_least_squares_is_that_of_the_records() -> None:
