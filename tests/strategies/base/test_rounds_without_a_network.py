@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.strategies.base.outcome import Site
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
+from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.fedavg import Updates
+from fedsurrogate.strategies.fedavg import Updates, with_memory
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 BUDGET = PUBLIC_SENTENCES["budget"]
@@ -116,3 +118,30 @@ def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPa
     assert target is not None
     assert json.loads(head.target) == json.loads(json.dumps(target.public))
     assert head.target == json.dumps(json.loads(head.target), sort_keys=True)
+
+
+def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, training = begun(monkeypatch, 4, method="scaffold")
+    strategy.outcome.sites[2].barred = True
+    with_memory(training)
+    ones = {name: torch.ones_like(part) for name, part in training.model.items()}
+    ones |= {CONTROL + name: part for name, part in ones.items()}
+    assert strategy.absorb(training, [Parameters(training.header(), 4, ones, 1)]) == {}
+    for name in training.model:
+        assert training.memory[CONTROL + name].flatten()[0].item() == pytest.approx(1 / 3)
+
+
+def test_units_are_those_of_all_claims_that_count() -> None:
+    def claimed(unit: str) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(unit=unit) if unit else None)
+
+    outcome = Outcome()
+    assert outcome.units == frozenset()
+    outcome.surrogates = [claimed("record"), claimed("")]
+    assert outcome.units == {"record"}
+    outcome.sites = {
+        1: Site("a", "used", "", claim=claimed("patient").claim),
+        2: Site("b", "dropped", "", claim=claimed("other").claim),
+        3: Site("c", "used", ""),
+    }
+    assert outcome.units == {"record", "patient"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,13 @@ from fedsurrogate.common.targets.labels import Labels
 from fedsurrogate.common.targets.number import Number
 from fedsurrogate.common.targets.time import Time
 from fedsurrogate.common.wire.model_proto import save_model
+from fedsurrogate.strategies.base.one_shot import OneShot
+from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.counting.results import (
     PooledCounts,
     auroc,
     evaluation_result,
+    keep_result,
     pooled,
     rate,
     records_counted,
@@ -127,6 +132,18 @@ def test_tables_and_variances_of_sites_add_up_and_a_survey_shows_each_site(
     }
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 2.0])
+def test_a_result_is_kept_as_text_with_its_kind_and_budget(epsilon: float) -> None:
+    kept = Kept()
+    more = {"epsilon": epsilon, "delta": 1e-5} if epsilon else {}
+    keep_result(kept, run_of("survey", **more).settings, 4, {"records": 3})  # type: ignore[arg-type]
+    whole: dict[str, Any] = {"schema": 1, "kind": "survey", "sites": 4, "records": 3}
+    whole |= {"privacy": {"epsilon": 2.0, "delta": 1e-5}} if epsilon else {}
+    assert kept.surrogates == {
+        "file survey.json": (json.dumps(whole, indent=2) + "\n").encode(),
+    }
+
+
 def test_secure_aggregation_of_counts_says_so_and_false_ones_end_the_run() -> None:
     run = run_of("survey")
     table = torch.tensor([5.0, 0.0, 3.0]).double()
@@ -180,6 +197,26 @@ def test_exact_counts_that_cannot_be_read_are_refused(text: str) -> None:
     assert {table.dtype for table in found.values()} == {torch.float64}
     with pytest.raises(SurrogateError, match="exact counts that cannot be read"):
         strategy._exact_tables(text)
+
+
+@pytest.mark.parametrize("kind", ["survey", "evaluation"])
+def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    strategy, recorder = Counting(run_of(kind), Kept()), Kept()
+    strategy.recorder = recorder
+    monkeypatch.setattr(strategy, "_node", lambda reply: reply.node)
+    monkeypatch.setattr(OneShot, "_receive", lambda self, reply, late: None)
+    for at, show in enumerate((True, False, 1, "y", None)):
+        strategy._received[at] = object()  # type: ignore[assignment]
+        strategy.outcome.sites[at] = Site(f"s{at}", "used", "", records=5)
+        recorder.surrogates[f"s{at}"] = b"sent"
+        content = SimpleNamespace(config_records={"info": {"show": show}})
+        strategy._receive(SimpleNamespace(node=at, content=content))  # type: ignore[arg-type]
+    alone = range(1 if kind == "evaluation" else 5)
+    assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
+    records = [site.records for site in strategy.outcome.sites.values()]
+    assert records == [5 * (at in alone) for at in range(5)]
 
 
 def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
 from fedsurrogate.strategies.base.training import Training
@@ -104,9 +106,21 @@ def test_each_round_learns_states_and_keeps_what_it_should(
 def test_sets_are_read_as_they_were_sent(sites: int) -> None:
     from fedsurrogate.common.wire.model_proto import pack_synthetic
 
-    run = parse_run({"method": "fedlap", "fedlap.model": "linear"})
+    run = parse_run({"method": "fedlap", "fedlap.model": "linear", "fedlap.images-per-class": 2})
     strategy, training = FedLAP(run, Kept()), Training.begin(run, CLASSES, "f", D)
     for each in sets_of(0, 1, [1.0] * sites):
         read = strategy.parse(pack_synthetic(each), training)
         assert (read.header, read.round, read.records) == (each.header, 1, each.records)
         assert strategy.records(read) == each.records
+
+
+def test_records_that_spoil_the_sum_of_gradients_are_refused() -> None:
+    run = parse_run({"method": "fedlap", "fedlap.model": "linear", "fedlap.images-per-class": 2})
+    strategy, training = FedLAP(run, Kept()), Training.begin(run, CLASSES, "f", D)
+    (sent,) = sets_of(0, 1, [1.0])
+    strategy.check(sent, training)
+    with pytest.raises(SurrogateError, match="this is round 1"):
+        strategy.check(replace(sent, round=2), training)
+    training.model = {name: torch.full_like(each, 3e38) for name, each in training.model.items()}
+    with pytest.raises(SurrogateError, match="whose gradient is not finite"):
+        strategy.check(sent, training)

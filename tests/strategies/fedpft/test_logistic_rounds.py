@@ -319,21 +319,6 @@ def test_planned_bytes_are_those_of_all_rounds_and_the_head_is_learned(
     assert made["bytes"]["up"] / 4 == pytest.approx(planned.up, rel=0.3)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "is for runs with privacy"),
-        ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
-        ({"fedpft.components": 2}, "fedpft.components"),
-    ],
-)
-def test_what_a_logistic_head_cannot_do_is_refused(
-    public: dict[str, Any], changed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run(public | changed)
-
-
 def test_the_solver_is_in_the_digest_where_it_decides_what_sites_send(
     public: dict[str, Any],
 ) -> None:

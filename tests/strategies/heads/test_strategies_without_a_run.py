@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
-from fedsurrogate.common.models.classifiers import Network
+from fedsurrogate.common.models.classifiers import Head, Network
 from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -21,7 +21,7 @@ from fedsurrogate.common.wire.records import INFO
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Representation, Updates
-from fedsurrogate.strategies.heads import Heads
+from fedsurrogate.strategies.heads import Heads, average_head
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES = ("a", "b", "c")
@@ -41,6 +41,26 @@ def head(site: int = 0, classes: tuple[str, ...] = CLASSES, records: int = 9) ->
 def test_a_message_has_at_most_eight_numbers_a_byte_or_four_million(size: int) -> None:
     found = Heads({"method": "average"}, Kept()).most_numbers(range(size))  # type: ignore[arg-type]
     assert found == max(size, min(8 * size, 4_194_304))
+
+
+@pytest.mark.parametrize("classes", [(), ("c", "a", "b")])
+@pytest.mark.parametrize("defence", ["none", "screen", "median"])
+def test_the_rule_of_the_method_gets_what_the_defence_keeps(
+    classes: tuple[str, ...], defence: str
+) -> None:
+    strategy = Heads({"method": "average", "max-share": 2.5, "defence": defence}, Kept())
+    sent = [head(site, records=5 + 90 * (site == 1)) for site in range(6)]
+    for site, each in enumerate(sent):
+        each.tensors["weight"] = torch.eye(3, 4) * (-90 if site == 5 else 1 + site / 50)
+    learned = strategy.learn(sent, classes)
+    known = classes or CLASSES
+    defended = strategy.defend(sent, known)
+    assert (len(defended.kept) < len(sent)) == (defence == "screen")
+    assert learned.defended.capped == defended.capped != {}
+    wanted = average_head(defended.kept, known, strategy.config.settings, defence)
+    assert isinstance(learned.model, Head)
+    assert learned.model.header.classes == known
+    assert torch.equal(learned.model.weight, wanted.weight)
 
 
 @pytest.mark.parametrize("change", ["", "nan", "round", "records"])

@@ -176,6 +176,19 @@ def test_replies_are_read_and_what_is_missing_is_lost(
     assert strategy._waiting == {each.by for each in disputes}
 
 
+def test_a_site_that_is_rejected_for_the_same_reason_again_is_recorded_once() -> None:
+    strategy = begun()
+    strategy._disputes = frozenset({Dispute("s1", "s0", "keys"), Dispute("s2", "s0", "shares")})
+    strategy._waiting = frozenset({"s1", "s2"})
+    strategy._lost = {"s1": "waits", "s2": "waits", "s3": "gone"}
+    strategy._decide({"s0"}, "late")
+    reason = f"late: {why('s0', strategy._disputes, strategy._rules.colluding)}"
+    assert strategy._lost == {"s3": "gone", "s0": reason}
+    strategy._decide({"s0"}, "late")
+    assert events(strategy) == [("rejected", "s0", reason)]
+    assert strategy._untrusted() == {"s2"}
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 def test_the_end_of_a_sum_names_the_lost_sites_and_what_helps(distributed: bool) -> None:
     more = {"epsilon": 8.0, "delta": 1e-5, "method": "fedpft", "fedpft.covariance": "gram"}
