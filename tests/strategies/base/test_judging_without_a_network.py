@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import SurrogateError
@@ -61,6 +61,7 @@ REPORT = st.one_of(
 
 
 @settings(max_examples=40, deadline=None)
+@example([{"correct": 5, "tested": 4}], False)
 @given(st.lists(REPORT, min_size=1, max_size=5), st.booleans())
 def test_the_accuracy_is_of_all_test_records_of_sites_with_a_valid_report(
     reports: list[Any], target: bool
