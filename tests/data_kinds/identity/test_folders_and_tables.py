@@ -8,7 +8,7 @@ import pytest
 
 from fedsurrogate.client_app.datasets.dataset import Dataset
 from fedsurrogate.common.identity import likely_one
-from tests.data_kinds.identity.sources import csv_source, folders, picture, read
+from tests.data_kinds.identity.sources import csv_source, folders, read
 
 
 def losses(found: Dataset, why: str) -> list[tuple[int, str]]:
@@ -33,34 +33,6 @@ def test_a_folder_that_cannot_be_read_is_counted(
     ((count, why),) = losses(found, "folders that cannot be read")
     assert count == 1
     assert "closed" in why
-
-
-SYSTEMS = (
-    "__MACOSX ",
-    "@eaDir",
-    "@__thumb",
-    "@tmp",
-    "#recycle",
-    "~snapshot",
-    "FOUND.000",
-    "found.012",
-    "$AV_ASW",
-    "$WinREAgent",
-    "_vti_cnf",
-    "TheVolumeSettingsFolder",
-    "Recycler\u200b",
-)
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("place", ["", "b/"], ids=["top", "below"])
-def test_a_folder_of_a_system_is_no_class(name: str, place: str, tmp_path: Path) -> None:
-    folders(tmp_path, {"a": 2, "b": 2})
-    (tmp_path / place / name).mkdir()
-    (tmp_path / place / name / "x.png").write_bytes(picture(99))
-    found = read("imagefolder", tmp_path)
-    assert (len(found), set(found.classes)) == (4, {"a", "b"})
-    assert losses(found, "folders of systems")
 
 
 @pytest.mark.parametrize("name", ["found", "found.1000", "tmp", "thumb", "recycling", "a@tmp"])

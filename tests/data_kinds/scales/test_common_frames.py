@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +22,8 @@ from fedsurrogate.common.surrogates.covariances import (
     LowRank,
     Spherical,
 )
-from fedsurrogate.common.surrogates.mixtures import Frame, Mixtures, common_frame
-from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
+from fedsurrogate.common.surrogates.mixtures import Frame, common_frame
+from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import (
     classifier_of,
     file_content,
@@ -32,8 +31,6 @@ from fedsurrogate.common.wire.model_proto import (
     unpack_classifier,
 )
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
-from fedsurrogate.strategies.closed_form.statistics import of_mixtures
-from fedsurrogate.strategies.pooling.class_means import moved_surrogate
 from tests.data_kinds.scales.affine import RECORDS, records
 
 HEADER = Header("fedpft", "0" * 16, "north", "features-3", ("a", "b"))
@@ -52,29 +49,6 @@ def covariances() -> list[AnyCovariance]:
         Gram(factor @ factor.T + torch.eye(3)),
         Spherical(torch.tensor([1.0, 2.0])),
     ]
-
-
-@pytest.mark.parametrize("covariance", covariances(), ids=lambda each: type(each).__name__)
-def test_mixtures_in_another_frame_are_those_of_changed_features(covariance: Any) -> None:
-    means = torch.tensor([[0.0, 1.0, 2.0], [3.0, -1.0, 0.5]])
-    table = Mixtures(torch.tensor([5, 7]), torch.tensor([0, 1]), torch.ones(2), means, covariance)
-    sent = Surrogate(replace(HEADER, frame=ODD.packed()), table)
-    wanted = Frame(
-        torch.tensor([9999.99, 5.0, 0.0]).double(), torch.tensor([2e-3, 5e5, 3.0]).double()
-    )
-    moved = moved_surrogate(sent, wanted.packed())
-    assert moved.header.frame == wanted.packed()
-    raw = means.double() * ODD.divisor + ODD.offset
-    expected = (raw - wanted.offset) / wanted.divisor
-    torch.testing.assert_close(of_mixtures(moved, ("a", "b")).means, expected, rtol=1e-5, atol=1e-3)
-    if not isinstance(covariance, Spherical):
-        factor = ODD.divisor / wanted.divisor
-        before = of_mixtures(sent, ("a", "b")).matrix
-        after = of_mixtures(moved, ("a", "b")).matrix
-        torch.testing.assert_close(after, before * factor * factor[:, None], rtol=1e-5, atol=1e-6)
-    back = moved_surrogate(moved, ODD.packed())
-    torch.testing.assert_close(back.mixtures.means, means, rtol=1e-3, atol=1e-2)
-    assert moved_surrogate(sent, ODD.packed()) is sent
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,24 +118,3 @@ def test_a_model_applies_its_frame_everywhere(kind: str) -> None:
     torch.testing.assert_close(classifier_of(named, tensors).scores(raw.float()), wanted)
     # Without one, files and messages are as they were.
     assert set(file_content(plain)[1]) == set(plain.arrays())
-
-
-@pytest.mark.parametrize("method", ["fedpft", "average"])
-def test_what_single_precision_has_lost_is_all_that_is_lost(method: str) -> None:
-    """A column far below its shift has a few values left, in the frame as without."""
-    clean, labels = records(seed=3, apart=1.0)
-    powers = torch.linspace(-4, 6, clean.shape[1], dtype=torch.float64)
-    features = (clean.double() * 10**powers + 1e4).float()
-    known = features[:RECORDS].double()
-    deviation = torch.where(known.std(0) > 1e-6, known.std(0), 1.0)
-    alike = ((features.double() - known.mean(0)) / deviation).float()
-    found = []
-    for each in (features, alike):
-        # In blocks, so that each site has all classes.
-        part = [slice(first, first + RECORDS // 3) for first in range(0, RECORDS, RECORDS // 3)]
-        parts = [(each[rows], labels[rows]) for rows in part]
-        with tempfile.TemporaryDirectory() as folder:
-            test = (each[RECORDS:], labels[RECORDS:])
-            found.append(fs.simulate(parts, test=test, method=method, output_dir=folder).accuracy)
-    assert found[0] == pytest.approx(found[1], abs=0.011)
-    assert min(found) > 0.5

@@ -5,7 +5,6 @@ on, and only those that break it are left out.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -17,28 +16,16 @@ from fedsurrogate.common.run import parse_run
 from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Updates, with_memory
+from tests.strategies.base.test_courses_of_a_run import Kept
 
 few = settings(max_examples=40, deadline=None)
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "classes": "a,b"}
 
 
-class Events:
-    """A recorder of events."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, dict[str, Any]]] = []
-
-    def event(self, event: str, /, **facts: Any) -> None:
-        self.found.append((event, facts))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **facts: None
-
-
-def begun(method: str, count: int) -> tuple[Updates, Training, Events]:
+def begun(method: str, count: int) -> tuple[Updates, Training, Kept]:
     private = PRIVATE if method.startswith("dp-") else {}
-    events, config = Events(), parse_run({"method": method} | private)
-    strategy = Updates(config, events)  # type: ignore[arg-type]
+    events, config = Kept(), parse_run({"method": method} | private)
+    strategy = Updates(config, events)
     strategy.outcome.sites = {node: Site(str(node), "used", node=node) for node in range(count)}
     training = with_memory(Training.begin(config, ("a", "b"), "f" * 16, 3))
     return strategy, training, events
@@ -102,5 +89,5 @@ def test_every_model_that_is_sent_is_one_that_sites_accept(
         elif method != "fedyogi":
             # Nobody knows who is wrong: the model stays.
             assert named == set()
-            assert "model-kept" in dict(events.found)
+            assert "model-kept" in [each["event"] for each in events.events]
             assert all(bool((training.model[key] == before[key]).all()) for key in before)

@@ -90,12 +90,17 @@ def node_of(reply: Any) -> int:
     return int(reply.metadata.reply_to_message_id[1:])
 
 
+def with_clock(patch: pytest.MonkeyPatch) -> Clock:
+    """The time of the coordinator is the clock's."""
+    found = Clock()
+    patch.setattr(collection, "time", found)
+    patch.setattr(environment, "time", found)
+    return found
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(collection, "time", found)
-    monkeypatch.setattr(environment, "time", found)
-    return found
+    return with_clock(monkeypatch)
 
 
 TIMES = st.sampled_from([0.0, 0.1, 1.0, 5.0, 30.0, 59.0, 61.0, 100.0, 130.0, 200.0, math.inf])
@@ -293,7 +298,3 @@ def test_a_quorum_is_the_share_of_the_larger_number_and_at_least_one(
         RunError, match=rf"^quorum missed: {used} of {most} sites .*2 of them: late"
     ):
         check_quorum(used, invited, expected, quorum, reasons=reasons)
-
-
-def test_a_run_waits_a_minute_for_sites_to_connect_and_for_lost_ones_to_return() -> None:
-    assert (collection.CONNECT_SECONDS, RETURN_SECONDS) == (60.0, 60.0)

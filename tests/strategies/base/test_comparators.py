@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.server_app.lifecycle.before_start import continuation
-from tests.grid import Fault, InProcessGrid, Json, events_of, metrics_of, run_federation, sites
+from tests.grid import Fault, InProcessGrid, Json, metrics_of, run_federation, sites
+from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
     "head.min-steps": 60,
@@ -100,52 +101,13 @@ def test_rounds_are_recorded_one_by_one(tmp_path: Path) -> None:
     assert metrics["rounds"][1]["accuracy"] == pytest.approx(metrics["accuracy"]["model"])
 
 
-def test_a_site_that_fails_a_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(offline=True)})
-    folder = run_federation(tmp_path, grid, method="fedavg", **SMALL | {"deadline": 0.3})
-    dropped = [event for event in events_of(folder) if event["event"] == "dropped"]
-    assert [event.get("round") for event in dropped] == [1, 2]
-    assert used(folder)["sites"] == {"invited": 3, "used": 2, "rejected": 0, "dropped": 1}
-
-
-def test_nonsense_from_one_site_moves_nothing(tmp_path: Path) -> None:
-    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    metrics = used(run_federation(tmp_path, grid, method="fedavg", **SMALL))
-    assert metrics["sites"]["rejected"] == 1
-    grid = InProcessGrid(sites(3), {1: Fault(payload=lambda payload: payload[:-3])})
-    assert used(run_federation(tmp_path, grid, method="average", **SMALL))["sites"]["rejected"] == 1
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
 def test_a_run_resumes_from_its_last_round_and_ends_where_it_would_have(
     tmp_path: Path, method: str
 ) -> None:
     settings = SMALL | {"method": method, "fedavg.rounds": 3}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
-    grid = InProcessGrid(sites(2))
-    asked = grid.push_messages
-
-    def dies(messages: Any) -> Any:
-        chosen = list(messages)
-        if (
-            any(m.metadata.message_type == "train" for m in chosen)
-            and len(list(rounds_done())) == 2
-        ):
-            raise ConnectionError("the SuperLink is gone")
-        return asked(chosen)
-
-    def rounds_done() -> Any:
-        return [
-            e
-            for f in (tmp_path / "half" / "runs").glob("*")
-            for e in events_of(f)
-            if e["event"] == "round"
-        ]
-
-    grid.push_messages = dies  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
-        run_federation(tmp_path / "half", grid, **settings)
-    (half,) = (tmp_path / "half" / "runs").iterdir()
+    half = interrupted(tmp_path / "half", settings, after=2)
     assert metrics_of(half)["status"] == "failed"
     resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]

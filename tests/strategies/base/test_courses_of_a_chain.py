@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import environment
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
@@ -24,11 +23,10 @@ from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.chain import RELAY, STATE
 from fedsurrogate.strategies.base.outcome import NO_REPLY
 from fedsurrogate.strategies.heads import HeadChain
-from tests.strategies.base.test_collecting import Clock
+from tests.strategies.base.test_collecting import with_clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES, D = ("a", "b"), 3
@@ -92,9 +90,7 @@ def test_each_site_has_its_turn_with_the_last_relay_that_was_accepted(
     courses: list[str], seed: int, quorum: float
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        clock = Clock()
-        patch.setattr(collection, "time", clock)
-        patch.setattr(environment, "time", clock)
+        with_clock(patch)
         run = parse_run({"method": "kd", "seed": seed, "quorum": quorum, "deadline": 5.0})
         grid, recorder = Sites(run.digest, courses), Kept()
         strategy = HeadChain(run, recorder)

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import environment
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.signed_models.signed_model import SignedModel
 from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
@@ -21,12 +20,11 @@ from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.model_proto import pack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.collection import has_quorum
 from fedsurrogate.strategies.base.federation import HELLO
 from fedsurrogate.strategies.base.outcome import NO_REPLY, Outcome, Site
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
-from tests.strategies.base.test_collecting import Clock
+from tests.strategies.base.test_collecting import with_clock
 
 SMALL = {
     "fedpft.covariance": "diag", "head.min-steps": 5, "head.epochs": 1, "head.max-samples": 40, "defence": "none",
@@ -148,9 +146,7 @@ def test_every_site_has_one_fate_and_only_the_used_ones_count(
     courses: list[Course],
     quorum: float,
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(collection, "time", clock)
-    monkeypatch.setattr(environment, "time", clock)
+    with_clock(monkeypatch)
     folder = str(tmp_path_factory.mktemp("runs"))
     run = parse_run(SMALL | {"quorum": quorum, "output-dir": folder})
     kept = Kept()
@@ -232,9 +228,7 @@ def test_a_run_is_a_simulation_only_if_every_used_site_says_so(
 def test_every_site_that_is_asked_for_its_identification_is_recorded_once(
     monkeypatch: pytest.MonkeyPatch, sends: list[str]
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(collection, "time", clock)
-    monkeypatch.setattr(environment, "time", clock)
+    with_clock(monkeypatch)
     run, kept = parse_run(SMALL | {"quorum": 0.1}), Kept()
     strategy = FedPFT(run, kept)  # type: ignore[arg-type]
     # Two of one backbone are more than any other backbone has.

@@ -15,18 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError, largest_parameter
-from fedsurrogate.common.flower import environment
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.base.outcome import NO_REPLY
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Updates
-from tests.strategies.base.test_collecting import Clock
+from tests.strategies.base.test_collecting import with_clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 ROUNDS, CLASSES, D = 3, ("a", "b"), 4
@@ -107,9 +105,7 @@ def test_who_does_not_fit_is_never_asked_to_train_and_all_others_are_in_each_rou
     kept, grid = Kept(), Sites(run, courses)
     strategy = Updates(run, kept)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        clock = Clock()
-        for module in (collection, environment):
-            patch.setattr(module, "time", clock)
+        with_clock(patch)
         strategy.run(grid)
     every = range(1, ROUNDS + 1)
     for k, (hello, trains) in enumerate(courses):

@@ -18,7 +18,7 @@ from fedsurrogate.common.surrogates.mixtures import MixtureSettings, fit
 from fedsurrogate.common.surrogates.surrogates import Header, Surrogate
 from fedsurrogate.common.wire.records import pack_surrogate, to_record
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base.outcome import Outcome, Receipts, Registered
+from fedsurrogate.strategies.base.outcome import Outcome, Registered
 from fedsurrogate.strategies.fedpft.strategy import FedPFT
 
 
@@ -85,17 +85,3 @@ def passes(sites: int, how: str, folder: Path) -> int:
 def test_passes_over_all_sites_do_not_grow_with_their_number(how: str, tmp_path: Path) -> None:
     few, many = (passes(sites, how, tmp_path / str(sites)) for sites in (3, 12))
     assert few == many
-
-
-def test_a_node_is_shown_the_receipts_of_its_name_and_of_the_site_it_was_before(
-    tmp_path: Path,
-) -> None:
-    receipts = Receipts(str(tmp_path), "", FedPFT().recorder)
-    north, south, later = (f"{digit * 32}:1:{digit}:{'0' * 64}" for digit in "123")
-    receipts.take("north", 1, north)
-    receipts.take("south", 2, south)
-    assert receipts.of("node 1", 1) == receipts.of("north") == north
-    assert receipts.of("south", 1) == f"{north},{south}"
-    receipts.take("south", 1, later)
-    assert (receipts.has_node(1), receipts.has_node(2)) == (True, False)
-    assert receipts.of("node 1", 1) == f"{north},{south},{later}"

@@ -15,15 +15,11 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
 from fedsurrogate.common.models.classifiers import Head
-from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.strategies import fedavg
-from fedsurrogate.strategies.base import rounds
+from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.strategies.base.outcome import Outcome, Site
 from fedsurrogate.strategies.base.training import Training, read_kept
-from fedsurrogate.strategies.dpcvae import DPCVAE
-from fedsurrogate.strategies.fedavg import Updates
+from fedsurrogate.strategies.fedavg import Updates, with_memory
 from tests.strategies.base.test_courses_of_a_run import Kept
-from tests.strategies.base.test_one_round_without_a_network import Held
 
 BUDGET = PUBLIC_SENTENCES["budget"]
 
@@ -35,11 +31,6 @@ def begun(monkeypatch: pytest.MonkeyPatch, sites: int = 3, **more: Any) -> tuple
     strategy.outcome.sites = {at: Site(f"s{at}", "used", "old") for at in range(sites)}
     monkeypatch.setattr(strategy, "_node", lambda reply: reply[0])
     return strategy, training
-
-
-def events(strategy: Updates) -> list[dict[str, Any]]:
-    assert isinstance(strategy.recorder, Kept)
-    return strategy.recorder.events
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,24 +56,6 @@ def test_a_round_ends_the_run_where_it_lacks_only_those_without_a_budget(
     refused = fates.count("budget")
     enough = used + refused >= max(1, math.ceil(quorum * len(fates) - 1e-9))
     assert found == bool(epsilon and refused and enough)
-
-
-def test_requests_of_a_round_have_its_number_and_the_last_confirmed_round_of_each_site(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    strategy, training = begun(monkeypatch)
-    training.confirmed = {"s1": 4, "s9": 2}
-    strategy.receipts = Held([])  # type: ignore[assignment]
-    messages = strategy._request_messages(training, [2, 1])
-    payload = training.payload()
-    found = {
-        each.metadata.dst_node_id: dict(each.content.config_records[INFO]) for each in messages
-    }
-    common = {
-        "run": strategy.config.digest, "round": 5, "lineage": training.lineage, "bytes": len(payload),
-    }  # fmt: skip
-    assert found == {2: common | {"confirmed": 0}, 1: common | {"confirmed": 4}}
-    assert {each.metadata.message_type for each in messages} == {"train"}
 
 
 def test_a_kept_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -125,24 +98,6 @@ def test_a_checkpoint_of_a_side_that_torch_cannot_have_is_refused(
         Training.load(training.config, len(text).to_bytes(8, "little") + text, "checkpoint")
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "asked", "done"), [(6.0, 1, 0), (6.0, 0, 0), (6.0, 2, 1), (0.0, 1, 0)]
-)
-def test_a_private_first_round_that_failed_is_not_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch, epsilon: float, asked: int, done: int
-) -> None:
-    strategy = DPCVAE({"method": "dpcvae"}, Kept())
-    names = SimpleNamespace(settings=SimpleNamespace(epsilon=epsilon))
-    strategy.config = names  # type: ignore[assignment]
-    training = SimpleNamespace(asked=asked, round=done)
-    monkeypatch.setattr(rounds.Rounds, "_begin", lambda self, grid, deadline: training)
-    if epsilon and asked and not done:
-        with pytest.raises(RunError, match="the first round of this run failed, but is charged"):
-            strategy._begin(None, 1.0)  # type: ignore[arg-type]
-    else:
-        assert strategy._begin(None, 1.0) is training  # type: ignore[arg-type,comparison-overlap]
-
-
 def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     number = {
         "task": "regression",
@@ -166,13 +121,14 @@ def test_the_model_of_a_target_says_what_it_answers(monkeypatch: pytest.MonkeyPa
 
 
 def test_barred_sites_do_not_count_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy, training = begun(monkeypatch, 4)
+    strategy, training = begun(monkeypatch, 4, method="scaffold")
     strategy.outcome.sites[2].barred = True
-    asked: list[Any] = []
-    monkeypatch.setattr(fedavg, "absorb", lambda *given_: asked.append(given_))
-    replies: Any = ["update"]
-    assert strategy.absorb(training, replies) == {}
-    assert asked == [(training, replies, 3)]
+    with_memory(training)
+    ones = {name: torch.ones_like(part) for name, part in training.model.items()}
+    ones |= {CONTROL + name: part for name, part in ones.items()}
+    assert strategy.absorb(training, [Parameters(training.header(), 4, ones, 1)]) == {}
+    for name in training.model:
+        assert training.memory[CONTROL + name].flatten()[0].item() == pytest.approx(1 / 3)
 
 
 def test_units_are_those_of_all_claims_that_count() -> None:

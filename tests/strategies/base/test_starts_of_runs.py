@@ -27,7 +27,6 @@ from fedsurrogate.strategies.base.identifications import Group
 from fedsurrogate.strategies.base.outcome import (
     DOWNSTREAM,
     DOWNSTREAM_LIMITS,
-    Outcome,
     Site,
     downstream_in,
     numbers_in,
@@ -263,24 +262,3 @@ def test_reported_numbers_count_at_their_limits_and_not_beyond() -> None:
     for listed, counts in (([1, 2.5], True), ([], True), ([1, math.inf], False), ([1, "2"], False)):
         assert numbers_in({"x": listed}, "x") == (listed if counts else [])  # type: ignore[dict-item]
     assert numbers_in({"x": 3}, "x") == numbers_in({}, "x") == []
-
-
-@few
-@given(
-    st.dictionaries(
-        st.integers(1, 9),
-        st.tuples(st.sampled_from(["used", "rejected", "dropped"]), st.sampled_from(["", "why"])),
-    ),
-    st.sets(st.integers(1, 9)),
-)
-def test_an_outcome_counts_fates_and_says_why_the_others_are_not_used(
-    sites: dict[int, tuple[Any, str]], fitting: set[int]
-) -> None:
-    outcome = Outcome({node: Site(f"s{node}", *each) for node, each in sites.items()})
-    for fate in ("used", "rejected", "dropped"):
-        assert outcome.count(fate) == [own for own, _ in sites.values()].count(fate)
-    assert outcome.reasons == [why for fate, why in sites.values() if fate != "used"]
-    assert outcome.reasons_besides(fitting) == [
-        why for node, (fate, why) in sites.items() if fate != "used" and node not in fitting
-    ]
-    assert outcome.units == frozenset()

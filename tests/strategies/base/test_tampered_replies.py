@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedsurrogate.common import surrogate_pb2 as pb
-from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.wire.records import INFO, PAYLOAD
 from fedsurrogate.common.wire.tensors import pack, unpack
 from tests.grid import (
@@ -63,8 +61,7 @@ def halves(field: str, *values: float) -> Change:
     """Overwrite the first numbers of a table."""
 
     def change(message: pb.Surrogate) -> None:
-        mixtures = message.mixtures
-        table = mixtures.spread[0] if field == "spread" else getattr(mixtures, field)
+        table = getattr(message.mixtures, field)
         table.data = np.array(values, dtype="<f2").tobytes() + table.data[2 * len(values) :]
 
     return change
@@ -78,10 +75,6 @@ def narrow(message: pb.Surrogate) -> None:
     ):
         values = unpack(table, name, tuple(table.shape))
         table.CopyFrom(pack(values[:, :-1], logarithm=table.logarithm))
-
-
-def ragged(message: pb.Surrogate) -> None:
-    message.mixtures.means.shape[1] = 32
 
 
 def counts(value: int) -> Change:
@@ -106,50 +99,21 @@ def classes(*names: str) -> Change:
     return change
 
 
-def scaled_weights(message: pb.Surrogate) -> None:
-    message.mixtures.weights.scale *= 2
-
-
-def negative_weight(message: pb.Surrogate) -> None:
-    weights = message.mixtures.weights
-    values = unpack(weights, "weights", tuple(weights.shape))
-    values[0], values[1] = -0.5, 1.5
-    weights.CopyFrom(pack(values))
-
-
-def other_family(message: pb.Surrogate) -> None:
-    total = sum(message.mixtures.components)
-    message.mixtures.covariance = "spherical"
-    variances = unpack(message.mixtures.spread[0], "variances", (total, 64))
-    message.mixtures.spread[0].CopyFrom(pack(variances.mean(1), logarithm=True))
-
-
+# What no surrogate may hold is in tests/common/wire/test_validation.py and test_records.py.
 TAMPERED: dict[str, tuple[Fault, str]] = {
     "nan": (edit(halves("means", np.nan)), "means: a number that is not finite"),
-    "infinity": (edit(halves("means", np.inf)), "means: a number that is not finite"),
-    "infinite variance": (edit(halves("spread", 6e4)), "variances: a number that is not finite"),
     "scale": (
         edit(lambda m: setattr(m.mixtures.means, "scale", float("nan"))),
         "means with scale nan",
     ),
-    "overflow": (edit(lambda m: setattr(m.mixtures.means, "scale", 1e30)), "too large"),
     "dimension": (edit(narrow), "features of dimension 63; the other sites have 64"),
-    "ragged": (edit(ragged), "fill the shape"),
     "huge count": (edit(counts(10**12)), "a class of 1000000000000 records"),
     "negative count": (edit(counts(2**64 - 1)), "a class of 18446744073709551615 records"),
     "no records": (edit(counts(0)), "1 to 100000000 are allowed"),
     "unknown class": (edit(classes("plague")), "unknown class 'plague'"),
-    "class twice": (edit(classes("1")), "a class is named twice"),
-    "nameless class": (edit(classes("")), "a class without a name"),
-    "heavy weights": (edit(scaled_weights), "is outside 0 to 1"),
-    "negative weight": (edit(negative_weight), "is outside 0 to 1"),
     "fingerprint": (edit(header(fingerprint="f" * 64)), "backbone fingerprint"),
-    "run": (edit(header(run="0123456789abcdef")), "run '0123456789abcdef' is not this run's"),
-    "method": (edit(header(method="fedlap")), "method 'fedlap' is not this run's 'fedpft'"),
-    "family": (edit(other_family), "variances of shape (20,); expected (M, d)"),
     "schema": (edit(lambda m: setattr(m.header, "schema", 9)), "schema version 9"),
     "another site": (edit(header(site="0")), "names another site as its sender"),
-    "no body": (edit(lambda m: m.ClearField("mixtures")), "0 counts"),
     "empty": (Fault(payload=lambda payload: b""), "schema version 0"),
     "noise": (
         Fault(payload=lambda payload: b"\xff" * 500),
@@ -231,29 +195,6 @@ def test_more_than_was_asked_for_is_refused(tmp_path: Path) -> None:
     assert "3 components in a class; at most 2 are allowed" in outcome(folder, "1", "rejected")
 
 
-def test_what_a_site_says_of_its_time_cannot_spoil_the_metrics(tmp_path: Path) -> None:
-    values = [float("nan"), float("inf"), -1.0, "/mnt/" + SECRET, [1.0, 2.0]]
-    grid = with_each(info(fit_seconds=value) for value in values)
-    folder = run_federation(tmp_path, grid, **FAST)
-    metrics = metrics_of(folder)
-    assert metrics["sites"]["used"] == 3 + len(values)
-    assert 0 <= metrics["seconds"]["fit"] < float("inf")
-    assert not files_with(SECRET, folder)
-    assert "NaN" not in (folder / "events.jsonl").read_text()
-
-
-def test_a_site_cannot_claim_more_right_answers_than_records(tmp_path: Path) -> None:
-    def boast(record: RecordDict) -> None:
-        record.config_records[INFO]["correct"] = 10**6
-
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {1: Fault(reply=boast, kind="evaluate")}), **FAST
-    )
-    assert set(metrics_of(folder)["accuracy"]["per_site"]) == {"0", "2"}
-    (failed,) = (event for event in events_of(folder) if event["event"] == "evaluation-failed")
-    assert failed["site"] == "1"
-
-
 def test_a_late_surrogate_passes_the_same_checks(tmp_path: Path) -> None:
     changes = [narrow, header(fingerprint="f" * 64), header(site="2"), halves("means", np.nan)]
     grid = with_each(Fault(late="evaluate", payload=edit(each).payload) for each in changes)
@@ -271,12 +212,7 @@ def test_a_refused_site_does_not_block_its_name(tmp_path: Path) -> None:
     assert set(metrics_of(folder)["bytes"]["up_per_site"]) == {"north", "clinic", "node 1002"}
 
 
-def test_most_sites_decide_which_backbone_it_is_unless_the_run_says(tmp_path: Path) -> None:
-    other = "f" * 64
-    folder = run_federation(
-        tmp_path / "most", InProcessGrid(sites(3), {1: edit(header(fingerprint=other))}), **DIAG
-    )
+def test_most_sites_decide_which_backbone_it_is(tmp_path: Path) -> None:
+    grid = InProcessGrid(sites(3), {1: edit(header(fingerprint="f" * 64))})
+    folder = run_federation(tmp_path, grid, **DIAG)
     assert "differs from the other sites'" in outcome(folder, "1", "rejected")
-    grid = InProcessGrid(sites(3), {1: edit(header(fingerprint=other))})
-    with pytest.raises(RunError, match="1 of 3 sites can be used"):
-        run_federation(tmp_path / "reported", grid, fingerprint=other, **DIAG)

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import MOST_CLASSES, RunError, SurrogateError
 from fedsurrogate.common.security.registrations import (
-    Receipt,
     Registration,
-    parse_receipts,
     read_table,
     write_table,
 )
@@ -29,12 +27,10 @@ from fedsurrogate.strategies.base.identifications import (
 from fedsurrogate.strategies.base.outcome import (
     NOT_REGISTERED,
     Outcome,
-    Receipts,
     Registered,
     Site,
     admit,
     check_name,
-    stored_receipts,
 )
 from tests.strategies.base.test_collecting import Events
 
@@ -146,34 +142,6 @@ def test_a_registered_site_has_the_name_of_its_key(info: dict[str, Any]) -> None
         with pytest.raises(SurrogateError, match="registered as 'north'"):
             check_name(site, info)
         assert not site.heard
-
-
-LEDGERS = [f"{digit}" * 32 for digit in range(6)]
-TAKEN = st.lists(
-    st.tuples(NAMES, NODES, st.sampled_from(LEDGERS), st.integers(1, 9), st.booleans()),
-    max_size=20,
-)
-
-
-@settings(max_examples=20, suppress_health_check=SAME_FOLDER)
-@given(course=TAKEN)
-def test_two_runs_side_by_side_lose_no_receipt_of_each_other(
-    tmp_path_factory: pytest.TempPathFactory, course: list[Any]
-) -> None:
-    folder = str(tmp_path_factory.mktemp("out"))
-    runs = [Receipts(folder, "", Events()) for _ in range(2)]  # type: ignore[arg-type]
-    longest: dict[str, dict[str, int]] = {}
-    for name, node, ledger, length, second in course:
-        runs[second].take(name, node, str(Receipt(ledger, 1, length, "a" * 64)))
-        own = longest.setdefault(name, {})
-        own[ledger] = max(own.get(ledger, 0), length)
-        shown = parse_receipts(runs[second].of(name))
-        assert {each.ledger: each.length for each in shown} == own
-    stored = stored_receipts(folder)
-    assert {
-        name: {each.ledger: each.length for each in parse_receipts(text)}
-        for name, text in stored.items()
-    } == longest
 
 
 PRINTS = st.sampled_from(["a" * 16, "b" * 16, "c" * 16])

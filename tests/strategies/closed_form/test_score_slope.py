@@ -13,7 +13,7 @@ from fedsurrogate.strategies.closed_form.solvers import (
     lda,
     ridge,
 )
-from fedsurrogate.strategies.closed_form.statistics import Statistics
+from tests.examples import statistics_of
 
 D, CLASSES = 60, 3
 SOLVERS = {"lda": lda, "ridge": ridge, "balanced-ridge": balanced_ridge}
@@ -28,13 +28,6 @@ def records(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return means[labels] + torch.randn(count, D, generator=generator).double() @ root.T, labels
 
 
-def statistics_of(x: Tensor, y: Tensor) -> Statistics:
-    counts = torch.bincount(y, minlength=CLASSES).double()
-    means = torch.stack([x[y == c].mean(0) for c in range(CLASSES)])
-    rest = x - means[y]
-    return Statistics(counts, means, rest.T @ rest / len(x))
-
-
 def error(solution: Solution, x: Tensor, y: Tensor) -> float:
     """Difference of confidence and accuracy over ten equal parts by confidence."""
     sure, most = (x @ solution.weight.T + solution.bias).softmax(1).max(1)
@@ -47,7 +40,7 @@ def error(solution: Solution, x: Tensor, y: Tensor) -> float:
 @pytest.mark.parametrize("count", [150, 600, 6000])
 @pytest.mark.parametrize("seed", range(3))
 def test_probabilities_of_new_records_mean_what_they_say(how: str, count: int, seed: int) -> None:
-    statistics, (x, y) = statistics_of(*records(count, seed)), records(6000, 99)
+    statistics, (x, y) = statistics_of(*records(count, seed), CLASSES), records(6000, 99)
     plain = SOLVERS[how](statistics)
     found = calibrated(plain, statistics, how != "lda")
     assert torch.equal(
@@ -57,11 +50,3 @@ def test_probabilities_of_new_records_mean_what_they_say(how: str, count: int, s
     assert error(found, x, y) < error(plain, x, y) + 0.01
     if count == 150 or how != "lda":
         assert error(found, x, y) < error(plain, x, y) / 1.5
-
-
-def test_a_solution_without_a_covariance_of_records_stays() -> None:
-    table = torch.ones(2, 3).double().cumsum(0)
-    counts, identity = torch.tensor([5.0, 5.0]).double(), torch.eye(3).double()
-    restricted = Statistics(counts, table, identity, sampled=False)
-    solution = lda(restricted, 0.1)
-    assert calibrated(solution, restricted, of_all=False) is solution

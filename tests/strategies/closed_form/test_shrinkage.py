@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsurrogate.strategies.closed_form import solvers as shrinkage
 from fedsurrogate.strategies.closed_form.solvers import SHRINKAGES, chosen_with_accuracy, lda, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics, Tridiagonal
+from tests.examples import statistics_of
 
 
 def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) -> Statistics:
@@ -22,12 +23,7 @@ def statistics(n: int, d: int, classes: int, decay: float = 1.0, seed: int = 0) 
     x = (
         (means[labels] + torch.randn(n, d, generator=generator)) * torch.logspace(0, -decay, d)
     ) @ turn
-    counts = torch.bincount(labels, minlength=classes).double()
-    centres = (
-        torch.zeros(classes, d).index_add_(0, labels, x).double() / counts.clamp_min(1)[:, None]
-    )
-    apart = x.double() - centres[labels]
-    return Statistics(counts, centres, apart.T @ apart / n)
+    return statistics_of(x, labels, classes)
 
 
 CASES = [
@@ -72,39 +68,6 @@ def test_the_values_chosen_in_a_krylov_space_are_those_of_all_eigenvectors(
     fast = chosen_with_accuracy(found)[0]
     monkeypatch.setattr("fedsurrogate.strategies.closed_form.statistics.MOST_PROJECTED", 0)
     assert fast == pytest.approx(chosen_with_accuracy(found)[0], abs=1e-6)
-
-
-def test_sums_over_all_eigenvalues_are_kept_by_a_projection() -> None:
-    found = statistics(4000, 400, 4)
-    reduced, values = (
-        Tridiagonal.of(found.matrix, found.means.T, projected=True),
-        torch.linalg.eigvalsh(found.matrix),
-    )
-    assert len(reduced.values) < 400
-    assert float(reduced.weights.sum()) == pytest.approx(400)
-    assert reduced.sum_of(reduced.values) == pytest.approx(float(values.sum()), rel=1e-6)
-    share = [
-        float(v)
-        for v in (
-            reduced.sum_of(reduced.values / (reduced.values + 0.05)),
-            (values / (values + 0.05)).sum(),
-        )
-    ]
-    assert share[0] == pytest.approx(share[1], rel=0.02)
-    solution = torch.linalg.solve(
-        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), found.means.T
-    )
-    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ found.means.T)
-
-
-def test_columns_that_span_few_directions_are_projected_as_well() -> None:
-    found = statistics(4000, 400, 4)
-    columns = found.means[:1].T.expand(-1, 4)
-    reduced = Tridiagonal.of(found.matrix, columns, projected=True)
-    solution = torch.linalg.solve(
-        0.9 * found.matrix + 0.1 * torch.eye(400, dtype=torch.float64), columns
-    )
-    close(reduced.solved(0.9, 0.1).T @ reduced.columns, solution.T @ columns)
 
 
 @settings(max_examples=6, deadline=None)
@@ -169,10 +132,7 @@ def test_the_estimated_accuracies_are_those_on_new_records(
         return (means[labels] + noise) * scale, labels
 
     x, labels = drawn(records)
-    counts = torch.bincount(labels, minlength=classes).double()
-    centres = torch.zeros_like(means).index_add_(0, labels, x) / counts[:, None]
-    apart = x - centres[labels]
-    found = Statistics(counts, centres, apart.T @ apart / records)
+    found = statistics_of(x, labels, classes)
     estimated: list[float] = []
     right = shrinkage._right
 

@@ -16,18 +16,9 @@ from fedsurrogate.common.surrogates.surrogates import AnySurrogate
 from fedsurrogate.strategies.closed_form.solvers import SiteDifferences, balanced_ridge, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics, sum_of
 from fedsurrogate.strategies.fedpft.strategy import by_statistics, learn
+from tests.examples import statistics_of
 
 NAMES = ("a", "b", "c")
-
-
-def statistics_of(features: Tensor, labels: Tensor, classes: int) -> Statistics:
-    """The statistics of records, from their definition."""
-    x = features.double()
-    counts = torch.bincount(labels, minlength=classes).double()
-    sums = torch.zeros(classes, x.shape[1], dtype=torch.float64).index_add_(0, labels, x)
-    means = sums / counts.clamp_min(1)[:, None]
-    apart = x - means[labels]
-    return Statistics(counts, means, apart.T @ apart / len(x))
 
 
 def differences(parts: list[Statistics]) -> SiteDifferences:

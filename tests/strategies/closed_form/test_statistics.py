@@ -21,7 +21,6 @@ import fedsurrogate.strategies.closed_form
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.surrogates.class_sums import fold
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.closed_form.solvers import factor_of, lda, solved
 from fedsurrogate.strategies.closed_form.statistics import Factored, Statistics, of_total, sum_of
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.examples import CLASSES, records, statistics_of, three_hospitals
@@ -183,6 +182,14 @@ def test_secure_aggregation_without_a_record_of_any_class_is_refused() -> None:
         of_total(total)
 
 
+def test_divided_columns_are_those_of_divided_records() -> None:
+    whole, scales = records(), torch.linspace(0.1, 10, 6).double()
+    exact = statistics_of(whole.features / scales, whole.labels, 3)
+    close(statistics_of(whole.features, whole.labels, 3).divided(scales), exact)
+    thin = Factored(torch.ones(6, 2).double(), torch.ones(6).double())
+    assert torch.allclose(thin.divided(scales).dense(), thin.dense() / scales / scales[:, None])
+
+
 def test_factors_are_kept_while_they_are_few() -> None:
     few = Factored(torch.ones(9, 1, dtype=torch.float64), torch.ones(9, dtype=torch.float64))
     part = Statistics(table(2, 2), torch.zeros(2, 9, dtype=torch.float64), few)
@@ -225,30 +232,6 @@ def test_only_statistics_of_the_same_classes_and_dimensions_can_be_added() -> No
         whole + whole.within(table(1).long())
     with pytest.raises(ValueError, match="no statistics"):
         sum_of([])
-
-
-def test_a_singular_covariance_takes_the_smallest_ridge_and_the_solution_says_so() -> None:
-    ones = torch.ones(2, 2, dtype=torch.float64)
-    weight, added = solved(ones.clone(), ones[:1])
-    assert 0 < added < 1e-9
-    torch.testing.assert_close(weight @ ones, ones[:1], rtol=1e-6, atol=1e-6)
-    assert solved(ones + EYE, ones)[1] == 0
-    assert factor_of(torch.zeros(2, 2, dtype=torch.float64))[1] == 1
-    statistics = Statistics(table(5, 5), EYE, ones)
-    assert lda(statistics, 0.0).added > 0
-    assert lda(statistics, 0.1).added == 0
-
-
-@pytest.mark.parametrize("last", [0.0, 2e-16])
-def test_a_matrix_that_only_rounding_makes_positive_is_singular(last: float) -> None:
-    """The second dimension repeats the first one; its variance given the first is rounding, of
-    either sign.
-    """
-    matrix = torch.ones(2, 2, dtype=torch.float64)
-    matrix[1, 1] += last
-    assert factor_of(matrix)[1] > 0
-    tiny = torch.tensor([1.0, 1e-30], dtype=torch.float64).diag()
-    assert factor_of(tiny)[1] == 0, "a small variance of its own is no rounding"
 
 
 @pytest.mark.parametrize("name", MODULES)

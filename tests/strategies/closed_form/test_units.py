@@ -1,6 +1,4 @@
-"""A head in closed form decides the same in any unit of the features, and for any number of copies
-of all records.
-"""
+"""A head in closed form decides the same in any unit of the features."""
 
 import pytest
 import torch
@@ -9,21 +7,19 @@ from hypothesis import strategies as st
 
 from fedsurrogate.strategies.closed_form.solvers import Solution, lda, naive_bayes, ridge
 from fedsurrogate.strategies.closed_form.statistics import Statistics
+from tests.examples import statistics_of
 
 SOLVERS = {"lda": lda, "naive bayes": naive_bayes, "ridge": ridge}
 
 
-def drawn(seed: int, unit: float = 1.0, copies: int = 1) -> tuple[Statistics, torch.Tensor]:
+def drawn(seed: int, unit: float = 1.0) -> tuple[Statistics, torch.Tensor]:
     """Statistics of 90 records of 3 classes in 5 dimensions, and new records."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(90) % 3
     middle = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     x = middle[y] + torch.randn(90, 5, generator=generator, dtype=torch.float64)
     new = middle.repeat(10, 1) + torch.randn(30, 5, generator=generator, dtype=torch.float64)
-    means = torch.stack([x[y == k].mean(0) for k in range(3)])
-    apart = x - means[y]
-    counts = torch.tensor([30.0 * copies] * 3, dtype=torch.float64)
-    return Statistics(counts, unit * means, unit**2 * apart.T @ apart / 90), unit * new
+    return statistics_of(unit * x, y, 3), unit * new
 
 
 def decisions(found: Solution, x: torch.Tensor) -> list[int]:

@@ -37,6 +37,19 @@ def allow(home: Path, number: int, text: str) -> None:
         file.unlink()
 
 
+def renewed(home: Path, nodes: list[NodeConfig], text: str) -> list[NodeConfig]:
+    """The same hospitals with fresh ledgers, and policies with these lines."""
+    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
+    fresh = [
+        node
+        | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
+        for k, node in enumerate(nodes)
+    ]
+    for k in range(len(fresh)):
+        allow(home, k, text)
+    return fresh
+
+
 def evaluated(
     home: Path,
     nodes: list[NodeConfig],

@@ -199,60 +199,24 @@ def test_exact_counts_that_cannot_be_read_are_refused(text: str) -> None:
         strategy._exact_tables(text)
 
 
-DECISIONS = [[30, 2, 1], [4, 40, 2], [3, 1, 50]]
-
-
 @pytest.mark.parametrize("kind", ["survey", "evaluation"])
-@pytest.mark.parametrize("shown", ["both", "one", "none", "untrue"])
-@pytest.mark.parametrize("simulated", [False, True])
 def test_only_a_site_that_allows_it_is_kept_and_shown_alone(
-    monkeypatch: pytest.MonkeyPatch, kind: str, shown: str, simulated: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     strategy, recorder = Counting(run_of(kind), Kept()), Kept()
-    strategy.recorder, strategy.simulated = recorder, simulated
-    strategy._node = lambda reply: reply.node  # type: ignore[method-assign]
+    strategy.recorder = recorder
+    monkeypatch.setattr(strategy, "_node", lambda reply: reply.node)
     monkeypatch.setattr(OneShot, "_receive", lambda self, reply, late: None)
-    answers: dict[str, list[Any]] = {"both": [True, True], "one": [False, True]}
-    show = (answers | {"none": [False, False], "untrue": [1, "y"]})[shown]
-    noisy = {"decisions": torch.tensor(DECISIONS), "scores": torch.ones(3, 2, 4).long()}
-    if kind == "survey":
-        noisy = {"records": torch.tensor([2, 3, 4])}
-    exact = {name: (2 * table).tolist() for name, table in noisy.items()}
-    for at in (0, 1):
-        sent = Counts(header(f"s{at}"), noisy, claim(**dict.fromkeys(noisy, 1.0)))
-        strategy._received[at] = sent  # type: ignore[assignment]
+    for at, show in enumerate((True, False, 1, "y", None)):
+        strategy._received[at] = object()  # type: ignore[assignment]
         strategy.outcome.sites[at] = Site(f"s{at}", "used", "", records=5)
         recorder.surrogates[f"s{at}"] = b"sent"
-        info = {"show": show[at]} | ({"exact": json.dumps(exact)} if at or shown != "one" else {})
-        content = SimpleNamespace(config_records={"info": info})
+        content = SimpleNamespace(config_records={"info": {"show": show}})
         strategy._receive(SimpleNamespace(node=at, content=content))  # type: ignore[arg-type]
-    strategy._receive(SimpleNamespace(node=7))  # type: ignore[arg-type]
-    alone = [at for at in (0, 1) if kind == "survey" or show[at] is True]
+    alone = range(1 if kind == "evaluation" else 5)
     assert sorted(recorder.surrogates) == [f"s{at}" for at in alone]
-    assert [strategy.outcome.sites[at].records for at in (0, 1)] == [
-        5 if at in alone else 0 for at in (0, 1)
-    ]
-    strategy._usable = lambda: list(strategy._received.values())  # type: ignore[assignment,method-assign,return-value]
-    assert strategy.aggregate_train(1, []) == (None, None)
-    assert all(strategy.outcome.sites[at].claim is strategy._received[at].claim for at in (0, 1))
-    (event,) = recorder.events
-    records = {"survey": 9, "evaluation": 133}[kind]
-    assert event == {"event": "counted", "sites": 2, "records": 2 * records}
-    result = json.loads(recorder.surrogates[f"file {kind}.json"])
-    assert result["sites"] == 2
-    if kind != "evaluation":
-        assert "exact" not in result
-        return
-    one = evaluation_result(PooledCounts(
-        {name: table.double() for name, table in noisy.items()}, dict.fromkeys(noisy, 1 + 1 / 12)
-    ), NAMES)  # fmt: skip
-    assert result["per_site"] == {f"s{at}": pytest.approx(one["accuracy"]) for at in alone}
-    if simulated and shown != "one":
-        tables = {name: 4 * table.double() for name, table in noisy.items()}
-        whole = evaluation_result(PooledCounts(tables, dict.fromkeys(tables, 0.0)), NAMES)
-        assert result["exact"] == json.loads(json.dumps(whole | {"model": "d" * 64}))
-    else:
-        assert "exact" not in result
+    records = [site.records for site in strategy.outcome.sites.values()]
+    assert records == [5 * (at in alone) for at in range(5)]
 
 
 def test_a_model_that_is_evaluated_is_kept_where_it_is_the_one_of_the_settings(

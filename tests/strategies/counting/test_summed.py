@@ -28,7 +28,6 @@ from fedsurrogate.server_app.counting import (
     features_with,
     survey_settings,
 )
-from fedsurrogate.server_app.deployment.local_engine import simulate_here
 from fedsurrogate.server_app.report.build import write_report
 from tests.client_app.model_use.hospitals import CLASSES, rows_of_classes, write_images
 from tests.grid import InProcessGrid, NodeConfig, events_of, metrics_of, open_new, run_federation
@@ -38,11 +37,12 @@ from tests.strategies.counting.hospitals import (
     entries,
     evaluated,
     learned,
+    renewed,
     surveyed,
 )
+from tests.strategies.interrupted import wire_of
 from tests.totals import unpack_total
 
-Json = dict[str, Any]
 Hospitals = tuple[list[NodeConfig], Path]
 SUMMED: dict[str, Any] = {"secure-aggregation": True}
 NOISY = 'mechanisms = ["secure-aggregation"]\n'
@@ -67,14 +67,7 @@ def hospitals(learned_once: tuple[Path, list[NodeConfig], Path], home: Path) -> 
     and a run's folder.
     """
     _, nodes, run = learned_once
-    own = {"state-dir": "state", "policy": "policy", "check-log-dir": "check-log"}
-    fresh = [
-        node
-        | {key: str(home / f"{name}-{k}{'.toml' * (key == 'policy')}") for key, name in own.items()}
-        for k, node in enumerate(nodes)
-    ]
-    permit(home, NOISY)
-    return fresh, run
+    return renewed(home, nodes, NOISY), run
 
 
 def permit(home: Path, text: str, count: int = 3) -> None:
@@ -108,12 +101,7 @@ def test_neither_a_message_nor_a_file_of_the_coordinator_shows_one_hospitals_cou
     total = unpack_total((folder / "sum.pb").read_bytes())[2]
     assert len(vectors) == 3
     assert (total == words(sum(vectors.values()))).all()
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     said = "".join(str(dict(r)) for m in grid.received for r in m.content.config_records.values())
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for vector in vectors.values():
@@ -278,33 +266,6 @@ def test_a_hospital_that_requires_secure_aggregation_now_takes_part(tmp_path: Pa
             continue
         with pytest.raises(RunError, match="policy"):
             run_federation(tmp_path, nodes, **asked)
-
-
-def test_a_simulated_evaluation_has_one_distributed_noise_and_no_exact_values(
-    tmp_path: Path,
-) -> None:
-    settings = {
-        "output-dir": str(tmp_path),
-        "device": "cpu",
-        "classes": "0,1,2",
-        "image-size": 8,
-        "seed": 4,
-    }
-    run = simulate_here(
-        4, settings | {"epsilon": 8.0, "delta": 1e-5}, lambda event: None, report=False
-    )
-    results = []
-    for secure_aggregation in (False, True):
-        asked, sites = evaluation_settings(run, CountingBudget(8.0, 1e-5, secure_aggregation))
-        more = {"output-dir": str(tmp_path), "device": "cpu", "colluding": 0.0}
-        folder = simulate_here(sites, asked | more, lambda event: None, report=False)
-        results.append(json.loads((folder / "evaluation.json").read_text()))
-    alone, distributed = results
-    assert distributed["noise"]["decisions"] == pytest.approx(
-        alone["noise"]["decisions"] / 2, rel=0.05
-    )
-    assert "exact" not in distributed
-    assert distributed["sites"] == 4
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "survey"])

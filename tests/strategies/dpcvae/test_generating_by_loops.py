@@ -28,8 +28,10 @@ from fedsurrogate.strategies.dpcvae import (
     _weights,
     check_first_round,
     class_means,
+    expected_shapes,
     head_of,
     moved_by,
+    take_in,
     with_classes,
 )
 
@@ -205,3 +207,32 @@ def test_a_head_is_trained_on_as_many_embeddings_of_each_class(synthetic: int) -
     torch.testing.assert_close(head.bias, bias)
     assert head.clip == 0.0
     assert head.header == training.header()
+
+
+@pytest.mark.parametrize(("weights", "step"), [("records", 3.5), ("equal", 3.0)])
+def test_without_noise_class_means_are_those_of_all_records_and_decoders_move_by_sizes(
+    weights: str, step: float
+) -> None:
+    training = Training.begin(run(**{"dpcvae.weights": weights}), CLASSES, "f", 4)
+    one, other = torch.zeros(3, 4), torch.zeros(3, 4)
+    one[0, 0], other[0, 1], other[1, 1] = 3.0, 1.0, 2.0
+    sizes = {"one": torch.tensor([3.0, 0, 0]), "other": torch.tensor([1.0, 4, 0])}
+    take_in(
+        training,
+        [reply("one", sizes["one"], one, PLAIN), reply("other", sizes["other"], other, PLAIN)],
+    )
+    assert training.model[COUNTS].tolist() == [4, 4, 0]
+    # A class without records has the mean of all records.
+    wanted = torch.tensor([[3 / 4, 1 / 4, 0, 0], [0, 1 / 2, 0, 0], [3 / 8, 3 / 8, 0, 0]])
+    assert torch.allclose(training.model[MEANS] / 2, wanted)
+    assert (training.round, training.confirmed) == (1, {"one": 1, "other": 1})
+    before, shapes = training.model["linear.weight"], expected_shapes(training)
+    moved = [
+        Parameters(Header("dpcvae", "run", site, "f", CLASSES), 2, tensors, 0)
+        for site, by in (("one", 1.0), ("other", 5.0))
+        for tensors in [{name: torch.full(shape, by) for name, shape in shapes.items()}]
+    ]
+    take_in(training, moved)
+    # Three records and five records.
+    assert torch.allclose(training.model["linear.weight"] - before, torch.tensor(step))
+    assert training.model["linear.weight"].dtype == torch.float32

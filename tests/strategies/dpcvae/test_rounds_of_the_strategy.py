@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import RunError, SurrogateError
+from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.devices import stream
-from fedsurrogate.common.models.generators import COUNTS, MEANS, SUMS
+from fedsurrogate.common.models.generators import COUNTS, SUMS
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -27,11 +27,9 @@ from fedsurrogate.strategies.dpcvae import (
     DPCVAE,
     FILE,
     GeneratorSource,
-    absorb_total,
-    class_means,
     expected_shapes,
 )
-from fedsurrogate.strategies.pooling.site_weights import Total, shares_kept
+from fedsurrogate.strategies.pooling.site_weights import shares_kept
 from fedsurrogate.strategies.robustness.defence import defend_updates
 from tests.strategies.base.test_courses_of_a_run import Kept
 
@@ -147,47 +145,3 @@ def test_a_generator_is_kept_and_sent_to_the_used_sites_alone() -> None:
     sent = unpack_parameters(payload)
     assert (sent.round, sent.header) == (1, training.header())
     assert sent.tensors.keys() == training.model.keys()
-
-
-@few
-@given(
-    st.sampled_from(["records", "equal"]), st.integers(2, 4), st.integers(1, 50), st.integers(0, 99)
-)
-def test_secure_aggregation_moves_the_generator_by_the_mean_update(
-    weights: str, sites: int, records: int, seed: int
-) -> None:
-    config = run_of(**{"dpcvae.weights": weights})
-    training = Training.begin(config, CLASSES, "f", D)
-    names = [f"s{at}" for at in range(sites)]
-    tensors = {COUNTS: torch.tensor([4.0, 5.0, 6.0]).double(), SUMS: torch.eye(3, D).double()}
-    absorb_total(Total(training.header(), tensors), training, names)
-    pooled = Parameters(training.header(), 1, {name: t.float() for name, t in tensors.items()})
-    torch.testing.assert_close(training.model[COUNTS], tensors[COUNTS].float())
-    torch.testing.assert_close(
-        training.model[MEANS], class_means([pooled], None, config.settings.dpcvae)
-    )
-    assert training.confirmed == dict.fromkeys(names, 1)
-    before = {name: tensor.clone() for name, tensor in training.model.items()}
-    shapes = expected_shapes(training)
-    update = torch.randn(
-        sum(map(math.prod, shapes.values())), generator=torch.Generator().manual_seed(seed)
-    ).double()
-    summed = {"update": update, "records": torch.tensor([float(records)]).double()}
-    absorb_total(Total(training.header(), summed), training, names)
-    at, weight = 0, records if weights == "records" else sites
-    for name, shape in sorted(shapes.items()):
-        part = update[at : at + math.prod(shape)].reshape(shape) / weight
-        torch.testing.assert_close(training.model[name], before[name] + part.float())
-        at += math.prod(shape)
-    assert torch.equal(training.model[COUNTS], before[COUNTS])
-    assert (training.round, training.confirmed) == (2, dict.fromkeys(names, 2))
-
-
-def test_first_sums_that_no_records_have_end_the_run() -> None:
-    training = Training.begin(PLAIN, CLASSES, "f", D)
-    tensors = {COUNTS: torch.tensor([4.0, -1.0, 6.0]).double(), SUMS: torch.zeros(3, D).double()}
-    with pytest.raises(
-        RunError, match="the secure aggregation has sums that no records have: class sizes"
-    ):
-        absorb_total(Total(training.header(), tensors), training, ["s0"])
-    assert training.round == 0

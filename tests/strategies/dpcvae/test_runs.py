@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
 from fedsurrogate.common.errors import PUBLIC_SENTENCES, RunError
@@ -22,7 +21,7 @@ from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.accounting import GaussianEvent, epsilon_spent
 from fedsurrogate.common.wire.generator_files import read_generator, read_manifest
 from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
-from fedsurrogate.common.wire.records import INFO, PAYLOAD
+from fedsurrogate.common.wire.records import PAYLOAD
 from fedsurrogate.server_app.report.build import write_report
 from fedsurrogate.server_app.runs.plan import plan
 from tests.grid import (
@@ -36,6 +35,7 @@ from tests.grid import (
     with_each,
 )
 from tests.registry import sent_numbers
+from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
     "method": "dpcvae",
@@ -142,38 +142,18 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
 ) -> None:
     settings = SMALL | {"method": "dpcgan"}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
-    (half,) = interrupted(tmp_path / "half", settings, after=2)
+    half = interrupted(tmp_path / "half", settings, after=2)
     resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3, 4]
     one, other = (load_file(folder / "generator.safetensors") for folder in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def interrupted(folder: Path, settings: dict[str, Any], after: int) -> list[Path]:
-    """The folder of a run whose coordinator dies when it requests the round after `after`."""
-    grid = InProcessGrid(sites(2))
-    push = grid.push_messages
-
-    def dies(messages: Any) -> Any:
-        chosen = list(messages)
-        done = [
-            e for f in (folder / "runs").glob("*") for e in events_of(f) if e["event"] == "round"
-        ]
-        if any(m.metadata.message_type == "train" for m in chosen) and len(done) == after:
-            raise ConnectionError("the SuperLink is gone")
-        return push(chosen)
-
-    grid.push_messages = dies  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
-        run_federation(folder, grid, **settings)
-    return list((folder / "runs").iterdir())
-
-
 def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(
     tmp_path: Path,
 ) -> None:
     settings = SMALL | PRIVATE
-    (half,) = interrupted(tmp_path, settings, after=2)
+    half = interrupted(tmp_path, settings, after=2)
     resumed = metrics_of(run_federation(tmp_path, sites(2), **settings, resume=str(half)))
     assert "4 are charged" in resumed["stopped"]
     assert len(resumed["rounds"]) == 3
@@ -185,7 +165,7 @@ def test_a_private_run_that_was_interrupted_pays_for_the_round_that_was_lost(
 
 def test_a_private_first_round_that_failed_is_not_asked_for_twice(tmp_path: Path) -> None:
     settings = SMALL | PRIVATE
-    (half,) = interrupted(tmp_path, settings, after=0)
+    half = interrupted(tmp_path, settings, after=0)
     with pytest.raises(RunError, match="is charged; start a new run"):
         run_federation(tmp_path, sites(2), **settings, resume=str(half))
 
@@ -360,24 +340,3 @@ def test_a_full_disk_costs_a_site_the_round_and_not_the_run(
     ] == [1, 3, 4]
     rounds = sorted([entry["round"] for entry in entries] for entries in ledgers(tmp_path))
     assert rounds == [[1, 2, 3, 4], [1, 3, 4]]
-
-
-def test_numbers_a_site_makes_up_about_the_generator_are_left_out(tmp_path: Path) -> None:
-    def boasts(record: Any) -> None:
-        info = dict(record.config_records[INFO])
-        info |= {
-            "downstream.accuracy-local": 1e308,
-            "downstream.sliced": -1.0,
-            "downstream.other": 0.5,
-        }
-        record[INFO] = ConfigRecord(info)
-
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(2), {1: Fault(reply=boasts, kind="evaluate")}), **SMALL
-    )
-    row = metrics_of(folder)["downstream"]["1"]
-    assert not {"accuracy-local", "sliced", "other"} & row.keys()
-    assert (
-        "Synthetic: a head on synthetic embeddings of all classes"
-        in write_report(folder).read_text()
-    )

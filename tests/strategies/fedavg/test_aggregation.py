@@ -9,8 +9,7 @@ from torch import Tensor
 from fedsurrogate.common.models.parameters import CONTROL, Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.strategies.base.training import Training
-from fedsurrogate.strategies.fedavg import absorb, aggregate, fresh_memory, with_memory
+from fedsurrogate.strategies.fedavg import aggregate, fresh_memory
 from fedsurrogate.strategies.pooling.site_weights import robust_mean
 
 HEADER = Header("fedavg", "r", "s", "f", ("a", "b"))
@@ -85,37 +84,6 @@ def test_scaffolds_control_moves_by_the_sum_over_all_sites() -> None:
     ]
     _, memory = aggregate(config, model, updates, memory, sites=4)
     assert torch.allclose(memory[CONTROL + "w"], torch.tensor([0.25, 0.75]))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedyogi", "scaffold"])
-def test_a_checkpoint_goes_on_as_if_nothing_had_been(method: str) -> None:
-    config = run(method, **{"fedavg.rounds": 4})
-    generator = torch.Generator().manual_seed(0)
-    training = with_memory(Training.begin(config, ("a", "b"), "f", 3))
-
-    def more(each: Training) -> None:
-        tensors = {
-            name: torch.randn(shape, generator=generator)
-            for name, shape in sorted(each.shapes().items())
-        }
-        absorb(each, [Parameters(HEADER, each.round + 1, tensors, 2)], 1)
-
-    more(training)
-    training.history.append({"round": 1, "accuracy": None})
-    copy = Training.load(config, training.save(), "checkpoint")
-    assert (copy.round, copy.lineage, copy.classes, copy.history) == (
-        1,
-        training.lineage,
-        ("a", "b"),
-        training.history,
-    )
-    state = generator.get_state()
-    more(training)
-    generator.set_state(state)
-    more(copy)
-    for name, tensor in training.model.items():
-        assert torch.equal(tensor, copy.model[name])
-    assert training.payload() == copy.payload()
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed"])

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedsurrogate.common import surrogate_pb2 as pb
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords, distance
 from fedsurrogate.common.models.networks import convnet, parameters_of, split_input
@@ -20,13 +19,10 @@ from fedsurrogate.common.models.parameters import Tensors
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import FedLAPSettings
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic, check_synthetic
-from fedsurrogate.common.wire.model_proto import pack_synthetic, unpack_synthetic
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import (
-    common_radius,
     gradient_of,
     learn,
-    limited_radii,
 )
 
 CLASSES = ("a", "b", "c")
@@ -66,33 +62,12 @@ def walked(*sets: Synthetic, memory: Tensors = NOTHING, **changes: Any) -> Simpl
     return SimpleNamespace(**vars(found), model=training.model, memory=training.memory)
 
 
-@pytest.mark.parametrize(
-    ("rule", "radii", "wanted"),
-    [
-        ("min", [3.0, 1.0, 2.0], 1.0),
-        ("max", [3.0, 1.0, 2.0], 3.0),
-        ("median", [3.0, 1.0, 2.0], 2.0),
-        ("median", [4.0, 1.0, 2.0, 3.0], 2.5),
-        ("fixed", [3.0, 1.0, 2.0], 7.0),
-        ("min", [4.0], 4.0),
-    ],
-)
-def test_the_radius_of_a_rule(rule: str, radii: list[float], wanted: float) -> None:
-    assert common_radius(rule, radii, 7.0) == wanted
-
-
 def test_the_learning_rate_falls_with_the_root_of_the_round_or_as_a_cosine() -> None:
     assert [
         FedLAPSettings(learning_rate=0.6).rate(number, 9) for number in (1, 4, 9)
     ] == pytest.approx([0.6, 0.3, 0.2])
     cosine = FedLAPSettings(learning_rate=0.6, cosine=True, rounds=9)
     assert [cosine.rate(number, 4) for number in (1, 3)] == pytest.approx([0.6, 0.3])
-
-
-def test_a_radius_far_below_the_median_does_not_stop_the_others() -> None:
-    assert limited_radii({"a": 2.0, "b": 1e-9, "c": 3.0}) == {"a": 2.0, "b": 0.2, "c": 3.0}
-    assert limited_radii({"a": 2.0, "b": 0.3, "c": 3.0}) == {"a": 2.0, "b": 0.3, "c": 3.0}
-    assert walked(synthetic("a"), synthetic("b", radius=1e-9), synthetic("c")).moved > 0.1
 
 
 def test_one_site_equals_training_on_its_synthetic_set() -> None:
@@ -167,28 +142,6 @@ def test_by_default_images_are_remembered_without_privacy_only() -> None:
         assert bool(training.memory) == (not epsilon)
 
 
-def test_three_rounds_are_remembered_and_older_ones_count_less() -> None:
-    memory = NOTHING
-    for name in "abcde":
-        memory = walked(synthetic(name), memory=memory).memory
-    assert torch.equal(
-        memory["values"].flatten(1), torch.cat([synthetic(name).values for name in "edc"])
-    )
-    assert torch.allclose(
-        memory["weights"].reshape(3, 4).sum(1), torch.tensor([7.0, 4.0, 2.0]) / 13
-    )
-
-
-def test_the_wire_keeps_what_half_precision_keeps() -> None:
-    before = synthetic()
-    after = unpack_synthetic(pack_synthetic(before))
-    assert torch.allclose(after.values, before.values, rtol=1e-3, atol=1e-3)
-    assert torch.equal(after.labels, before.labels)
-    assert (after.header, after.round, after.radius, after.records) == (before.header, 1, 5.0, 10)
-    assert pack_synthetic(after) == pack_synthetic(unpack_synthetic(pack_synthetic(after)))
-    assert len(pack_synthetic(before)) <= 2 * 4 * 64 + 120
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -225,20 +178,6 @@ def test_private_sets_must_hide_what_privacy_hides() -> None:
     ):
         with pytest.raises(SurrogateError, match=message):
             check_synthetic(bad, SETTINGS, CLASSES, 64, 1, private=True)
-
-
-def test_labels_that_are_no_classes_are_refused() -> None:
-    for labels in ([0, 0, 2, 2], [1, 1, 0, 0]):
-        with pytest.raises(SurrogateError, match="labels"):
-            unpack_synthetic(pack_synthetic(replace(synthetic(), labels=torch.tensor(labels))))
-    many = pb.Synthetic()
-    many.ParseFromString(pack_synthetic(synthetic()))
-    for refused in ("1048580 labels", "bytes of packed numbers"):
-        many.labels.extend([0] * 2**20)
-        with pytest.raises(SurrogateError, match=refused):
-            unpack_synthetic(many.SerializeToString())
-    with pytest.raises(SurrogateError, match="shape"):
-        unpack_synthetic(pack_synthetic(replace(synthetic(), values=torch.zeros(256))))
 
 
 def test_a_set_without_a_finite_gradient_differs_from_a_good_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from safetensors.torch import load
 from fedsurrogate.common.errors import SurrogateError
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header, Synthetic
-from fedsurrogate.strategies import fedlap
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedlap import FedLAP, gradient_of, learn
 from fedsurrogate.strategies.robustness.defence import defend_synthetic
@@ -106,7 +106,7 @@ def test_each_round_learns_states_and_keeps_what_it_should(
 def test_sets_are_read_as_they_were_sent(sites: int) -> None:
     from fedsurrogate.common.wire.model_proto import pack_synthetic
 
-    run = parse_run({"method": "fedlap", "fedlap.model": "linear"})
+    run = parse_run({"method": "fedlap", "fedlap.model": "linear", "fedlap.images-per-class": 2})
     strategy, training = FedLAP(run, Kept()), Training.begin(run, CLASSES, "f", D)
     for each in sets_of(0, 1, [1.0] * sites):
         read = strategy.parse(pack_synthetic(each), training)
@@ -114,32 +114,13 @@ def test_sets_are_read_as_they_were_sent(sites: int) -> None:
         assert strategy.records(read) == each.records
 
 
-@pytest.mark.parametrize("wrong", ["records", "gradient", ""])
-def test_records_are_checked_before_anything_is_computed_of_them(
-    monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    strategy = FedLAP({"method": "fedlap"}, Kept())
-    training = Training.begin(strategy.config, ("a", "b"), "f", 4)
-    training.round = 3
-    calls: list[Any] = []
-
-    def checked(*given_: Any) -> None:
-        calls.append(given_)
-        if wrong == "records":
-            raise SurrogateError("no records")
-
-    def gradient(state: Any, reply: Any) -> dict[str, torch.Tensor]:
-        calls.append("gradient")
-        return {"a": torch.ones(1), "b": torch.tensor([torch.inf if wrong else 1.0])}
-
-    monkeypatch.setattr(fedlap, "check_synthetic", checked)
-    monkeypatch.setattr(strategy, "_gradient", gradient)
-    sent: Any = object()
-    if wrong:
-        reason = "no records" if wrong == "records" else "whose gradient is not finite"
-        with pytest.raises(SurrogateError, match=reason):
-            strategy.check(sent, training)
-    else:
+def test_records_that_spoil_the_sum_of_gradients_are_refused() -> None:
+    run = parse_run({"method": "fedlap", "fedlap.model": "linear", "fedlap.images-per-class": 2})
+    strategy, training = FedLAP(run, Kept()), Training.begin(run, CLASSES, "f", D)
+    (sent,) = sets_of(0, 1, [1.0])
+    strategy.check(sent, training)
+    with pytest.raises(SurrogateError, match="this is round 1"):
+        strategy.check(replace(sent, round=2), training)
+    training.model = {name: torch.full_like(each, 3e38) for name, each in training.model.items()}
+    with pytest.raises(SurrogateError, match="whose gradient is not finite"):
         strategy.check(sent, training)
-    own = (sent, strategy.config.settings.fedlap, ("a", "b"), 4, 4, False)
-    assert calls == ([own] if wrong == "records" else [own, "gradient"])

@@ -31,6 +31,7 @@ from tests.grid import (
     sites,
     with_each,
 )
+from tests.strategies.interrupted import interrupted
 
 SMALL: dict[str, Any] = {
     "method": "fedlap",
@@ -103,25 +104,7 @@ def test_a_run_resumes_at_its_last_finished_round_and_ends_where_it_would_have(
 ) -> None:
     settings = LITTLE | {"fedlap.rounds": 3}
     whole = run_federation(tmp_path / "whole", sites(2), **settings)
-    grid = InProcessGrid(sites(2))
-    push = grid.push_messages
-
-    def dies(messages: Any) -> Any:
-        chosen = list(messages)
-        done = [
-            e
-            for f in (tmp_path / "half" / "runs").glob("*")
-            for e in events_of(f)
-            if e["event"] == "round"
-        ]
-        if any(m.metadata.message_type == "train" for m in chosen) and len(done) == 2:
-            raise ConnectionError("the SuperLink is gone")
-        return push(chosen)
-
-    grid.push_messages = dies  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError):
-        run_federation(tmp_path / "half", grid, **settings)
-    (half,) = (tmp_path / "half" / "runs").iterdir()
+    half = interrupted(tmp_path / "half", settings, after=2)
     resumed = run_federation(tmp_path / "half", sites(2), **settings, resume=str(half))
     assert [entry["round"] for entry in metrics_of(resumed)["rounds"]] == [1, 2, 3]
     # The sites continued from their stored images of round two: the result is bit-identical.
@@ -170,14 +153,6 @@ def test_a_lie_about_the_radius_does_not_stop_the_run(tmp_path: Path) -> None:
         ["1"],
         ["1"],
     ]
-
-
-def test_a_site_that_comes_late_to_every_round_is_named_and_asked_again(tmp_path: Path) -> None:
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {2: Fault(offline=True)}), **LITTLE | {"deadline": 0.3}
-    )
-    assert [e.get("round") for e in events_of(folder) if e["event"] == "dropped"] == [1, 2]
-    assert metrics_of(folder)["status"] == "ok"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from fedsurrogate.common.models.classifiers import Head
@@ -19,7 +19,7 @@ from fedsurrogate.common.privacy.shares import budget_shares
 from fedsurrogate.common.surrogates.class_sums import Sums, statistics
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate
-from fedsurrogate.strategies.closed_form.solvers import LEAST, Scores, slope_of
+from fedsurrogate.strategies.closed_form.solvers import Scores, slope_of
 from fedsurrogate.strategies.fedpft.private_head import learn_from_sums, of_classes, spread_of
 from fedsurrogate.strategies.pooling.class_means import Components
 
@@ -55,36 +55,6 @@ def test_exact_discriminants_of_any_scale_get_the_posterior_of_normal_classes(
     densities = [multivariate_normal(m, covariance.numpy()).pdf(x.numpy()) for m in means.numpy()]
     joint = np.reshape(densities, (classes, 20)).T * priors.numpy()
     assert np.allclose(found, joint / joint.sum(1, keepdims=True), atol=1e-8)
-
-
-@few
-@given(seed=SEEDS, d=st.integers(1, 6))
-def test_any_weights_of_two_classes_get_the_slope_of_the_log_odds_of_their_scores(
-    seed: int, d: int
-) -> None:
-    priors, means, covariance = drawn(seed, 2, d)
-    weight = torch.randn(2, d, generator=torch.Generator().manual_seed(seed + 1)).double()
-    scores = Scores(weight @ means.T, weight @ covariance @ weight.T)
-    away = weight[1] - weight[0]
-    low, high = (means @ away).tolist()
-    deviation = float(away @ covariance @ away) ** 0.5
-    if high - low < 2 * LEAST * deviation:
-        return
-    slope = slope_of(scores, priors)
-    x = torch.randn(20, d, generator=torch.Generator().manual_seed(seed + 2)).double()
-    along = (x @ away).numpy()
-    wanted = norm.logpdf(along, high, deviation) - norm.logpdf(along, low, deviation)
-    assert np.allclose(np.diff(slope * along), np.diff(wanted), atol=1e-8)
-
-
-def test_scores_that_tell_nothing_stay_near_the_priors() -> None:
-    priors = torch.tensor([0.2, 0.8]).double()
-    scores = Scores(torch.zeros(2, 2).double(), torch.eye(2).double())
-    assert slope_of(scores, priors) == pytest.approx(LEAST / 2**0.5)
-    alone = Scores(torch.ones(1, 1).double(), torch.ones(1, 1).double())
-    assert slope_of(alone, torch.ones(1).double()) == 1.0
-    nothing = Scores(torch.zeros(2, 2).double(), torch.zeros(2, 2).double())
-    assert slope_of(nothing, priors) == 1.0
 
 
 def test_components_of_one_class_add_their_differences_to_the_spread() -> None:

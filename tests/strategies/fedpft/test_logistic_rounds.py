@@ -26,7 +26,7 @@ from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.costs import costs
 from fedsurrogate.common.errors import ConfigError, RunError, SurrogateError
-from fedsurrogate.common.methods.logistic_rounds import BINS, CENTRE, CLIP, CONSTANT, WEIGHT
+from fedsurrogate.common.methods.logistic_rounds import BINS, CLIP, CONSTANT, WEIGHT
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.privacy.gaussian_mechanism import clip, unit_weights
 from fedsurrogate.common.run import Run, parse_run
@@ -248,35 +248,6 @@ def total_of(run: Run, training: Training, tensors: dict[str, Tensor]) -> Total:
     return Total(training.header(), tensors, sigmas, run.mechanism)
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("projected", [False, True])
-def test_the_centre_of_the_first_round_takes_the_mean_from_mapped_features(
-    tmp_path: Path, public: dict[str, Any], projected: bool, known: bool
-) -> None:
-    generator = torch.Generator().manual_seed(2)
-    chosen = public | ({} if known else {"fedpft.public": "", "features.projection": ""})
-    if projected:
-        rows = torch.randn(20, 64, generator=generator)
-        save_file({"projection": rows}, tmp_path / "rows.safetensors")
-        own = {"features.projection": str(tmp_path / "rows.safetensors")}
-        chosen = chosen | own | {"features.dimensions": 20}
-    run = parse_run(chosen)
-    training = Training.begin(run, run.settings.classes, "f", 64)
-    features = 0.5 + 0.1 * torch.rand(300, 64, generator=generator)
-    matrix = training.model.get("projection", torch.eye(64)).double()
-    mapped = (features - training.model[CENTRE]).double() @ matrix.T
-    within = mapped / mapped.norm(dim=1, keepdim=True).clamp_min(float(training.model["bound"]))
-    tensors = {"records": torch.tensor([300.0]), "totals": within.sum(0)}
-    if not known:
-        tensors["code"] = in_bins(mapped.norm(dim=1)).sum(0)
-    absorb_total(total_of(run, training, tensors), training, ["1", "2"])
-    moved = (features - training.model[CENTRE]).double() @ matrix.T
-    assert float(mapped.mean(0).norm()) > 0.1
-    # Lengths are known to a half octave.
-    rest = float(moved.mean(0).norm())
-    assert rest < (0.02 * float(moved.norm(dim=1).mean()) if known else 0.2 * mapped.mean(0).norm())
-
-
 def test_steps_without_noise_reach_the_minimum_of_the_loss(
     public: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,17 +271,6 @@ def test_steps_without_noise_reach_the_minimum_of_the_loss(
         sent = {"sums": sums, "gaps": torch.zeros(6).double()}
         absorb_total(total_of(run, training, sent), training, ["1", "2"])
     assert lengths[-1] < 0.1 * lengths[0]
-
-
-def test_sums_that_no_records_have_end_the_run(public: dict[str, Any]) -> None:
-    run = parse_run(public)
-    training = Training.begin(run, run.settings.classes, "f", 64)
-    tensors = {"records": torch.tensor([300.0]), "totals": torch.zeros(64).double()}
-    absorb_total(total_of(run, training, tensors), training, ["1", "2"])
-    false = total_of(run, training, {"sums": torch.full((10, 65), 20.0).double()})
-    with pytest.raises(RunError, match="false numbers"):
-        absorb_total(false, training, ["1", "2"])
-    assert not training.model[WEIGHT].any()
 
 
 def test_a_run_learns_and_its_model_maps_features_as_the_sites_did(
@@ -357,21 +317,6 @@ def test_planned_bytes_are_those_of_all_rounds_and_the_head_is_learned(
     assert made["accuracy"]["model"] > 0.5
     assert planned.rounds == 4
     assert made["bytes"]["up"] / 4 == pytest.approx(planned.up, rel=0.3)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"epsilon": 0.0, "delta": 0.0, "fedpft.public": ""}, "is for runs with privacy"),
-        ({"fedpft.covariance": "lowrank"}, "fedpft.covariance"),
-        ({"fedpft.components": 2}, "fedpft.components"),
-    ],
-)
-def test_what_a_logistic_head_cannot_do_is_refused(
-    public: dict[str, Any], changed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run(public | changed)
 
 
 def test_the_solver_is_in_the_digest_where_it_decides_what_sites_send(

@@ -223,25 +223,6 @@ def test_a_stored_run_of_an_earlier_version_is_learned_from_as_it_was_sent(
     assert head_of([received], kept).mean_over_columns == weight
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_head_is_better_where_features_are_never_negative(seed: int) -> None:
-    assert accuracy(seed, {}) > accuracy(seed, {"features.projection": ""}) + 0.05
-
-
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_a_level_that_tells_classes_apart_is_seen_and_a_large_offset_costs_little(
-    epsilon: float,
-) -> None:
-    assert accuracy(0, {"epsilon": epsilon}, level=1.0) > 0.85
-    far = accuracy(0, {"epsilon": epsilon}, offset=50.0)
-    assert far > accuracy(0, {"epsilon": epsilon}) - 0.03
-
-
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_a_scale_that_tells_classes_apart_is_seen(epsilon: float) -> None:
-    assert accuracy(0, {"epsilon": epsilon}, scale=1.5) > 0.75
-
-
 # Settings by how sums travel, and least accuracies where classes differ in level and in scale.
 WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
     "one secure aggregation": (

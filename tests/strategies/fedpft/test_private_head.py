@@ -16,23 +16,19 @@ from fedsurrogate.client_app.methods.fedpft.surrogate import SiteData, make_surr
 from fedsurrogate.common.errors import RunError
 from fedsurrogate.common.privacy.gaussian_mechanism import clip
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures, fold
+from fedsurrogate.common.surrogates.class_sums import Sums, as_mixtures
 from fedsurrogate.common.surrogates.covariances import LowRank
 from fedsurrogate.common.surrogates.surrogates import SumsSurrogate, without_classes
 from fedsurrogate.common.wire.model_proto import pack_classifier, unpack_classifier
 from fedsurrogate.common.wire.records import pack_surrogate, unpack_surrogate
 from fedsurrogate.strategies.fedpft.private_head import (
-    SITES_DIFFER,
-    _diagonal,
-    _spiked,
-    _times_inverse,
     learn_from_sums,
     least_squares,
     observed_within,
     unused,
 )
 from fedsurrogate.strategies.fedpft.strategy import learn
-from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool, shrink
+from fedsurrogate.strategies.pooling.class_means import Components, by_site, pool
 
 CLASSES = ("a", "b", "c")
 DIMENSION = 6
@@ -156,66 +152,6 @@ def test_sites_without_a_class_add_no_noise_to_it() -> None:
     assert float((crowd.diagonal() / alone.diagonal()).mean()) < 1.2
 
 
-def styles(epsilon: float, count: int = 3000) -> list[SumsSurrogate]:
-    """Two sites with different data in every class, such as photos and drawings."""
-    sites = []
-    for site in range(2):
-        generator = torch.Generator().manual_seed(site)
-        labels = torch.randint(0, 3, (count,), generator=generator)
-        centres = torch.randn(3, DIMENSION, generator=torch.Generator().manual_seed(10 + site))
-        features = centres[labels] + 0.3 * torch.randn(count, DIMENSION, generator=generator)
-        sites.append(made(features, labels, epsilon, "full", str(site)))
-    return sites
-
-
-def test_sites_that_agree_are_found_to_and_so_are_sites_that_differ() -> None:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(0, 3, (6000,), generator=generator)
-    centres = torch.randn(3, 256, generator=generator)
-    features = centres[labels] + torch.randn(6000, 256, generator=generator)
-    for epsilon in (1.0, 8.0, PLENTY):
-        alike = [made(features[i::10], labels[i::10], epsilon, site=str(i)) for i in range(10)]
-        assert shrink(by_site(alike))[1] < SITES_DIFFER
-    assert shrink(by_site(styles(8.0)))[1] > 0.9
-    assert shrink(by_site(styles(8.0)[:1]))[1] == 0, "one site differs from nobody"
-
-
-def test_means_drawn_together_are_nearer_to_the_true_ones_than_either_extreme() -> None:
-    generator, d, sites = torch.Generator().manual_seed(0), 200, 8
-    shared = torch.randn(3, d, generator=generator, dtype=torch.float64)
-    labels, records = (
-        torch.arange(3).repeat(sites),
-        torch.full((3 * sites,), 100.0, dtype=torch.float64),
-    )
-    true = shared[labels] + 0.5 * torch.randn(
-        3 * sites, d, generator=generator, dtype=torch.float64
-    )
-    noise = torch.full((3 * sites,), 0.25, dtype=torch.float64)
-    noisy = true + 0.5 * torch.randn(3 * sites, d, generator=generator, dtype=torch.float64)
-    drawn, share = shrink(
-        Components(CLASSES, labels, noisy, noise.diag(), records, records / records.sum())
-    )
-    # Noise and difference are equal, so half of the observed difference is real.
-    assert share == pytest.approx(0.5, abs=0.05)
-    pooled = torch.stack([noisy[labels == c].mean(0) for c in range(3)])[labels]
-    errors = [float((found - true).square().mean()) for found in (drawn.means, noisy, pooled)]
-    assert errors[0] < 0.65 * min(errors[1:])
-
-
-def test_the_noise_of_drawn_means_is_what_repetition_shows() -> None:
-    sites = styles(2.0, 300)
-    (own, kept), repeated = (by_site(sites), shrink(by_site(sites))[0]), []
-    mixing = kept.means @ torch.linalg.pinv(own.means)
-    for _ in range(2000):
-        noise = own.noise.diagonal().sqrt()[:, None] * torch.randn(
-            own.means.shape, dtype=torch.float64
-        )
-        repeated.append(mixing @ noise)
-    measured = torch.stack(repeated).flatten(1).reshape(2000, *own.means.shape)
-    covariance = torch.einsum("tid,tjd->ij", measured, measured) / (2000 * DIMENSION)
-    assert torch.allclose(covariance, kept.noise, atol=0.1 * float(kept.noise.max()))
-
-
 def test_without_noise_least_squares_is_that_of_the_records() -> None:
     """With as many dimensions as directions it equals regression on one-hot labels without ridge."""
     features, labels = data(6000)
@@ -241,84 +177,6 @@ def test_without_noise_least_squares_is_that_of_the_records() -> None:
     peer = np.linalg.lstsq(inputs, np.eye(3)[labels.numpy()], rcond=None)[0]
     scores = (unit @ weight.T + bias).numpy()
     assert np.abs(scores - inputs @ peer).max() < 1e-3
-
-
-def test_taking_the_noise_of_means_off_makes_the_least_squares_better() -> None:
-    """Compares the mean square error of scores on records around the true means, over repetitions."""
-    d, labels = 300, torch.arange(6) % 3
-    generator = torch.Generator().manual_seed(0)
-    true = (
-        torch.nn.functional.normalize(
-            torch.randn(6, d, generator=generator, dtype=torch.float64), dim=1
-        )
-        * 0.7
-    )
-    records = torch.full((6,), 50.0, dtype=torch.float64)
-    spread = LowRank(
-        torch.zeros(d, 0, dtype=torch.float64), torch.full((d,), 0.51 / d, dtype=torch.float64)
-    )
-    noise = 0.3 / d
-    wanted = torch.nn.functional.one_hot(labels).double()
-
-    def error(claimed: float, noisy: Tensor) -> float:
-        claim = claimed * torch.eye(6, dtype=torch.float64)
-        solved = least_squares(
-            Components(CLASSES, labels, noisy, claim, records, records / 300), spread
-        )
-        weight, bias = solved.weight, solved.bias
-        missed = (true @ weight.T + bias - wanted).square().sum(
-            1
-        ).mean() + 0.51 / d * weight.square().sum()
-        return float(missed)
-
-    errors = []
-    for _ in range(50):
-        noisy = true + noise**0.5 * torch.randn(6, d, generator=generator, dtype=torch.float64)
-        errors.append([error(claimed, noisy) for claimed in (noise, 0.0)])
-    taken_off, learned = torch.tensor(errors).mean(0).tolist()
-    assert taken_off < 0.97 * learned
-
-
-@pytest.mark.parametrize("family", ["spherical", "diag", "full", "lowrank"])
-def test_the_covariance_within_classes_is_unbiased_however_noisy_the_means_are(family: str) -> None:
-    """The square of a noisy mean contains its noise; it is subtracted with the mean, so it must be
-    added back.
-    """
-    d, generator = 12, torch.Generator().manual_seed(0)
-    true = (
-        torch.nn.functional.normalize(
-            torch.randn(3, d, generator=generator, dtype=torch.float64), dim=1
-        )
-        * 0.3
-    )
-    variances = torch.linspace(0.5, 1.5, d, dtype=torch.float64) * (1 - 0.09) / d
-    records, noise = (
-        torch.tensor([20.0, 30.0, 50.0], dtype=torch.float64),
-        torch.tensor([4e-3, 6e-3, 2e-3]).double(),
-    )
-    shares = records / 100
-    second = torch.diag(variances) + (shares[:, None] * true).T @ true
-    squares = {"diag": second.diagonal(), "full": fold(second), "lowrank": fold(second)}.get(family)
-    made_ = made(*data(30), 1.0, "diag" if family == "spherical" else family)
-    sums = replace(
-        made_.sums, counts=records.float(), squares=None if squares is None else squares * 100
-    )
-    sigmas = {"counts": 1.0, "sums": 1.0, "squares": 1e-9}
-    found = []
-    for _ in range(400):
-        means = true + noise.sqrt()[:, None] * torch.randn(
-            3, d, generator=generator, dtype=torch.float64
-        )
-        seen = Components(CLASSES, torch.arange(3), means, noise.diag(), records, shares)
-        covariance = observed_within(
-            [replace(made_, sums=replace(sums, sigmas=sigmas))], seen, family, d
-        ).covariance
-        found.append(covariance.factor.square().sum(1) + covariance.variances)
-    average = torch.stack(found).mean(0)
-    assert float(average.sum()) == pytest.approx(float(variances.sum()), rel=0.015)
-    # Low rank is spherical in directions where nothing stands out.
-    if family in ("diag", "full"):
-        assert torch.allclose(average, variances, rtol=0.25)
 
 
 @pytest.mark.parametrize("dimension", [8, 64])
@@ -392,102 +250,6 @@ def test_with_nothing_but_noise_there_is_nothing_to_learn() -> None:
         learn_from_sums([silent, other], "spherical", 1)
 
 
-def test_a_spike_above_the_noise_is_found_and_noise_alone_is_round() -> None:
-    generator, d = torch.Generator().manual_seed(0), 200
-    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
-    noise = (noise + noise.T) / 2
-    direction = torch.nn.functional.normalize(
-        torch.randn(d, generator=generator, dtype=torch.float64), dim=0
-    )
-    identity = 50 * torch.eye(d, dtype=torch.float64)
-    assert _spiked(identity + noise, 1.1, d).factor.shape[1] == 0
-    strong = _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.1, d)
-    assert strong.factor.shape[1] == 1
-    found = strong.factor[:, -1]
-    assert float((found @ direction).abs() / found.norm()) > 0.95
-    # Frobenius-optimal: the spike times the share of its energy along the eigenvector.
-    assert float(found.square().sum()) == pytest.approx(80 * (1 - (10 / 80) ** 2), rel=0.1)
-    assert (
-        _spiked(identity + noise + 80 * torch.outer(direction, direction), 1.0, 0).factor.shape[1]
-        == 0
-    )
-
-
-def test_a_weak_spike_is_as_long_as_it_was_before_the_noise() -> None:
-    generator, d = torch.Generator().manual_seed(0), 200
-    noise = torch.randn(d, d, generator=generator, dtype=torch.float64)
-    direction = torch.nn.functional.normalize(
-        torch.randn(d, generator=generator, dtype=torch.float64), dim=0
-    )
-    matrix = (
-        50 * torch.eye(d, dtype=torch.float64)
-        + (noise + noise.T) / 2
-        + 30 * torch.outer(direction, direction)
-    )
-    longest = float(_spiked(matrix, 1.0, d).factor.square().sum(0).max())
-    # As above: a spike of 30 in noise whose eigenvalues end at 20 keeps 30 (1 - (10 / 30)^2).
-    assert longest == pytest.approx(30 * (1 - (10 / 30) ** 2), rel=0.1)
-
-
-def test_a_variance_below_the_noise_is_not_taken_for_zero() -> None:
-    """Otherwise this noise would get nearly all the weight; accuracy with full covariances once
-    fell from 56 to 25 %.
-    """
-    matrix = torch.diag(torch.cat([torch.ones(49), torch.tensor([-3.0])]).double())
-    found = _spiked(matrix, 0.2, None)
-    assert float(found.variances.min()) > 0.8
-    sure = _spiked(torch.diag(torch.linspace(0.1, 1, 50).double()), 1e-9, None)
-    covariance = sure.factor @ sure.factor.T + sure.variances.diag()
-    assert torch.allclose(covariance.diagonal(), torch.linspace(0.1, 1, 50).double(), atol=1e-6)
-
-
-def test_variances_are_drawn_together_as_far_as_they_are_noise() -> None:
-    true = torch.linspace(0.5, 1.5, 400, dtype=torch.float64)
-    assert torch.allclose(_diagonal(true, 1e-9).variances, true)
-    assert torch.allclose(_diagonal(true, 10.0).variances, torch.ones(400, dtype=torch.float64))
-    noisy = true + 0.3 * torch.randn(
-        400, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    assert float((_diagonal(noisy, 0.3).variances - true).norm()) < 0.85 * float(
-        (noisy - true).norm()
-    )
-    assert float(_diagonal(true - 2, 0.1).variances.min()) > 0
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_so_few_variances_are_not_drawn_together(count: int) -> None:
-    """In up to three dimensions no estimate is better than the measured one (Stein 1956)."""
-    measured = torch.linspace(0.8, 1.2, count, dtype=torch.float64)
-    assert torch.allclose(_diagonal(measured, 0.5).variances, measured)
-
-
-@pytest.mark.parametrize(
-    "matrix", [torch.zeros(4, 4), -torch.eye(4), torch.diag(torch.tensor([1.0, -1, 0, 0]))]
-)
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_whatever_noise_made_of_the_second_moments_the_covariance_can_be_inverted(
-    matrix: Tensor, noise: float
-) -> None:
-    for rank in (None, 1):
-        weight, trace = _times_inverse(
-            _spiked(matrix.double(), noise, rank), torch.ones(2, 4, dtype=torch.float64)
-        )
-        assert weight.isfinite().all()
-        assert 0 < trace < float("inf")
-    assert float(_diagonal(matrix.diagonal().double(), noise).variances.min()) > 0
-
-
-def test_the_solver_is_the_inverse() -> None:
-    generator = torch.Generator().manual_seed(0)
-    factor = torch.randn(DIMENSION, 2, generator=generator, dtype=torch.float64)
-    variances = torch.rand(DIMENSION, generator=generator, dtype=torch.float64) + 0.1
-    inverse = torch.linalg.inv(factor @ factor.T + variances.diag())
-    means = torch.randn(3, DIMENSION, generator=generator, dtype=torch.float64)
-    solved, trace = _times_inverse(LowRank(factor, variances), means)
-    assert torch.allclose(solved, means @ inverse)
-    assert trace == pytest.approx(float(inverse.trace()))
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"fedpft.components": 3}, {"fedpft.privacy": "theorem-4.1"}]
 )
@@ -509,29 +271,6 @@ def test_every_mechanism_learns_what_is_far_apart(settings: dict[str, object]) -
     head = unpack_classifier(pack_classifier(learn(sent, run, "cpu").head))
     assert head.clip == 0.0
     assert head.accuracy(features, CLASSES, labels)[0] > 5900
-
-
-def test_a_public_mean_goes_round_and_is_part_of_the_head() -> None:
-    features, labels = data(3000)
-    centre = torch.full((DIMENSION,), 0.5)
-    run = parse_run({"epsilon": PLENTY, "delta": 1e-5, "fedpft.covariance": "spherical"})
-    shifted = make_surrogate(
-        SiteData(features + 0.5, labels, CLASSES, "f", "s"), run, centre=centre
-    ).surrogate
-    plain = make_surrogate(SiteData(features, labels, CLASSES, "f", "s"), run).surrogate
-    assert shifted.claim is not None
-    assert len(shifted.claim.centre) == 16
-    head = unpack_classifier(pack_classifier(learn([shifted], run, "cpu", centre=centre).head))
-    other = unpack_classifier(pack_classifier(learn([plain], run, "cpu").head))
-    assert float((head.predict(features + 0.5) == other.predict(features)).float().mean()) > 0.99
-
-
-def test_classes_can_be_left_out_of_sums_later() -> None:
-    features, labels = data(3000)
-    surrogate = without_classes(made(features, labels, PLENTY, "full"), ("a", "c"))
-    assert isinstance(surrogate, SumsSurrogate)
-    head, _ = learn_from_sums([surrogate], "spherical", 1)
-    assert head.header.classes == ("a", "c")
 
 
 @pytest.mark.parametrize("family", ["diag", "full", "lowrank"])

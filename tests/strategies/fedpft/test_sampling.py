@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
@@ -119,14 +117,6 @@ def test_constant_features_survive_learning_and_the_way_down(family: str) -> Non
     assert accuracy(head, torch.cat([x_test, torch.full((1000, 2), 0.1)], 1), y_test) > 0.99
 
 
-def test_a_head_is_as_good_in_small_pools_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    sites = three_sites(spread=1.0)
-    x, y = records(4000, seed=77, spread=1.0)
-    whole = accuracy(learn(sites, QUICK, 0), x, y)
-    monkeypatch.setattr(strategy, "POOL_BYTES", 4 * 6 * 100)
-    assert abs(accuracy(learn(sites, QUICK, 0), x, y) - whole) < 0.01
-
-
 def test_rows_drawn_at_a_time_stay_within_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, sites, drawn = 50, three_sites(), []
     original = strategy._draw
@@ -145,22 +135,6 @@ def test_rows_drawn_at_a_time_stay_within_the_pool(monkeypatch: pytest.MonkeyPat
     assert len(drawn) == -(-total // rows)
     # Every stream may round up by one record.
     assert max(drawn) <= rows + streams
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 2**32 - 1)), min_size=1, max_size=5),
-    st.integers(1, 300),
-)
-def test_chunks_are_even_and_sum_to_the_counts(classes: list[tuple[int, int]], chunks: int) -> None:
-    counts, offsets = [count for count, _ in classes], [offset for _, offset in classes]
-    share = Share(standard((1,)), counts, [], torch.tensor([0]), offsets)
-    parts = [share.chunk(index, chunks) for index in range(chunks)]
-    assert [sum(column) for column in zip(*parts, strict=True)] == counts
-    for part in parts:
-        assert all(
-            n // chunks <= size <= -(-n // chunks) for n, size in zip(counts, part, strict=True)
-        )
 
 
 def test_learning_again_without_a_site_is_learning_as_if_it_had_never_been() -> None:
@@ -215,34 +189,6 @@ def test_streams_differ_by_seed_site_and_class() -> None:
     ]
     first = {int(torch.randint(2**62, (1,), generator=stream(*key))) for key in keys}
     assert len(first) == len(keys)
-
-
-def test_moments_are_those_of_the_pooled_samples() -> None:
-    factor = 200
-    sites = [
-        replace(s, mixtures=replace(s.mixtures, counts=s.mixtures.counts * factor))
-        for s in three_sites("full", spread=2.0)
-    ]
-    drawn, _ = sample(sites, NAMES, 0, 10**9)
-    mean, variance = strategy._moments([s.mixtures for s in sites])
-    assert len(drawn) == sum(int(s.mixtures.counts.sum()) for s in sites)
-    assert ((drawn.mean(0) - mean).abs() / drawn.std(0)).max() < 6 / len(drawn) ** 0.5
-    assert (drawn.var(0) / variance - 1).abs().max() < 12 / len(drawn) ** 0.5
-
-
-def test_every_class_is_drawn_as_often_as_it_has_records() -> None:
-    sites = [named("0", standard((7, 11)), ("dog", "cat")), named("1", standard((3,)), ("eel",))]
-    _, labels = sample(sites, NAMES, 0, 10**6)
-    assert torch.bincount(labels, minlength=4).tolist() == [11, 7, 3, 0]
-
-
-def test_a_limit_keeps_the_shares_and_every_class() -> None:
-    sites = [
-        named("0", standard((60_000, 30_000, 1)), ("cat", "dog", "eel")),
-        named("1", standard((30_000,)), ("cat",)),
-    ]
-    _, labels = sample(sites, NAMES, 0, 1200)
-    assert torch.bincount(labels, minlength=4).tolist() == [900, 300, 1, 0]
 
 
 def test_huge_counts_are_learned_from_within_the_limit() -> None:

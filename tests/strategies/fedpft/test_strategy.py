@@ -31,19 +31,6 @@ from tests.grid import (
 SHORT = {"deadline": 0.15}
 
 
-def test_an_offline_site_is_dropped_by_the_deadline(tmp_path: Path) -> None:
-    folder = run_federation(
-        tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), **FAST, **SHORT
-    )
-    assert outcome(folder, "node 1002", "dropped") == "no reply before the deadline"
-    assert metrics_of(folder)["bytes"]["up_per_site"]["node 1002"] == 0
-
-
-def test_a_slow_site_is_waited_for(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, InProcessGrid(sites(3), {1: Fault(pulls=5)}), **FAST)
-    assert metrics_of(folder)["sites"]["used"] == 3
-
-
 def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -> None:
     class Stalling(InProcessGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -51,40 +38,6 @@ def test_a_reply_that_came_while_another_held_the_line_is_used(tmp_path: Path) -
             return super().pull_messages(message_ids)
 
     folder = run_federation(tmp_path, Stalling(sites(2), {1: Fault(pulls=1)}), **FAST, **SHORT)
-    assert metrics_of(folder)["sites"]["used"] == 2
-
-
-def test_a_site_that_is_away_for_a_moment_is_not_asked_after_and_its_reply_not_lost(
-    tmp_path: Path,
-) -> None:
-    class Leaky(InProcessGrid):
-        """Like Flower, this grid forgets a message if its reply is requested while the node is
-        away.
-        """
-
-        back = 0.0
-
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            self.back = self.back or time.monotonic() + 0.5
-            return super().push_messages(messages)
-
-        def get_node_ids(self) -> Iterable[int]:
-            return [node for node in super().get_node_ids() if node != 1002 or not self.away]
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            for message in self.sent if self.away else ():
-                if (
-                    message.metadata.dst_node_id == 1002
-                    and message.metadata.message_id in message_ids
-                ):
-                    self._waiting.pop(message.metadata.message_id, None)
-            return super().pull_messages(message_ids)
-
-        @property
-        def away(self) -> bool:
-            return 0 < time.monotonic() < self.back
-
-    folder = run_federation(tmp_path, Leaky(sites(2)), **(FAST | {"deadline": 3.0}))
     assert metrics_of(folder)["sites"]["used"] == 2
 
 
@@ -134,20 +87,6 @@ def test_a_failure_after_the_surrogate_costs_only_the_measurement(
     (failed,) = (event for event in events_of(folder) if event["event"] == name)
     assert failed.get("site", "0") == "0"
     assert not files_with(SECRET, folder)
-
-
-def test_two_sites_cannot_have_one_name(tmp_path: Path) -> None:
-    nodes = sites(3)
-    nodes[0]["site"] = nodes[2]["site"] = "clinic"
-    folder = run_federation(tmp_path, nodes, **FAST)
-    (refused,) = (event for event in events_of(folder) if event["event"] == "rejected")
-    assert refused["site"] in ("node 1001", "node 1003"), (
-        "which of the two was refused must be clear"
-    )
-    assert "names another site as its sender: 'clinic'" in outcome(
-        folder, refused["site"], "rejected"
-    )
-    assert set(surrogates_of(folder)) == {"clinic.pb", "1.pb"}
 
 
 def hidden(tmp_path: Path, name: str) -> tuple[NodeConfig, str]:
@@ -219,10 +158,3 @@ def test_a_missed_quorum_fails_the_run_but_not_its_folder(tmp_path: Path) -> Non
     assert set(surrogates_of(folder)) == {"0.pb", "2.pb"}
     assert "quorum missed" in (folder / "report.html").read_text()
     assert not (folder / "model.safetensors").exists()
-
-
-def test_expected_sites_that_never_came_count_against_the_quorum(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="2 of 5 sites can be used"):
-        run_federation(
-            tmp_path, InProcessGrid(sites(3), {1: Fault(offline=True)}), sites=5, **FAST, **SHORT
-        )

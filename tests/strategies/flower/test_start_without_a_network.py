@@ -154,14 +154,6 @@ def test_arguments_are_checked_before_anything_is_asked(
     assert (deadline, last) == (more.get("timeout", 0.0), more.get("num_rounds", 0))
 
 
-def test_the_settings_of_the_section_of_the_method_are_recorded_first() -> None:
-    strategy = Pretended(parse_run(ROUNDS))
-    strategy.summary()
-    assert isinstance(strategy.recorder, Kept)
-    (event,) = strategy.recorder.events
-    assert (event["event"], event["method"], event["rounds"]) == ("configured", "fedlap", 4)
-
-
 @given(st.dictionaries(st.text(max_size=3), FACTS))
 @settings(max_examples=30, deadline=None)
 def test_metrics_are_the_facts_that_are_numbers(facts: dict[str, Any]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import ConfigError, RunError
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.methods import FEDPFT_CHAIN, METHODS
 from fedsurrogate.common.methods.method import load
 from fedsurrogate.common.run import parse_run
@@ -191,39 +191,6 @@ def test_training_begins_with_the_initial_arrays_and_ends_after_num_rounds(tmp_p
     assert not np.array_equal(numbers(first)[weight], numbers(again)[weight])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"num_rounds": 0}, "at least 1"),
-        ({"num_rounds": 9}, "fedlap.rounds"),
-        ({"timeout": 0.0}, "timeout"),
-        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr"),
-        ({"evaluate_config": ConfigRecord({"lr": 0.1})}, "lr"),
-        (
-            {"initial_arrays": ArrayRecord({"a": Array(np.zeros(3, np.float32))})},
-            "other names or shapes",
-        ),
-    ],
-)
-def test_an_argument_that_cannot_be_used_is_refused_before_a_site_trains(
-    tmp_path: Path, arguments: dict[str, Any], reason: str
-) -> None:
-    settings = settings_of(tmp_path, method="fedlap")
-    grid = grid_for(tmp_path, settings)
-    with pytest.raises(ConfigError, match=reason):
-        FedLAP(settings).start(grid, **arguments)
-    assert grid.asked("train") == []
-
-
-def test_initial_arrays_beside_a_checkpoint_are_refused(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, method="fedlap")
-    grid = grid_for(tmp_path, settings)
-    arrays = ArrayRecord({"a": Array(np.zeros(3, np.float32))})
-    with pytest.raises(ConfigError, match="use only one of them"):
-        FedLAP(settings | {"resume": "runs/x"}).start(grid, arrays)
-    assert grid.asked("train") == []
-
-
 @hypothesis_settings(max_examples=30)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.integers(0, 3), min_size=1),
@@ -250,34 +217,6 @@ def test_arrays_of_a_model_are_taken_only_with_its_shapes_and_finite_numbers(
     else:
         found = tensors_like(model, arrays_of(given_))
         assert all(torch.equal(found[name], model[name]) for name in model | found)
-
-
-def test_a_strategy_without_settings_runs_its_own_method() -> None:
-    assert (
-        FedPFT().config.settings.method,
-        FedLAP().config.settings.method,
-        DPCVAE().config.settings.method,
-    ) == (
-        "fedpft",
-        "fedlap",
-        "dpcvae",
-    )
-    assert DPCVAE({"method": "dpcgan"}).config.settings.method == "dpcgan"
-
-
-@pytest.mark.parametrize(
-    "settings", [{"method": "fedpft"}, {"fedlap.rounds": 0}, {"no-such-key": 1}]
-)
-def test_settings_of_another_strategy_or_wrong_ones_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        FedLAP(settings)
-
-
-def test_too_few_sites_are_an_error(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    faults = {index: Fault(crash=RuntimeError("broken")) for index in range(2)}
-    with pytest.raises(RunError, match="quorum"):
-        FedPFT(settings).start(grid_for(tmp_path, settings, faults=faults))
 
 
 def test_no_further_round_is_asked_for_than_the_budget_affords(tmp_path: Path) -> None:

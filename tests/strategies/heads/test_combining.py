@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsurrogate.common.methods.method import load
-from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
@@ -30,36 +30,9 @@ def head(
     return Parameters(Header("average", "r", site, "f", classes), 1, tensors, records)
 
 
-ONE = head("1", ("a", "b", "c"), torch.eye(3), torch.tensor([1.0, 2.0, 3.0]), 30)
-# It has only two classes, in reverse order.
-OTHER = head(
-    "2", ("c", "a"), torch.tensor([[0.0, 0.0, 5.0], [3.0, 0.0, 0.0]]), torch.tensor([1.0, -1.0]), 10
-)
-
-
 def model(method: str, *heads: Parameters) -> object:
     run = parse_run({"method": method, "head.min-steps": 600, "head.learning-rate": 0.05})
     return load(run.plan.combination.learn)(list(heads), CLASSES, run.settings, run.defence)
-
-
-def test_the_average_weighs_by_records_class_by_class() -> None:
-    found = model("average", ONE, OTHER)
-    assert isinstance(found, Head)
-    assert found.header.classes == CLASSES
-    assert found.weight[0].tolist() == pytest.approx([1.5, 0, 0])
-    assert found.weight[2].tolist() == pytest.approx([0, 0, 2])
-    # A class that the other head lacks gets that head's lowest bias.
-    assert found.bias.tolist() == pytest.approx([0.5, 1.25, 2.5])
-
-
-def test_the_ensemble_gives_unknown_classes_no_probability() -> None:
-    found = model("ensemble", ONE, OTHER)
-    assert isinstance(found, Ensemble)
-    x = torch.tensor([[0.3, -0.2, 0.1]])
-    first = (x @ torch.eye(3) + torch.tensor([1.0, 2.0, 3.0])).softmax(1)
-    second = torch.tensor([[3 * 0.3 - 1.0, 5 * 0.1 + 1.0]]).softmax(1)
-    expected = (first + torch.tensor([[second[0, 0], 0.0, second[0, 1]]])) / 2
-    assert torch.allclose(found.scores(x).exp(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["ensemble", "average"])

@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.common.flower import environment
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.wire.records import from_record, to_record
 from fedsurrogate.server_app.deployment.local_engine import FIRST_NODE, LocalGrid
-from fedsurrogate.strategies.base import collection
 from fedsurrogate.strategies.heads import Local
-from tests.strategies.base.test_collecting import Clock
+from tests.strategies.base.test_collecting import with_clock
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 COURSES = st.lists(
@@ -62,9 +60,7 @@ def test_accuracies_are_those_of_all_test_records_and_in_a_simulation_their_mean
 ) -> None:
     fitting = [at for at, (hello, *_) in enumerate(courses) if hello == "well"]
     with pytest.MonkeyPatch.context() as patch:
-        clock = Clock()
-        patch.setattr(collection, "time", clock)
-        patch.setattr(environment, "time", clock)
+        with_clock(patch)
         run = parse_run({"method": "local", "quorum": 0.1, "deadline": 5.0})
         grid, recorder = Sites(courses, simulated), Kept()
         strategy = Local(run, recorder)

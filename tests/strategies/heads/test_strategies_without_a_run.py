@@ -4,28 +4,24 @@ sites are asked.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message
-from hypothesis import given, settings
+from flwr.app import Message
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsurrogate.common.errors import ConfigError, SurrogateError
-from fedsurrogate.common.models.classifiers import Network
+from fedsurrogate.common.errors import SurrogateError
+from fedsurrogate.common.models.classifiers import Head, Network
 from fedsurrogate.common.models.networks import body_of
 from fedsurrogate.common.models.parameters import Parameters, check_update
 from fedsurrogate.common.surrogates.surrogates import Header
 from fedsurrogate.common.wire.records import INFO
-from fedsurrogate.strategies import heads
-from fedsurrogate.strategies.base.outcome import Defended, Site
+from fedsurrogate.strategies.base.outcome import Site
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.fedavg import Representation, Updates
-from fedsurrogate.strategies.heads import Heads, Local
-from fedsurrogate.strategies.robustness.defence import defend_heads
+from fedsurrogate.strategies.heads import Heads, average_head
 from tests.strategies.base.test_courses_of_a_run import Kept
 
 CLASSES = ("a", "b", "c")
@@ -47,49 +43,24 @@ def test_a_message_has_at_most_eight_numbers_a_byte_or_four_million(size: int) -
     assert found == max(size, min(8 * size, 4_194_304))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.sets(st.sampled_from("abcd")))
-def test_a_head_of_some_classes_has_their_rows(classes: set[str]) -> None:
-    strategy, sent = Heads({"method": "fedbe"}, Kept()), head()
-    sent = replace(sent, tensors={**sent.tensors, "deviation": torch.ones(4)})
-    found = strategy.restricted(sent, sorted(classes))
-    kept = [at for at, name in enumerate(CLASSES) if name in classes]
-    if not kept:
-        assert found is None
-        return
-    assert found is not None
-    assert found.header.classes == tuple(CLASSES[at] for at in kept)
-    assert torch.equal(found.tensors["weight"], sent.tensors["weight"][kept])
-    assert torch.equal(found.tensors["bias"], sent.tensors["bias"][kept])
-    assert torch.equal(found.tensors["mean"], sent.tensors["mean"])
-    assert (strategy.dimension(sent), strategy.records(sent)) == (4, 9)
-
-
 @pytest.mark.parametrize("classes", [(), ("c", "a", "b")])
+@pytest.mark.parametrize("defence", ["none", "screen", "median"])
 def test_the_rule_of_the_method_gets_what_the_defence_keeps(
-    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
+    classes: tuple[str, ...], defence: str
 ) -> None:
-    strategy = Heads({"method": "average", "max-share": 2.5, "defence": "screen"}, Kept())
-    sent = [head(site, records=5 + 90 * (site == 1)) for site in range(3)]
-    asked: list[Any] = []
-
-    def combine(*given_: Any) -> str:
-        asked.append(given_)
-        return "model"
-
-    def defend(*given_: Any) -> Defended[Parameters]:
-        assert given_ == (sent, "screen", 2.5)
-        return Defended(sent[:2], {"s1": 0.5})
-
-    monkeypatch.setattr(heads, "load", lambda name: combine)
-    monkeypatch.setattr(heads, "defend_heads", defend)
+    strategy = Heads({"method": "average", "max-share": 2.5, "defence": defence}, Kept())
+    sent = [head(site, records=5 + 90 * (site == 1)) for site in range(6)]
+    for site, each in enumerate(sent):
+        each.tensors["weight"] = torch.eye(3, 4) * (-90 if site == 5 else 1 + site / 50)
     learned = strategy.learn(sent, classes)
-    own = strategy.config
-    assert asked == [(sent[:2], classes or CLASSES, own.settings, own.defence)]
-    assert (learned.model, learned.defended) == ("model", Defended(sent[:2], {"s1": 0.5}))
-    monkeypatch.undo()
-    kept = strategy.defend(sent, CLASSES)
-    assert kept.capped == defend_heads(sent, "screen", 2.5).capped != {}
+    known = classes or CLASSES
+    defended = strategy.defend(sent, known)
+    assert (len(defended.kept) < len(sent)) == (defence == "screen")
+    assert learned.defended.capped == defended.capped != {}
+    wanted = average_head(defended.kept, known, strategy.config.settings, defence)
+    assert isinstance(learned.model, Head)
+    assert learned.model.header.classes == known
+    assert torch.equal(learned.model.weight, wanted.weight)
 
 
 @pytest.mark.parametrize("change", ["", "nan", "round", "records"])
@@ -114,98 +85,6 @@ def test_a_head_is_checked_as_an_update_of_the_first_round(change: str) -> None:
 
 def info_of(message: Message) -> dict[str, Any]:
     return dict(message.content.config_records[INFO])
-
-
-class Asked:
-    """In place of the network of a strategy of local heads: what is asked, and what sites report."""
-
-    def __init__(self, strategy: Local, reports: list[Any]) -> None:
-        self.strategy, self.reports = strategy, reports
-        self.calls: list[Any] = []
-
-    def identify(self, grid: Any, deadline: float) -> Any:
-        self.calls.append(("introduce", deadline))
-        self.strategy.outcome.sites = {
-            at: Site(f"s{at}", "dropped" if at == 3 else "invited", "late") for at in (1, 2, 3)
-        }
-        return SimpleNamespace(nodes={"s1": 1, "s2": 2})
-
-    def judge(self, replies: Any) -> float:
-        self.calls.append(("judge", replies))
-        return 0.25
-
-    def read(self, reply: Any, site: Site) -> Any:
-        if reply == "error":
-            raise SurrogateError("no model")
-        return None, {} if reply is None else {"accuracy.model": reply}
-
-    def collection(self, grid: Any, messages: Any, deadline: float) -> Any:
-        sent = [
-            (each.metadata.dst_node_id, each.metadata.message_type, info_of(each))
-            for each in messages
-        ]
-        if "brief" not in sent[0][2]:
-            return sent
-        self.calls.append((sent, deadline))
-        return self.reports
-
-
-def pretended(monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]) -> Asked:
-    strategy = Local({"method": "local", "deadline": 7.0}, Kept())
-    asked = Asked(strategy, reports)
-    monkeypatch.setattr(strategy, "identify", asked.identify)
-    monkeypatch.setattr(strategy, "_judge", asked.judge)
-    monkeypatch.setattr(strategy, "_read", asked.read)
-    monkeypatch.setattr(strategy, "_simulated", lambda: simulated)
-    monkeypatch.setattr(heads, "Collection", asked.collection)
-    return asked
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("reports", [[0.5, 0.7], [None, 0.7], ["error", 0.25], ["error", None]])
-def test_local_heads_are_judged_by_every_used_site_and_compared_in_a_simulation(
-    monkeypatch: pytest.MonkeyPatch, simulated: bool, reports: list[Any]
-) -> None:
-    asked = pretended(monkeypatch, simulated, reports)
-    strategy, grid = asked.strategy, object()
-    assert strategy.run(grid) == 0.25  # type: ignore[arg-type]
-    own = {"run": strategy.config.digest}
-    wanted: list[Any] = [
-        ("introduce", 7.0),
-        ("judge", [(1, "evaluate", own), (2, "evaluate", own)]),
-    ]
-    brief = {"brief": True}
-    if simulated:
-        wanted.append(([(1, heads.COMPARE, brief), (2, heads.COMPARE, brief)], 7.0))
-    assert asked.calls == wanted
-    known = [each for each in reports if isinstance(each, float)]
-    mean = {"model": pytest.approx(sum(known) / len(known))} if simulated and known else {}
-    assert strategy.outcome.accuracy == mean
-    events: list[dict[str, Any]] = [{"event": "configured", "method": "local"}]
-    if simulated and "error" in reports:
-        events.append({"event": "comparison-failed", "reason": "no model"})
-    assert isinstance(strategy.recorder, Kept)
-    assert strategy.recorder.events == events
-
-
-def test_sites_with_local_heads_identify_themselves_once_and_train_when_they_judge(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = pretended(monkeypatch, False, [])
-    strategy, grid, none = asked.strategy, object(), ConfigRecord()
-    strategy.deadline = 3.0
-    for _ in range(2):
-        again = list(strategy.configure_evaluate(1, ArrayRecord(), none, grid))  # type: ignore[arg-type]
-        assert [each.metadata.dst_node_id for each in again] == [1, 2]
-    assert asked.calls == [("introduce", 3.0)]
-    assert {at: (each.fate, each.reason) for at, each in strategy.outcome.sites.items()} == {
-        1: ("used", ""), 2: ("used", ""), 3: ("dropped", "late"),
-    }  # fmt: skip
-    assert strategy.configure_train(1, ArrayRecord(), none, grid) == []  # type: ignore[arg-type]
-    assert strategy.aggregate_train(1, []) == (None, None)
-    for call in (strategy.configure_train, strategy.configure_evaluate):
-        with pytest.raises(ConfigError, match=r"(train|evaluate)_config has lr"):
-            call(1, ArrayRecord(), ConfigRecord({"lr": 1}), grid)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reports", [[0.5, 0.7], [0.5], [0.5, None], [None, 0.5, 0.5]])

@@ -15,7 +15,6 @@ from fedsurrogate.strategies.fedpft.private_head import SITES_DIFFER, _pooled
 from fedsurrogate.strategies.pooling.class_means import (
     by_site,
     differ_across,
-    even_lengths,
     noise_of_counts_and_sums,
     pool,
     shrink,
@@ -47,47 +46,6 @@ def directions(classes: int, d: int, seed: int) -> Tensor:
     """Of length one, (C, d)."""
     random = torch.Generator().manual_seed(seed)
     return torch.nn.functional.normalize(torch.randn(classes, d, generator=random), dim=1)
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.integers(5, 20), st.floats(0.0, 0.3), st.integers(1, 4))
-def test_lengths_are_nearer_to_the_true_ones(
-    seed: int, classes: int, spread: float, count: int
-) -> None:
-    random = torch.Generator().manual_seed(seed)
-    lengths = 0.5 * (spread * torch.randn(classes, generator=random)).exp()
-    means = (lengths[:, None] * directions(classes, 64, seed)).expand(count, -1, -1)
-    counts = torch.randint(100, 160, (count, classes), generator=random).float()
-    before, after = 0.0, 0.0
-    for draw in range(DRAWS):
-        sent = noisy(means, counts, seed + draw)
-        plain = pool(by_site(sent))
-        errors = [
-            (found.means.norm(dim=1).log() - lengths.double().log()).square().mean()
-            for found in (
-                plain,
-                even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent)),
-            )
-        ]
-        before, after = before + float(errors[0]), after + float(errors[1])
-    assert after < 1.1 * before
-    if spread < 0.05:
-        assert after < 0.7 * before, "equal lengths: their mean is better by far"
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 12))
-def test_without_noise_or_with_few_classes_means_stay(seed: int, classes: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    lengths = torch.rand(classes, 1, generator=random) + 0.1
-    means = (lengths * directions(classes, 32, seed)).expand(2, -1, -1)
-    counts = torch.full((2, classes), 100.0)
-    tiny = 1e-6 if classes > 3 else OF_COUNT
-    sent = noisy(means, counts, seed, tiny, min(tiny, OF_SUM))
-    plain = pool(by_site(sent))
-    even = even_lengths(plain, by_site(sent), *noise_of_counts_and_sums(sent))
-    torch.testing.assert_close(even.means, plain.means, rtol=1e-6, atol=0)
-    torch.testing.assert_close(even.noise, plain.noise, rtol=1e-6, atol=1e-18)
 
 
 @pytest.mark.parametrize("family", ["spherical", "distributed"])

@@ -100,23 +100,6 @@ def test_a_head_of_a_total_has_the_map_of_the_sites_and_their_columns(mapped: bo
     assert torch.equal(found.weight, head.weight)
 
 
-@pytest.mark.parametrize("part", ["sums", "squares"])
-def test_sums_that_rounding_may_hide_are_not_called_false(part: str) -> None:
-    counts, table = torch.tensor([4.0, 0.0, 0.0]).double(), torch.zeros(3, 2).double()
-    table[0, 0] = 4.0
-    # Their trace must be four, and is one: by three too little, or the sum by two too long.
-    squares = torch.tensor([1.0, 0.0, 0.0]).double()
-    step = 2 / math.sqrt(2) if part == "sums" else 1.5
-    for share, text in (
-        (0.99, "class sums longer than"),
-        (1.01, "set a smaller secure-aggregation-range"),
-    ):
-        rounding = {part: share * step}
-        total = Total(HEADER, {"counts": counts, "sums": table, "squares": squares}, rounding=rounding)  # fmt: skip
-        with pytest.raises(RunError, match=text):
-            check_moments(total)
-
-
 def test_the_sum_that_is_most_too_long_is_named() -> None:
     counts = torch.tensor([100.0, 1.0, 1.0]).double()
     table = torch.zeros(3, 2).double()

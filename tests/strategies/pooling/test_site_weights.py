@@ -102,10 +102,3 @@ def test_a_scaled_mixture_has_its_share_of_records_and_all_else(
     for name in ("labels", "weights", "means", "covariance"):
         assert getattr(found.mixtures, name) is getattr(table, name)
     assert found.header == sent.header
-
-
-def test_sites_of_fewer_than_ten_records_say_nothing_about_the_usual_one() -> None:
-    counts = [[10.0]] * 10 + [[9.0]] * 11 + [[1000.0]]
-    assert shares_kept(counts, 3.0)[-1] == pytest.approx(3 * 10 / 1000)
-    # Nine larger sites are too few to decide alone.
-    assert shares_kept(counts[2:], 3.0)[-1] == pytest.approx(3 * 9 / 1000)

@@ -17,6 +17,7 @@ import fedsurrogate.client_app.secure_aggregation as masked
 from fedsurrogate.common.errors import ConfigError, RunError
 from fedsurrogate.common.run import parse_run
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.strategies.interrupted import wire_of
 
 CLASSES = ",".join(map(str, range(10)))
 PLAIN: dict[str, Any] = {
@@ -68,12 +69,7 @@ def test_every_round_has_new_keys_and_no_update_is_in_a_message(
     grid = InProcessGrid(sites(4), run_id=4720)
     folder = run_federation(tmp_path, grid, report=True, **SECURE)
     assert len({key for key, _ in seen}) == len(seen) == 12
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     for _, vector in seen:
         assert any(vector)

@@ -4,12 +4,8 @@ sites, and refusals.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +30,7 @@ from fedsurrogate.server_app.refit import refit
 from fedsurrogate.strategies.fedpft import strategy
 from fedsurrogate.strategies.pooling.site_weights import Total
 from tests.grid import Fault, InProcessGrid, events_of, metrics_of, run_federation, sites
+from tests.strategies.interrupted import wire_of
 from tests.totals import unpack_total
 
 CLASSES = ",".join(map(str, range(10)))
@@ -64,12 +61,7 @@ def test_the_total_is_exact_and_nothing_holds_one_sites_part(
     assert names == ("0", "1", "2", "3", "4")
     assert (numbers == words(sum(vectors.values()))).all()
     assert metrics_of(folder)["accuracy"]["model"] > 0.9
-    wire = b"".join(
-        array.data
-        for m in [*grid.sent, *grid.received]
-        for r in m.content.array_records.values()
-        for array in r.values()
-    )
+    wire = wire_of(grid)
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     secret = [words(vector) for vector in vectors.values()]
     others = [numbers - each for each in secret]
@@ -139,16 +131,6 @@ def test_one_distributed_noise_is_what_is_claimed_and_less_than_the_noise_of_eve
         assert abs(part.mean()) * math.sqrt(size) < 5, name
         assert sigmas[name] < 0.7 * math.sqrt(8) * alone.noise[name][0], name
     assert at == len(found)
-
-
-def test_the_wait_is_the_time_of_the_sum_in_which_nothing_was_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock that goes on by ten seconds whenever the strategy looks at it."""
-    clock = SimpleNamespace(perf_counter=partial(next, itertools.count(0.0, 10.0)))
-    monkeypatch.setattr("fedsurrogate.strategies.secure_aggregation.strategy.time", clock)
-    seconds = metrics_of(run_federation(tmp_path, sites(3), **SECURE))["seconds"]
-    assert (seconds["learn"], seconds["wait"]) == (10.0, 20.0)
 
 
 @pytest.mark.parametrize(
@@ -371,21 +353,6 @@ def test_a_modulus_too_small_for_the_sites_ends_the_run_before_any_share(tmp_pat
     assert not grid.asked("query.sum_shares")
 
 
-def test_masked_vectors_take_at_most_twice_the_bytes(tmp_path: Path) -> None:
-    plain, secure = InProcessGrid(sites(5), run_id=4712), InProcessGrid(sites(5), run_id=4713)
-    run_federation(tmp_path, plain, **PRIVATE | {"secure-aggregation": False})
-    run_federation(tmp_path, secure, **PRIVATE)
-    before, after = (grid.counted(0, ["train"])[0] for grid in (plain, secure))
-    assert after <= 2 * before
-
-
-def test_events_name_no_vector(tmp_path: Path) -> None:
-    folder = run_federation(tmp_path, sites(5), **SECURE)
-    for line in (folder / "events.jsonl").read_text().splitlines():
-        assert "counts" not in json.loads(line), "records of a class at one site are not known"
-    assert not list((folder / "surrogates").iterdir())
-
-
 def projected(folder: Path, name: str, matrix: torch.Tensor) -> dict[str, Any]:
     file = folder / f"{name}.safetensors"
     save_file({name: matrix.contiguous()}, file)
@@ -410,20 +377,6 @@ def test_a_projection_is_part_of_the_model_and_of_every_file_of_it(tmp_path: Pat
     assert (
         load_model(plain / "model.safetensors").predict(features) == model.predict(features)
     ).float().mean() > 0.95
-
-
-def test_a_projection_from_a_classification_head_has_fewer_dimensions_and_less_noise(
-    tmp_path: Path,
-) -> None:
-    head = torch.randn(30, 64)
-    settings = PRIVATE | projected(tmp_path, "fc.weight", head) | {"features.dimensions": 20}
-    folder = run_federation(tmp_path, sites(4), **settings)
-    model = load_model(folder / "model.safetensors")
-    assert isinstance(model, Head)
-    assert model.projection is not None
-    assert tuple(model.projection.shape) == (20, 64)
-    assert torch.allclose(model.projection @ model.projection.T, torch.eye(20), atol=1e-2)
-    assert metrics_of(folder)["accuracy"]["model"] > 0.5
 
 
 def test_public_images_centre_and_whiten_and_the_model_does_the_same(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums
 from fedsurrogate.common.costs import payload_bytes
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.settings.base import Scalar
@@ -23,6 +22,7 @@ from fedsurrogate.strategies.targets import sums as received
 from fedsurrogate.strategies.targets.number import number_head
 from fedsurrogate.strategies.targets.sums import CodedSums
 from fedsurrogate.strategies.targets.time import risk_head
+from tests.strategies.targets.test_label_codes import total
 
 NUMBER: dict[str, Scalar] = {"task": "regression", "target-range": "0,400"}
 TIME: dict[str, Scalar] = {"task": "survival", "horizon": 3.0, "bins": 6}
@@ -36,21 +36,9 @@ def dealt(count: int, sites: int, seed: int) -> list[Tensor]:
     return [torch.from_numpy((of == site).nonzero()[0]) for site in range(sites)]
 
 
-def added(run: Run, x: Tensor, y: Tensor, parts: Sequence[Tensor], secure: bool) -> CodedSums:
+def added(run: Run, x: Tensor, y: Tensor, parts: Sequence[Tensor]) -> CodedSums:
     """The sums of all sites, in double precision: without rounding of a message or of steps."""
-    assert run.target is not None
-    records = [CodedRecords(x[part], run.target.code(y[part])) for part in parts]
-    if secure:
-        whole = [exact_sums(each, None) for each in records]
-        total = {name: sum(each[name] for each in whole) for name in whole[0]}
-        return received.around_zero(total, {}, run.target, unit_norm=False)
-    made = [
-        received.of_site(exact_sums(each, each.features.mean(0)), run.target) for each in records
-    ]
-    total_of = made[0]
-    for each in made[1:]:
-        total_of = total_of + each
-    return total_of
+    return total(run, [(x[part], y[part]) for part in parts])
 
 
 @pytest.fixture
@@ -63,7 +51,8 @@ def unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sites", [1, 5, 50])
 def test_numbers_are_a_ridge_of_all_records(sites: int, secure: bool) -> None:
     x, y = map(torch.from_numpy, load_diabetes(return_X_y=True))
-    sums = added(parse_run(NUMBER), x, y[:, None], dealt(len(x), sites, 0), secure)
+    run = parse_run(NUMBER | {"secure-aggregation": secure})
+    sums = added(run, x, y[:, None], dealt(len(x), sites, 0))
     head = number_head(sums, [0.0], [400.0])
     alpha = float(head.strength[0]) * len(x)
     oracle = Ridge(alpha=alpha).fit(x.numpy(), y.numpy())
@@ -79,9 +68,9 @@ def test_a_site_that_leaves_takes_its_records_with_it(flat: dict[str, Scalar]) -
     run, parts = parse_run(flat), dealt(300, 5, 1)
     y = torch.stack([x[:, 0].abs(), (x[:, 1] > 3).double()], 1)
     values = y[:, :1] * 20 if flat is NUMBER else y
-    whole = added(run, x, values, parts, secure=False)
-    left = whole - added(run, x, values, parts[:1], secure=False)
-    stay = added(run, x, values, parts[1:], secure=False)
+    whole = added(run, x, values, parts)
+    left = whole - added(run, x, values, parts[:1])
+    stay = added(run, x, values, parts[1:])
     assert torch.allclose(left.sums, stay.sums, rtol=1e-9, atol=1e-9)
     assert torch.allclose(left.covariance, stay.covariance, rtol=1e-9, atol=1e-9)
     one = (
@@ -99,8 +88,9 @@ def test_cells_of_sites_are_those_of_all_records(secure: bool) -> None:
     x = torch.randn(400, 4, generator=draw, dtype=torch.float64) + 1
     values = torch.stack([4 * torch.rand(400, generator=draw), (x[:, 0] > 1).float()], 1).double()
     run = parse_run(TIME)
-    one = added(run, x, values, [torch.arange(400)], secure=False)
-    many = added(run, x, values, dealt(400, 50, 0), secure)
+    one = added(run, x, values, [torch.arange(400)])
+    summed = parse_run(TIME | {"secure-aggregation": secure})
+    many = added(summed, x, values, dealt(400, 50, 0))
     heads = [risk_head(each) for each in (one, many)]
     assert torch.allclose(heads[0].weight, heads[1].weight, rtol=1e-9, atol=1e-9)
     assert isinstance(many.moment, Statistics)

@@ -88,16 +88,6 @@ def test_columns_of_any_scale_score_as_standardised_ones(
     assert score(tmp_path / "b", x * SCALE + OFFSET, name, **more) > plain - 0.02
 
 
-@pytest.mark.parametrize("name", ["regression", "multilabel", "survival"])
-def test_ranges_that_are_wider_than_the_values_take_no_weight(name: str, tmp_path: Path) -> None:
-    """A ridge would, from columns that are narrow in their ranges."""
-    x, _ = table()
-    wide = np.array([4.0, 40.0, 4.0, 400.0, 4.0, 40.0])
-    more: dict[str, Any] = {"features.ranges": "; ".join(f"{-w},{w}" for w in wide)}
-    plain = score(tmp_path / "a", x, name)
-    assert score(tmp_path / "b", x, name, **more) > plain - 0.005
-
-
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 999))
 def test_rescaled_sums_are_those_of_rescaled_records(seed: int) -> None:
@@ -220,10 +210,3 @@ def test_ranges_that_say_nothing_are_refused(flat: dict[str, Scalar], what: str)
 def test_ranges_of_other_columns_or_beyond_single_precision_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"features\.ranges"):
         public_frame(text, 3, private=False)
-
-
-def test_a_noisy_message_names_the_frame_of_the_settings() -> None:
-    run = parse_run(PLAIN | PRIVATE | {"features.ranges": "0,1"})
-    sent = FromCodedSums(run).parse(run_site(run, torch.rand(30, 3)))
-    assert sent.header.frame == run.public_frame(3)
-    assert pack_parameters(sent)

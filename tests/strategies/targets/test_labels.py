@@ -88,30 +88,6 @@ def test_probabilities_are_calibrated_and_a_prior_shift_is_one_offset() -> None:
         assert np.abs(fit.params - [0, 1]).max() < 0.1
 
 
-def test_the_calibration_mends_the_slope_of_few_records() -> None:
-    import statsmodels.api as sm
-
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(5120, 40, generator=draw, dtype=torch.float64)
-    labels = (x[:, :1] + torch.randn(5120, 1, generator=draw, dtype=torch.float64) > 0).double()
-    sums, annotated = of(x[:120], labels[:120])
-    plain = label_heads(sums, annotated, ["finding"])
-    calibrated = label_heads(sums, annotated, ["finding"], calibrated=True)
-    ratio = calibrated.weight / plain.weight
-    assert float(ratio.min()) == pytest.approx(float(ratio.max()), rel=1e-9)
-    away = []
-    for heads in (plain, calibrated):
-        odds = x[120:] @ heads.weight.T + heads.bias
-        fit = sm.Logit(labels[120:, 0].numpy(), sm.add_constant(odds.numpy())).fit(disp=0)
-        away.append(abs(float(fit.params[1]) - 1))
-    assert away[1] < 0.5 * away[0]
-    x, labels = findings(0, n=20_000)
-    sums, annotated = of(x, labels)
-    plain, calibrated = (label_heads(sums, annotated, NAMES, calibrated=c) for c in (False, True))
-    assert torch.allclose(plain.weight, calibrated.weight, rtol=0.01)
-    assert torch.allclose(plain.bias, calibrated.bias, atol=0.02)
-
-
 def test_a_moment_that_explains_more_than_there_is_is_refused_or_strengthened() -> None:
     x, labels = findings(5, missing=0.0)
     sums, annotated = of(x, labels)
@@ -143,57 +119,6 @@ def test_the_capped_code_is_exact_where_no_record_has_many_labels() -> None:
     low = Annotated.capped(coded(capped_code(labels, member, 2, 1.0), x), members)
     assert bool((low.positive < exact.positive).all()), "positives are counted low"
     assert torch.allclose(low.annotated, exact.annotated)
-
-
-def test_probabilities_of_a_rare_label_stay_calibrated_under_noise() -> None:
-    """A difference of means that noise lengthened would put the threshold too high."""
-    means = []
-    for seed in range(20):
-        draw = torch.Generator().manual_seed(seed)
-        labels = (torch.rand(3000, 1, generator=draw) < 0.1).double()
-        x = torch.randn(3000, 12, generator=draw, dtype=torch.float64) / 6
-        x[:, 0] += 0.25 * (labels[:, 0] - 0.1)
-        code, sums = (torch.full((2,), each, dtype=torch.float64) for each in (3.0, 10.0))
-        release = noisy(coded(exact_code(labels)[:, 1:], x), code, sums, 10.0, seed, centre=True)
-        heads = label_heads(release, Annotated.exact(release, 1), ["finding"])
-        means.append(float((x @ heads.weight.T + heads.bias).sigmoid().mean()))
-    assert sum(means) / 20 == pytest.approx(0.1, abs=0.006)
-
-
-def slope_of(scores: torch.Tensor, present: torch.Tensor) -> float:
-    """By which log odds must be multiplied to be those of other records: logistic regression."""
-    scale, level = 1.0, 0.0
-    for _ in range(60):
-        chance = (scale * scores + level).sigmoid()
-        table = torch.stack([scores, torch.ones_like(scores)])
-        information = (table * chance * (1 - chance)) @ table.T + 1e-9 * torch.eye(2).double()
-        step = torch.linalg.solve(information, table @ (present - chance))
-        scale, level = scale + float(step[0].clamp(-1, 1)), level + float(step[1].clamp(-1, 1))
-    return scale
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_log_odds_from_noisy_sums_are_not_too_large(seed: int) -> None:
-    """They were, by half, where noise has made small variances of the features smaller."""
-    draw = torch.Generator().manual_seed(seed)
-    spread = 0.9 ** torch.arange(64).double()
-    direction = torch.randn(64, generator=draw).double() * spread.sqrt()
-
-    def records(count: int) -> tuple[Tensor, Tensor]:
-        inner = torch.randn(count, 64, generator=draw).double()
-        score = inner @ direction / direction.norm()
-        present = score + 0.4 * torch.randn(count, generator=draw).double() > 0.3
-        x = inner * spread
-        return x / x.norm(dim=1, keepdim=True), present.double()
-
-    x, present = records(3000)
-    exact = coded(exact_code(present[:, None])[:, 1:], x)
-    deviations = torch.full((2,), 10.0).double()
-    sums = noisy(exact, deviations, deviations, 30.0, seed, centre=True)
-    heads = label_heads(sums, Annotated.exact(sums, 1), ["a"])
-    other, truth = records(3000)
-    slope = slope_of(other @ heads.weight[0] + heads.bias[0], truth)
-    assert 0.5 < slope < 1.3
 
 
 @settings(max_examples=60, deadline=None)

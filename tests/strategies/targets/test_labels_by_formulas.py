@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsurrogate.common.errors import RunError
-from fedsurrogate.strategies.closed_form.statistics import Statistics
 from fedsurrogate.strategies.targets.number import (
     CAUTION,
     Annotated,
@@ -28,7 +27,7 @@ from fedsurrogate.strategies.targets.number import (
     of_least_error,
 )
 from fedsurrogate.strategies.targets.sums import CodedSums
-from tests.coded import coded, exact_code, noisy, ridge_discriminant
+from tests.coded import coded, exact_code, moment_of, noisy, ridge_discriminant
 
 Array = NDArray[np.float64]
 D, L = 4, 2
@@ -86,7 +85,7 @@ def test_a_head_without_noise(
     annotated = Annotated.exact(sums, L)
     moments = None
     if moment == "own":
-        moments = [_moment(x[~y[:, at].isnan()]) for at in range(L)]
+        moments = [moment_of(x[~y[:, at].isnan()]) for at in range(L)]
     found = label_heads(sums, annotated, ["a", "b"], moments, calibrated=calibrated)
     assert found.labels == ("a", "b")
     assert found.left_out == {}
@@ -140,12 +139,6 @@ def test_a_head_without_noise(
             ours = ridge_discriminant(annotated, at, about.matrix, kappa)
             np.testing.assert_allclose(ours[0], weight, rtol=1e-6, atol=1e-9)
             assert float(ours[1]) == pytest.approx(bias, abs=1e-9)
-
-
-def _moment(x: Tensor) -> Statistics:
-    apart = x - x.mean(0)
-    counts = torch.tensor([len(x)], dtype=torch.float64)
-    return Statistics(counts, x.mean(0)[None], apart.T @ apart / len(x))
 
 
 @few

@@ -190,6 +190,32 @@ def test_a_number_is_refused_just_beyond_its_limit(
         assert not below.startswith(f"{name}:")
 
 
+@settings(max_examples=30, deadline=None)
+@given(KINDS, SEEDS, st.integers(1, 80), st.sampled_from([0.0, 1.0, 30.0]))
+def test_sums_of_any_records_pass_with_any_honest_noise(
+    kind: str, seed: int, n: int, scale: float
+) -> None:
+    sums = made(kind, seed, n)
+    if scale:
+        sd = torch.full_like(sums.code, scale)
+        sums = noisy(sums, sd, sd, scale, seed, products=scale, centre=True)
+    check(kind, sums, 1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("table", ["code", "sums"])
+@pytest.mark.parametrize("kind", ["numbers", "labels", "cells"])
+def test_what_is_not_finite_or_lacks_its_products_is_refused(
+    kind: str, table: str, value: float
+) -> None:
+    sums = made(kind, 1, 100)
+    changed = getattr(sums, table).clone()
+    changed[0] = value
+    assert "not finite" in refusal(check, kind, replace(sums, **{table: changed}), 1.0)
+    if kind == "numbers":
+        assert "lack their products" in refusal(check, kind, replace(sums, products=None), 1.0)
+
+
 @settings(max_examples=25, deadline=None)
 @given(SEEDS, RECORDS, st.booleans())
 def test_labels_of_a_set_are_at_most_its_records(seed: int, n: int, private: bool) -> None:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.common.targets.time import at_risk_in
 from fedsurrogate.strategies.targets.time import (
     Cells,
     RiskHead,
@@ -78,14 +77,6 @@ def test_the_slope_solves_the_score_equation_of_scores_that_are_normal_within_a_
     assert abs(gradient) < near if slope > 1e-6 else gradient < near
     hazard = torch.tensor([e / max(each, 1e-300) for e, each in zip(events, below, strict=True)])
     assert torch.allclose(found.hazard, cells.within_bins(hazard.double()), rtol=1e-6)
-
-
-@few
-@given(st.lists(st.floats(0, 50), min_size=3, max_size=9).filter(lambda each: len(each) % 2 == 1))
-def test_those_at_risk_leave_in_their_own_bin_or_later(by_cell: list[float]) -> None:
-    b = len(by_cell) // 2
-    wanted = [sum(by_cell[j:b]) + sum(by_cell[b + j + 1 :]) for j in range(b)]
-    assert at_risk_in(torch.tensor(by_cell).double()).tolist() == pytest.approx(wanted)
 
 
 @few

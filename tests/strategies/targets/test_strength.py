@@ -18,11 +18,9 @@ from sklearn.metrics import roc_auc_score
 
 import fedsurrogate as fs
 from fedsurrogate.strategies.targets.number import (
-    CAUTION,
     Annotated,
     Directions,
     Outcomes,
-    _compared,
     cross_validated,
     label_heads,
     of_least_error,
@@ -70,47 +68,6 @@ def test_a_run_on_ill_conditioned_features_predicts_as_scikit_learn_does(
     ours = 1 - np.square(told - y[test]).mean() / y[test].var()
     pooled = RidgeCV(np.logspace(-8, 3, 60)).fit(x[train], y[train]).score(x[test], y[test])
     assert ours > pooled - 0.03
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("secure_aggregation", [False, True])
-def test_a_run_of_times_on_ill_conditioned_features_ranks_as_a_cox_model_does(
-    secure_aggregation: bool, tmp_path: Path
-) -> None:
-    from sksurv.linear_model import CoxPHSurvivalAnalysis
-    from sksurv.metrics import concordance_index_censored
-    from sksurv.util import Surv
-
-    draw = np.random.default_rng(5)
-    x = pixels(draw, 900, 300, 7.0)
-    true = (x - x.mean(0)) @ draw.normal(size=300)
-    until = draw.exponential(size=900) * np.exp(-true / true.std())
-    seen = draw.uniform(0.1, 3.0, 900)
-    y = np.stack([np.minimum(until, seen), until <= seen], 1)
-    train, test = slice(0, 600), slice(600, 900)
-    parts = [(x[train][i::3], y[train][i::3]) for i in range(3)]
-    more: dict[str, Any] = {
-        "secure_aggregation": True,
-        "secure_aggregation_range": 4.0,
-        "dropouts": 0.0,
-    }
-    run = fs.simulate(
-        parts,
-        task="survival",
-        horizon=2.0,
-        output_dir=tmp_path,
-        **(more if secure_aggregation else {}),
-    )
-
-    def concordance(risk: Array) -> float:
-        return float(concordance_index_censored(y[test][:, 1] == 1, y[test][:, 0], risk)[0])
-
-    response = Surv.from_arrays(y[train][:, 1] == 1, y[train][:, 0])
-    pooled = max(
-        concordance(CoxPHSurvivalAnalysis(alpha=a).fit(x[train], response).predict(x[test]))
-        for a in (0.1, 1.0, 10.0)
-    )
-    assert concordance(run.model.answers(x[test])["risk"]) > pooled - 0.03
 
 
 @given(
@@ -178,24 +135,3 @@ def test_labels_of_few_records_rank_as_logistic_regression_does(seed: int, decay
             max(roc_auc_score(truth[600:900, at], each.decision_function(test)) for each in peers)
         )
     assert np.mean(ours) > np.mean(pooled) - 0.04
-
-
-@given(seed=st.integers(0, 2**20), outputs=st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
-def test_where_no_ridge_is_strong_enough_the_strongest_is_taken(seed: int, outputs: int) -> None:
-    """As any ridge is stronger than one that has a smaller weight."""
-    draw = np.random.default_rng(seed)
-    x = torch.tensor(draw.normal(size=(20, 8)))
-    covariance = torch.cov(x.T, correction=0)
-    outcomes = Outcomes(
-        torch.tensor(draw.normal(size=(outputs, 8))),
-        torch.ones(outputs, dtype=torch.float64),
-        torch.full((outputs,), 20.0, dtype=torch.float64),
-        torch.zeros(outputs, dtype=torch.float64),
-    )
-    directions = Directions.of(covariance)
-    strongest = cross_validated(directions, outcomes, caution=1e9)
-    for caution in (0.5, 1.0, CAUTION):
-        other = cross_validated(directions, outcomes, caution=caution)
-        assert (other.strength <= strongest.strength).all()
-    assert (strongest.strength == _compared(directions, outcomes)[0].amax(-1)).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -204,12 +203,3 @@ def test_a_second_round_without_values_is_refused() -> None:
         released(job_of(run, site, {"values": torch.zeros(3)}, 2))
     with pytest.raises(SurrogateError, match="round 3 of a run of 2"):
         released(job_of(run, site, {"values": torch.zeros(17)}, 3))
-
-
-def test_the_model_of_the_first_round_has_one_risk() -> None:
-    run, sites = parse_run(TIME), hospitals((100,))
-    training = done(run, [sites])
-    from fedsurrogate.strategies.targets.strategy import steps_of
-
-    head: Any = steps_of(run).head(training)
-    assert not head.weight.any()

@@ -50,11 +50,6 @@ def scored(kind: str, more: dict[str, Any], folder: Path) -> float:
     return float(model.score(x, y))
 
 
-def test_a_run_of_two_rounds_learns_a_number(tmp_path: Path) -> None:
-    more = {"method": "fedavg", "fedavg__rounds": 2}
-    assert scored("regression", more, tmp_path) > LEAST["regression"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "kind"),
