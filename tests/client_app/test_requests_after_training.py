@@ -158,7 +158,7 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
         ("compare", {"accuracy": 1.0}),
     ):
         calls.instead(name, result)
-    for brief in ({"brief": True}, {"brief": False}, {}):
+    for brief in ({"brief": True}, {"brief": False}, {"brief": 1}, {}):
         calls.made.clear()
         asked = request(tmp_path, run, payload=b"model", **brief)
         node = asked.node
@@ -176,7 +176,7 @@ def test_a_comparison_reads_nothing_of_a_site_with_data_of_its_own(
         assert calls.made == [
             ("check_comparable", node),
             *models,
-            ("compare", model, run, node, not brief.get("brief")),
+            ("compare", model, run, node, brief.get("brief") is not True),
         ]
 
 

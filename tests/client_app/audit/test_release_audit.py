@@ -116,19 +116,6 @@ def test_a_release_with_too_little_noise_is_named_an_error_of_the_software(
     assert "error of the software" in limit_broken(found, Policy())
 
 
-@pytest.mark.slow
-def test_a_release_of_a_head_is_attacked(tmp_path: Path) -> None:
-    # Far more dimensions than records of a half, so a head separates them perfectly. Without
-    # privacy nothing is random.
-    found = attacked(
-        hospital(tmp_path, [20, 20], d=256),
-        method="average",
-        **{"head.min-steps": 100, "head.learning-rate": 0.05},
-    )
-    assert found.attack.auc > 0.55
-    assert found.releases == 8
-
-
 def test_limits_of_the_policy_refuse_a_release_without_privacy(tmp_path: Path) -> None:
     node = hospital(tmp_path, [50])
     settings = {
@@ -162,14 +149,6 @@ def test_means_in_class_sums_are_held_against_the_nearest_records(tmp_path: Path
         check_attacks(
             run, hospital(tmp_path / "small", [2] * 20), Policy(smallest_nearest_ratio=0.5)
         )
-
-
-def test_a_release_without_means_is_refused_where_their_distance_is_limited(tmp_path: Path) -> None:
-    run = parse_run(PLAIN | {"method": "average", "head.min-steps": 5, "head.epochs": 1})
-    with pytest.raises(
-        PolicyError, match="'average' sends no means, so their distance from records is unknown"
-    ):
-        check_attacks(run, hospital(tmp_path, [30, 30]), Policy(smallest_nearest_ratio=0.1))
 
 
 def test_a_class_of_one_record_has_a_mean_that_is_a_record(tmp_path: Path) -> None:

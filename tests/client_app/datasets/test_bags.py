@@ -13,21 +13,19 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsurrogate.client_app.datasets.partition import share
-from fedsurrogate.client_app.features.extraction import PIECE, Bags, Features
+from fedsurrogate.client_app.features.extraction import PIECE, Bags
 from fedsurrogate.client_app.features.site_features import SiteFeatures, load_site
 from fedsurrogate.client_app.governance.release import without_records
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.backbones.power_transform import raised
 from fedsurrogate.common.errors import ConfigError, DataError, FedSurrogateError
 from fedsurrogate.common.run import parse_run
 from tests import dicom_files
-from tests.bags import DIMENSION, KINDS, Picture, pictures, write
+from tests.bags import KINDS, Picture, pictures, write
 
 PLAIN: dict[str, Any] = {"image-size": 4, "device": "cpu", "classes": "a,b"}
 POOLED = PLAIN | {"features.bag": "mean"}
@@ -137,20 +135,6 @@ def test_a_bag_with_two_targets_is_refused_by_name_and_under_privacy_left_out_al
     assert "bag '1'" in site.report.left_out[-1].why
 
 
-def test_a_bag_in_both_parts_of_a_split_is_refused_by_name_and_under_privacy_left_out_alone(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "data"
-    node = write(folder, "imagefolder", [*TORN[2:], Picture(50, "1", "2", "a")])
-    lines = (folder / "table.csv").read_text().splitlines()
-    parts = ["split", "train", "train", "test"]
-    rows = [f"{line},{part}" for line, part in zip(lines, parts, strict=True)]
-    (folder / "table.csv").write_text("\n".join(rows) + "\n")
-    with pytest.raises(DataError, match="both parts of the split, such as bag '1'"):
-        loaded(node, POOLED)
-    assert len(loaded(node, PRIVATE).train.labels) == 1
-
-
 def test_an_image_without_a_bag_is_refused_and_under_privacy_left_out_alone(
     tmp_path: Path,
 ) -> None:
@@ -161,29 +145,6 @@ def test_an_image_without_a_bag_is_refused_and_under_privacy_left_out_alone(
     with pytest.raises(DataError, match="1 of 2 records have no bag"):
         loaded(node, POOLED)
     assert len(loaded(node, PRIVATE).train.labels) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_a_bag_column_each_image_is_a_bag_and_the_report_says_so(
-    kind: str, tmp_path: Path
-) -> None:
-    images = [each for each in TORN if each.label == "b"] + TORN[3:]
-    node = write(tmp_path / "data", kind, images)
-    del node["bag-column"]
-    site = loaded(node, POOLED)
-    assert len(site.train.labels) + len(site.test.labels) == 3
-    assert "no bag-column: each image is a bag of its own" in site.report.warnings
-    assert site.report.bags == "3 images in 3 bags, of 1 to 1 each"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_site_names_its_bags_and_the_run_decides_whether_they_are_pooled(
-    kind: str, tmp_path: Path
-) -> None:
-    node = write(tmp_path / "data", kind, [*TORN[:1], *TORN[2:], Picture(50, "1", "2", "a")])
-    images, bags = loaded(node, PLAIN), loaded(node, POOLED)
-    assert len(images.train.labels) + len(images.test.labels) == 4
-    assert len(bags.train.labels) + len(bags.test.labels) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -272,34 +233,6 @@ def test_a_whole_bag_counts_once_under_another_name(tmp_path: Path) -> None:
         assert len(loaded(node, PRIVATE).train.labels) == bags
 
 
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=6),
-    st.integers(1, 5),
-    st.sampled_from([1.0, 0.5, 2.0]),
-    st.integers(0, 2**20),
-)
-@settings(max_examples=40, deadline=None)
-def test_means_are_those_of_the_usable_images(
-    sizes: list[int], dimension: int, power: float, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(sum(sizes), dimension, generator=generator) * 100
-    ok = torch.rand(len(x), generator=generator) < 0.7
-    x[torch.rand(x.shape, generator=generator) < 0.05] = torch.inf
-    order = torch.randperm(len(x), generator=generator)
-    members = order.split(sizes)
-    found = Features(x, ok, "f", 0.0, False).pooled(members)
-    means = found.of(torch.arange(len(sizes)), power)
-    for mean, own, usable in zip(means, members, found.ok.tolist(), strict=True):
-        good = raised(x[own][ok[own]], power)
-        good = good[good.isfinite().all(1)]
-        assert usable == bool(ok[own].any())
-        if len(good):
-            torch.testing.assert_close(mean.double(), good.double().mean(0), rtol=1e-6, atol=1e-6)
-        else:
-            assert not mean.isfinite().any()
-
-
 class Watched:
     """Features that note how many rows are read at a time."""
 
@@ -357,8 +290,3 @@ def test_pooling_is_part_of_a_runs_digest_and_where_it_is_off_digests_are_as_bef
 def test_a_network_that_reads_images_refuses_bags(method: str) -> None:
     with pytest.raises(ConfigError, match=r"features\.bag = 'mean' pools features"):
         parse_run({"method": method, f"{method}.model": "convnet", "features.bag": "mean"})
-
-
-def test_a_dimension_of_pooled_features_is_that_of_the_images(tmp_path: Path) -> None:
-    node = write(tmp_path / "data", "safetensors", TORN[2:])
-    assert loaded(node, POOLED).train.features.shape[1] == DIMENSION

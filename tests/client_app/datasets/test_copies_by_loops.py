@@ -16,10 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets import images
 from fedsurrogate.client_app.datasets.images import (
     once,
-    remembered,
     same_bytes,
     same_files,
     without_leaks,
@@ -71,19 +69,6 @@ def test_files_are_copies_where_every_byte_is_equal(contents: list[bytes | None]
         return contents[at] or str(at).encode()
 
     assert_groups(same_bytes(read, len(contents)), contents)
-
-
-def test_a_part_of_a_file_is_read_where_another_has_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wholly: list[str] = []
-    digest = images._digest
-    monkeypatch.setattr(images, "_digest", lambda path: (wholly.append(path.name), digest(path))[1])
-    contents = {"a": LONG, "b": LONG, "c": LONG[:10_001] + b"b" + LONG[10_002:], "d": LONG + b"a"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    assert same_files([tmp_path / name for name in contents]).tolist() == [0, 0, 2, 3]
-    assert wholly == ["a", "b"]
 
 
 def records(group: Sequence[int], labels: Sequence[str], **more: Any) -> Records:
@@ -149,25 +134,6 @@ def test_under_noise_the_report_counts_copies_and_contradictions() -> None:
     patients = records([0, 0], "ab", patients=("x", "y"))
     assert once(patients, True) is patients
     assert once(patients, False).labels == []
-
-
-def test_eight_results_are_remembered_and_the_oldest_forgotten() -> None:
-    made: list[str] = []
-
-    def of(key: str) -> torch.Tensor:
-        return remembered(key, lambda: (made.append(key), torch.tensor(len(made)))[1])
-
-    keys = [f"copies {at}" for at in range(9)]
-    for key in keys[:8]:
-        of(key)
-    first = of(keys[0])
-    assert made == keys[:8]
-    assert torch.equal(of(keys[0]), first)
-    of(keys[8])
-    of(keys[1])
-    assert made == keys
-    of(keys[0])
-    assert made == [*keys, keys[0]]
 
 
 @settings(max_examples=30)

@@ -167,27 +167,6 @@ def test_compression_without_loss_changes_nothing(tmp_path: Path) -> None:
     assert (shown(tmp_path, jpeg) == levels).all()
 
 
-def test_one_frame_is_taken_with_the_window_of_its_own_groups(tmp_path: Path) -> None:
-    shared, own = Dataset(), []
-    rescale = Dataset()
-    rescale.RescaleIntercept, rescale.RescaleSlope, rescale.RescaleType = -1000, 1, "HU"
-    shared.PixelValueTransformationSequence = Sequence([rescale])
-    for centre in (0, 100, 200):
-        window, group = Dataset(), Dataset()
-        window.WindowCenter, window.WindowWidth = centre, 100
-        group.FrameVOILUTSequence = Sequence([window])
-        own.append(group)
-    frames = np.stack([RAMP] * 3)
-    dataset = image(frames, BitsStored=12)
-    dataset.SharedFunctionalGroupsSequence = Sequence([shared])
-    dataset.PerFrameFunctionalGroupsSequence = Sequence(own)
-    assert [int((shown(tmp_path, dataset, frame) <= 127).sum()) for frame in range(3)] == [
-        1000,
-        1100,
-        1200,
-    ]
-
-
 # Where a value may stand: in the header, in the groups that frames share, in those of a frame. The
 # first that has it counts, from the last to the first of these.
 PLACES = ("header", "shared", "own")

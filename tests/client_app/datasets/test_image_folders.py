@@ -12,12 +12,11 @@ import pytest
 
 from fedsurrogate.client_app.datasets.image_folders import (
     IMAGE_SUFFIXES,
-    find_table,
     folder_bags,
     in_class_folders,
     read_imagefolder,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
+from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.source import DataSource
 from fedsurrogate.common.data_report import Loss
@@ -163,29 +162,6 @@ def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> No
     found = read(root, one_by_one=True)
     assert shown(found, root) == [("a/1.png", "a")]
     assert sum(each.count for each in found.left_out) == 2
-
-
-def test_a_table_is_found_by_its_name_or_is_the_only_one(tmp_path: Path) -> None:
-    root = make(
-        tmp_path, "x.csv", "sub/y.PARQUET", "sub/image.png", "sub/.hidden.csv", "sub/~$y.csv"
-    )
-    assert find_table(root, "") == (root, root / "x.csv")
-    assert find_table(root, "sub") == (root / "sub", root / "sub" / "y.PARQUET")
-    assert find_table(root, "x") == find_table(root, "x.csv") == (root, root / "x.csv")
-    assert find_table(root / "sub", "y") == (root / "sub", root / "sub" / "y.PARQUET")
-    (root / "empty").mkdir()
-    assert find_table(root, "empty") == (root / "empty", None)
-    with pytest.raises(
-        SourceError, match=r"dataset = 'z': .* has no such sub-folder or table; it has"
-    ):
-        find_table(root, "z")
-    make(root, "x.parquet")
-    for name in ("", "x"):
-        with pytest.raises(
-            SourceError, match=r"has several tables .*; name one of them in dataset"
-        ):
-            find_table(root, name)
-    assert find_table(root, "x.parquet") == (root, root / "x.parquet")
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

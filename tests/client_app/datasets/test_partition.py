@@ -40,22 +40,6 @@ def of_kind(kind: str, **settings: object) -> Settings:
     return resolved(partition=kind, site_column="hospital" if kind == "column" else "", **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sites"), [("iid", 7), ("dirichlet", 7), ("classes", 5), ("column", 2)]
-)
-def test_parts_are_disjoint_and_complete(kind: str, sites: int) -> None:
-    parts = partition(LABELS, ORIGIN, of_kind(kind), sites)
-    assert len(parts) == sites
-    assert torch.equal(torch.cat(parts).sort().values, torch.arange(400))
-
-
-@pytest.mark.parametrize(("kind", "sites"), [("iid", 4), ("dirichlet", 4), ("classes", 5)])
-def test_parts_follow_the_seed(kind: str, sites: int) -> None:
-    first, again, other = (partition(LABELS, None, of_kind(kind, seed=s), sites) for s in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
 @given(st.lists(st.integers(0, 30), max_size=20))
 @h_settings(max_examples=8)
 def test_parts_that_are_kept_are_those_of_their_settings_and_few(seeds: list[int]) -> None:

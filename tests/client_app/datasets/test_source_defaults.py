@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from pathlib import Path
-
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load
+from fedsurrogate.client_app.datasets.dataset import DataSource
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.run import parse_run
-
-
-def test_a_source_refuses_what_is_broken_and_protects_nobody_unless_it_is_chosen() -> None:
-    found = DataSource("parquet")
-    assert {each.name: getattr(found, each.name) for each in fields(found)} == {
-        "kind": "parquet", "folder": "", "names": (), "label_column": "label", "site_column": "",
-        "patient_column": "", "test_fraction": 0.2, "classes": (), "frames": "refuse",
-        "one_by_one": False, "patients_protected": False, "noisy": False, "target": None,
-        "bags": None,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", ["record", "patient"])
@@ -49,28 +34,3 @@ def test_a_site_is_a_source_by_its_own_settings(unit: str, private: bool, parts:
         patients_protected=node.protects == "patient",
         noisy=private,
     )
-
-
-@pytest.mark.parametrize("classes", [("b",), ("a", "c"), ("a", "b", "c")])
-def test_all_records_of_a_source_have_features_and_no_labels(
-    tmp_path: Path, classes: tuple[str, ...]
-) -> None:
-    labels = torch.arange(9) % 3
-    content = {"x": torch.arange(18.0).reshape(9, 2) ** 2, "y": labels}
-    save_file(content, tmp_path / "own.safetensors", {"classes": "a,b,c", "fingerprint": "f"})
-    every = load(DataSource("safetensors", str(tmp_path)), 0)
-    found = load(DataSource("safetensors", str(tmp_path), classes=classes), 0)
-    whole, rows = found.whole, found.rows
-    assert whole is not None
-    assert rows is not None
-    wanted = [at for at in range(9) if "abc"[int(labels[at])] in classes]
-    assert rows.tolist() == wanted
-    assert [classes[label] for label in found.labels.tolist()] == [
-        "abc"[int(labels[at])] for at in wanted
-    ]
-    assert whole.labels.tolist() == [-1] * 9
-    assert not whole.is_train.any()
-    assert (whole.classes, whole.key, whole.fingerprint) == ((), every.key, "f")
-    assert (whole.name, whole.origin, whole.whole) == (found.name, None, None)
-    assert whole.features is not None
-    assert torch.equal(whole.features, content["x"])

@@ -124,13 +124,6 @@ def test_a_text_is_no_number(kind: str, tmp_path: Path) -> None:
     assert len(read(tmp_path, kind, NUMBER, one_by_one=True)) == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_column_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
-    write(tmp_path, kind, [(1, 0), (0, 1)])
-    with pytest.raises(DataError, match="weight"):
-        read(tmp_path, kind, NUMBER | {"value-columns": "edema,weight"})
-
-
 def test_values_beyond_the_range_are_warned_of(tmp_path: Path) -> None:
     write(tmp_path, "imagefolder", [(1, 2), (40, 3), (4, 5)])
     found = read(tmp_path, "imagefolder", NUMBER)

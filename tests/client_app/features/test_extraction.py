@@ -135,15 +135,6 @@ def test_images_of_several_sizes_need_an_image_size(
     assert extract(dataset, load_backbone("pixels", image_size=4, device="cpu"), tmp_path).ok.all()
 
 
-@pytest.mark.parametrize("factor", [float("nan"), 1e6])
-def test_features_beyond_half_precision_are_refused(
-    tmp_path: Path, pixels: Backbone, factor: float
-) -> None:
-    dataset = dataset_of(tmp_path / "d", [png(200)] * 3)
-    with pytest.raises(BackboneError, match="NaN or beyond"):
-        extract(dataset, replace(pixels, forward=lambda batch: batch.flatten(1) * factor), tmp_path)
-
-
 def test_precomputed_features_need_no_backbone_and_no_cache(tmp_path: Path) -> None:
     def never() -> Backbone:
         raise BackboneError("no backbone is needed")
@@ -263,32 +254,6 @@ def test_real_images_give_the_published_features(tmp_path: Path, samples: Sample
         found.x.float().numpy(), published["x"][:32].float().numpy(), strict=True
     ):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99
-
-
-def test_every_shard_begins_a_batch(pixels: Backbone) -> None:
-    """So the batches, on which the last digits of a GPU depend, are the same wherever an extraction
-    begins.
-    """
-    seen: list[int] = []
-
-    def forward(batch: torch.Tensor) -> torch.Tensor:
-        seen.append(len(batch))
-        return batch.flatten(1)
-
-    def opened(index: int, _: int) -> Image.Image:
-        if index == 13:
-            raise OSError("broken")
-        return Image.new("L", (2, 2), index)
-
-    # Neither a CPU, whose batches have a fixed size, nor CUDA, which is not here.
-    elsewhere = replace(pixels, device=torch.device("meta"), forward=forward)
-    pieces = [range(70), range(70, 75), range(90, 93)]
-    found = list(in_parts(opened, pieces, elsewhere, 40))
-    assert seen == [39, 30, 5, 3]
-    assert [row for part in found for row in part.rows] == [
-        row for piece in pieces for row in piece if row != 13
-    ]
-    assert [part.broken for part in found] == [[(13, "OSError: broken")], [], [], []]
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

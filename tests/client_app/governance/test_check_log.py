@@ -10,13 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app.governance.ledger import CheckLog, CheckLogEntry, Ledger
-from fedsurrogate.common.errors import LedgerError, SurrogateError
+from fedsurrogate.common.errors import LedgerError
 from fedsurrogate.common.security.registrations import (
-    MOST_RECEIPTS,
     Receipt,
-    join_receipts,
-    parse_receipt,
-    parse_receipts,
 )
 from tests.client_app.governance.ledger_processes import TOTAL, release
 
@@ -121,13 +117,6 @@ def test_every_changed_byte_of_a_check_log_is_refused_or_says_the_same(tmp_path:
         assert opened <= position < opened + 10, chr(whole[position])
 
 
-def test_a_check_log_tells_a_reader_of_other_users_nothing(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path)
-    assert ledger.check_log is not None
-    assert ledger.check_log.file.stat().st_mode & 0o77 == 0
-    assert ledger.check_log.file.parent.stat().st_mode & 0o77 == 0
-
-
 def test_a_check_log_folder_that_cannot_be_written_is_refused_before_the_charge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,36 +165,6 @@ def test_the_check_log_is_written_before_a_charge_returns_and_flushed(
     # A file that is replaced has a name of its own before.
     names = [re.sub(r"^\.(.+)\.[0-9a-f]{8}$", r"new \1", name) for name in written]
     assert names == ["data.jsonl", "new data.head", "state", "new data.witness", "check-log"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x",
-        None,
-        7,
-        "a" * 10**6,
-        "f" * 32 + ":1:1:" + "0" * 63,
-        "F" * 32 + ":1:1:" + "0" * 64,
-        "g:1:1:0",
-        ",",
-    ],
-)
-def test_what_is_no_receipt_is_refused(text: object) -> None:
-    with pytest.raises(SurrogateError):
-        parse_receipt(text)
-    with pytest.raises(SurrogateError):
-        parse_receipts(text)
-
-
-def test_receipts_come_back_as_they_went(tmp_path: Path) -> None:
-    receipts = [
-        Receipt("a" * 32, 1_700_000_000, number, "0" * 64) for number in range(MOST_RECEIPTS)
-    ]
-    assert parse_receipts(join_receipts(receipts)) == receipts
-    assert parse_receipts("") == []
-    with pytest.raises(SurrogateError, match="more than"):
-        parse_receipts(join_receipts([*receipts, receipts[0]]))
 
 
 RELEASE: dict[str, object] = {"kind": "release"}

@@ -195,15 +195,6 @@ def test_no_run_without_noise_answers_to_a_model_unless_the_policy_says_so(
     assert any(found) or target == "survey"
 
 
-@given(st.booleans(), st.booleans(), st.booleans())
-def test_exact_numbers_leave_where_all_rules_let_them(
-    without: bool, hidden: bool, seal: bool
-) -> None:
-    policy = Policy(without_dp=without, require_seal=seal)
-    found = Gate(policy, Ledger(Path("unused"), "data")).exact_numbers_may_leave(hidden)
-    assert found == (without and not hidden and not seal)
-
-
 MIB = 2**20
 RELEASES = st.builds(
     lambda private, mechanism, size, sealed: replace(
@@ -263,12 +254,6 @@ def test_what_a_site_limits_is_what_its_policy_says(
         }  # fmt: skip
     may = policy.without_dp and not hidden and not policy.require_seal
     assert gate.exact_numbers_may_leave(hidden) == may
-
-
-@given(auc=st.sampled_from([0.5, 0.99, 1.0]), ratio=st.sampled_from([0.0, 1e-9, 1.0]))
-def test_releases_are_attacked_where_any_limit_on_attacks_is_set(auc: float, ratio: float) -> None:
-    policy = Policy(largest_attack_auc=auc, smallest_nearest_ratio=ratio)
-    assert policy.limits_attacks == (auc < 1.0 or ratio > 0)
 
 
 @settings(max_examples=60)

@@ -19,7 +19,6 @@ from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
     _large_enough,
-    _surveyed,
     _tables,
     count_decisions,
     histogram_bins,
@@ -99,30 +98,6 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
     assert found == [
         good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
     ]
-
-
-@few
-@given(
-    rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), min_size=1, max_size=9),
-    known=st.booleans(),
-    private=st.booleans(),
-)
-def test_a_patient_counts_as_one_where_noise_hides_patients_and_each_record_elsewhere(
-    rows: list[tuple[str, int]], known: bool, private: bool
-) -> None:
-    names, labels = [name for name, _ in rows], torch.tensor([label for _, label in rows])
-    records = LabelledFeatures(torch.zeros(len(rows), 2), labels, tuple(names) if known else None)
-    run: Any = SimpleNamespace(
-        private=private,
-        settings=SimpleNamespace(classes=("x", "y"), counting=SimpleNamespace(images=())),
-    )
-    found: Any = SimpleNamespace(classes=("x", "y"), train=records)
-    nothing: Any = None
-    table = _surveyed(Job(run, nothing, "site", found))["records"].value
-    wanted = [0.0, 0.0]
-    for name, label in rows:
-        wanted[label] += 1 / names.count(name) if known and private else 1
-    assert table.tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 @few

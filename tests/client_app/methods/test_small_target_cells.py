@@ -20,9 +20,8 @@ from fedsurrogate.client_app.methods.counting import (
     large_cells,
     large_topics,
 )
-from fedsurrogate.client_app.methods.evaluation import NOT_ITS_MEANING, of_target
 from fedsurrogate.common.errors import SurrogateError, norm_of_ones
-from fedsurrogate.common.models.classifiers import Ensemble, Head
+from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.surrogates.surrogates import Header
 
@@ -139,30 +138,3 @@ def answers(facts: dict[str, Any]) -> Head:
     header = Header("fedpft", "r", "coordinator", "f", ("age",))
     text = json.dumps(facts) if facts else ""
     return Head(header, torch.ones(1, 2), torch.zeros(1), target=text)
-
-
-@pytest.mark.parametrize("key", [*PUBLIC, "further"])
-@pytest.mark.parametrize("change", ["other", "gone"])
-def test_a_model_answers_the_target_only_if_it_means_the_same(key: str, change: str) -> None:
-    """How it was learned, and what else it carries, may be another."""
-    facts = {name: value for name, value in PUBLIC.items() if name != key}
-    if change == "other":
-        facts[key] = "another"
-    own = key in PUBLIC and key not in NOT_ITS_MEANING
-    if own:
-        with pytest.raises(SurrogateError, match="a model of another target than"):
-            of_target(answers(facts), RUN.target)
-    else:
-        assert of_target(answers(facts), RUN.target).header.classes == ("age",)
-    assert {"name", "columns"} <= PUBLIC.keys()
-    assert {"sets", "code", "moments", "head", "steps", "names"} == NOT_ITS_MEANING
-
-
-def test_a_model_of_classes_answers_no_target() -> None:
-    head = answers(PUBLIC)
-    assert of_target(head, RUN.target) is head
-    with pytest.raises(SurrogateError, match="a model of another target"):
-        of_target(answers({}), RUN.target)
-    for model, target in ((head, None), (Ensemble((head, head)), RUN.target)):
-        with pytest.raises(SurrogateError, match="answers no target of this run"):
-            of_target(model, target)

@@ -228,13 +228,6 @@ def test_odds_of_a_label_are_multiplied_by_the_ratio_of_its_odds_here_and_there(
             assert answers[f"{name} present"].tolist() == present
 
 
-def test_a_label_is_present_from_its_threshold_on() -> None:
-    target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": [0.5]})
-    scores = torch.tensor([[0.0], [-1e-9], [1e-9]], dtype=torch.float64)
-    found = decided_answers(target, ("mass",), scores, Calibration(thresholds={"mass": 0.5}))
-    assert found["mass present"].tolist() == [1.0, 0.0, 1.0]
-
-
 @pytest.mark.parametrize("learned", [None, [0.5], [0.5, 0.5, 0.5], 0.5])
 def test_a_model_that_does_not_say_its_prevalence_takes_none(learned: object) -> None:
     target = json.dumps({"name": "multilabel", "columns": ["mass"], "prevalence": learned})

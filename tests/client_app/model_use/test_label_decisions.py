@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,12 +17,10 @@ from torch import Tensor
 from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.store import read_index, use_model
-from fedsurrogate.client_app.model_use.target_metrics import label_metrics
 from fedsurrogate.client_app.model_use.thresholds import (
     Wish,
     calibrated_labels,
     shares_in,
-    taken,
 )
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, DataError
@@ -58,35 +55,6 @@ def shifted(seed: int, count: int, own: float) -> tuple[Tensor, Tensor]:
     return 1.5 * x - 1.5**2 / 2 + prior, positive.double()
 
 
-def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
-    scores, labels = shifted(0, 4000, own=0.03)
-    labels[::5, 1] = torch.nan
-    chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), Wish(prevalence="here")
-    )
-    assert 0 < len(rest.features) < 4000
-    assert chosen.prevalence["edema"] == pytest.approx(0.03, abs=0.01)
-    assert rest.values is not None
-    plain, mended = (
-        decided_answers(FACTS, NAMES, rest.features, each) for each in (Calibration(), chosen)
-    )
-    before_any, after_any = (
-        {name: each[name].numpy() for name in NAMES} for each in (plain, mended)
-    )
-    truth = rest.values.numpy()
-    found = label_metrics(truth, after_any, before_any, {}, None, 50)["edema"]
-    before = found["calibration_error_at_the_prevalence_of_the_model"].value
-    after = found["calibration_error"].value
-    assert before is not None
-    assert after is not None
-    assert after < 0.02 < before
-    worse = found["brier_at_the_prevalence_of_the_model"].value
-    assert worse is not None
-    assert worse > float(np.square(mended["edema"].numpy() - truth[:, 0]).mean()) + 0.005
-    same = label_metrics(truth, before_any, before_any, {}, None, 5)["edema"]
-    assert "brier_at_the_prevalence_of_the_model" not in same
-
-
 @pytest.mark.parametrize(("wish", "which"), [("sensitivity", "every"), ("specificity", "no")])
 def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> None:
     """All records have one probability, as where noise hid a label."""
@@ -97,32 +65,6 @@ def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> Non
     )
     assert f"by this threshold {which} record has mass" in chosen.note
     assert "has edema" not in chosen.note
-
-
-@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
-@pytest.mark.parametrize(("often", "rare"), [(0, 1), (1, 0)])
-def test_thresholds_hold_on_records_that_did_not_choose_them(
-    kind: str, often: int, rare: int
-) -> None:
-    scores, labels = shifted(1, 6000, own=0.3)
-    labels[100:, rare] = torch.nan
-    labels[:100, rare] = 0
-    wish: dict[str, Any] = {kind: 0.85}
-    chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), Wish(**wish)
-    )
-    assert set(chosen.thresholds) == {NAMES[often]}
-    assert f"not of {NAMES[rare]}, which have few" in chosen.note
-    assert rest.values is not None
-    answers = decided_answers(FACTS, NAMES, rest.features, chosen)
-    present, true = answers[f"{NAMES[often]} present"] == 1, rest.values[:, often] == 1
-    rate = (
-        present[true].double().mean()
-        if kind == "sensitivity"
-        else (~present)[~true].double().mean()
-    )
-    assert float(rate) == pytest.approx(0.85, abs=0.03)
-    assert f"{NAMES[rare]} present" not in answers
 
 
 @st.composite
@@ -199,38 +141,6 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
         wanted, _ = calibrated_labels(alone, own, Calibration(), Wish(**wish))
         assert found.prevalence.get(name) == pytest.approx(wanted.prevalence.get(name))
         assert found.thresholds.get(name) == pytest.approx(wanted.thresholds.get(name))
-
-
-@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
-@pytest.mark.parametrize("own", ["here", "edema=0.6,mass=0.01"])
-def test_a_threshold_is_one_of_the_prevalence_that_is_chosen_with_it(kind: str, own: str) -> None:
-    """The order of the records does not change with it, so neither do decisions."""
-    records = held(*shifted(5, 400, own=0.5))
-    found = []
-    for prevalence in (own, ""):
-        chosen, rest = calibrated_labels(
-            model(), records, Calibration(), Wish(prevalence=prevalence, **{kind: 0.8})
-        )
-        answers = decided_answers(FACTS, NAMES, rest.features, chosen)
-        found.append(answers)
-    for name in NAMES:
-        assert not torch.allclose(found[0][name], found[1][name], atol=0.01)
-        present = f"{name} present"
-        assert torch.equal(found[0][present], found[1][present])
-
-
-def test_no_patient_chooses_and_is_judged() -> None:
-    scores, labels = shifted(3, 400, own=0.4)
-    patients = tuple(str(row // 4) for row in range(400))
-    _, rest = calibrated_labels(
-        model(), held(scores.float(), labels, patients), Calibration(), Wish(specificity=0.9)
-    )
-    assert rest.patients is not None
-    judged = set(rest.patients)
-    assert 0 < len(judged) < 100
-    assert len(rest.patients) == 4 * len(judged)
-    some = taken(rest, torch.arange(len(rest.features)) % 3 == 0)
-    assert some.patients == rest.patients[::3]
 
 
 @pytest.mark.parametrize(

@@ -10,27 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from fedsurrogate.client_app.audit.membership import Trials, answers, success
+from fedsurrogate.client_app.audit.membership import success
 from fedsurrogate.client_app.model_use.adaptation import adapt
-from fedsurrogate.client_app.model_use.calibration import (
-    abstain_limit,
-    fit_temperature,
-    threshold_for,
-)
-from fedsurrogate.client_app.model_use.evaluation import check_promise
 from fedsurrogate.client_app.model_use.target_metrics import (
     Observed,
     Predictions,
-    agreement,
-    agreement_of_raters,
-    label_metrics,
     number_metrics,
     time_metrics,
 )
 from fedsurrogate.common.models import class_metrics
-from fedsurrogate.common.signed_models.gaussians import fit_gaussians
 from tests.client_app.model_use import test_adaptation as of_all
 from tests.plain import plain
 
@@ -54,23 +43,6 @@ TIMES = Observed(
 MEMBERS = np.stack([TRUTH[:, 0] > 0, TRUTH[:, 0] == 0] * 4)
 
 
-def features() -> tuple[torch.Tensor, torch.Tensor]:
-    labels = torch.arange(RECORDS) % 3
-    drawn = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
-    return drawn + 2 * torch.eye(3, 4)[labels], labels
-
-
-def promise() -> Any:
-    x, y = features()
-    gaussians = fit_gaussians(x, y)
-    head = of_all.Head(
-        of_all.Header("fedpft", "", "", "f", ("a", "b", "c")),
-        gaussians.means,
-        -gaussians.means.square().sum(1) / 2,
-    )
-    return check_promise(head, gaussians, x, y)
-
-
 # By name: what takes a seed, and other results.
 SEEDED: dict[str, Callable[..., Any]] = {
     "numbers": partial(number_metrics, NUMBERS, draws=20),
@@ -85,25 +57,6 @@ SEEDED: dict[str, Callable[..., Any]] = {
         ).judged
     ),
 }
-OTHERS: dict[str, Callable[[], Any]] = {
-    "labels": lambda: label_metrics(TRUTH, ANSWERS, ANSWERS, {}, draws=20),
-    "labels of patients": lambda: label_metrics(
-        TRUTH,
-        ANSWERS,
-        {"a": CHANCE[:, 1], "b": CHANCE[:, 1]},
-        {"a": (CHANCE[:, 0] > 0.5).astype(float)},
-        [f"p{index // 2}" for index in range(RECORDS)],
-        20,
-    ),
-    "agreement": lambda: agreement(TRUE, PREDICTED),
-    "raters": lambda: agreement_of_raters(np.stack([TRUE, PREDICTED], 1)),
-    "promise": promise,
-    "temperature": lambda: fit_temperature(torch.tensor(CHANCE), torch.tensor(TRUTH[:, 0]).long()),
-    "sensitivity": lambda: threshold_for(CHANCE[:, 0], TRUTH[:, 0] == 1, 0.9),
-    "specificity": lambda: threshold_for(CHANCE[:, 0], TRUTH[:, 0] == 1, specificity=0.9),
-    "abstain": lambda: abstain_limit(torch.tensor(TRUE), 0.1),
-    "answers": lambda: answers(Trials(TRUE[None, :] * (1 + MEMBERS) + MEMBERS, MEMBERS)),
-}
 
 
 @pytest.mark.parametrize("name", SEEDED)
@@ -113,10 +66,3 @@ def test_a_result_is_plain_and_its_draws_are_those_of_the_seed_0(name: str) -> N
     assert plain(found)
     assert found == work(seed=0)
     assert found not in (work(seed=1), work(seed=2))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_result_is_plain(name: str) -> None:
-    found = OTHERS[name]()
-    assert found is not None
-    assert plain(found)

@@ -253,32 +253,6 @@ def test_features_of_another_dimension_are_refused(
         predict(model, predictor(model), inputs, other, tmp_path / "p.csv")
 
 
-def test_the_model_abstains_from_what_it_does_not_know(
-    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
-) -> None:
-    folder = tmp_path / "images"
-    shutil.copytree(home / "new", folder)
-    noise = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
-    for number, pixels in enumerate(noise):
-        Image.fromarray(pixels).save(folder / f"noise-{number}.png")
-    plain, out = tmp_path / "plain.csv", tmp_path / "p.csv"
-    predict(model, predictor(model), find_inputs(str(folder)), backbone, plain)
-    real = [float(row["mahalanobis"]) for row in rows(plain) if not row["file"].startswith("noise")]
-    limit = float(np.quantile(real, 0.95))
-    predict(
-        model,
-        predictor(model, score="mahalanobis", abstain_above=limit),
-        find_inputs(str(folder)),
-        backbone,
-        out,
-    )
-    abstained = {row["file"] for row in rows(out) if row["decision"] == "abstain"}
-    assert sum(name.startswith("noise") for name in abstained) > 36
-    assert len(abstained) < 40 + 0.06 * len(real) + 1
-    with pytest.raises(ConfigError, match="needs out-of-distribution scores"):
-        Predictor(model.classifier, Calibration(abstain_above=1.0))
-
-
 def test_dicom_rows_name_image_study_and_patient(
     node: NodeConfig, model: SignedModel, backbone: Backbone, tmp_path: Path
 ) -> None:
@@ -303,24 +277,6 @@ def test_dicom_rows_name_image_study_and_patient(
         own = [float(each["p_7"]) for each in found if each["patient"] == row["patient"]]
         assert row["images"] == "2"
         assert float(row["p_7"]) == pytest.approx(np.mean(own), abs=1e-5)
-
-
-def test_a_table_gives_paths_and_patients(
-    home: Path, model: SignedModel, backbone: Backbone, tmp_path: Path
-) -> None:
-    folder = tmp_path / "images"
-    shutil.copytree(home / "new", folder)
-    names = sorted(path.name for path in folder.iterdir())[:10]
-    lines = [f"{name},{number // 5:02}" for number, name in enumerate(names)]
-    (folder / "list.csv").write_text("path,who\n" + "\n".join(lines) + "\n")
-    inputs = find_inputs(str(folder), patient_column="who")
-    predict(model, predictor(model), inputs, backbone, tmp_path / "p.csv")
-    assert [(row["file"], row["patient"]) for row in rows(tmp_path / "p.csv")] == [
-        (name, f"{number // 5:02}") for number, name in enumerate(names)
-    ]
-    (folder / "list.csv").write_text("path\n../outside.png\n")
-    with pytest.raises(DataError, match="no path inside"):
-        find_inputs(str(folder))
 
 
 def test_folders_without_images_and_outputs_among_the_data_are_refused(

@@ -163,13 +163,6 @@ def test_parameters_that_the_rule_does_not_cover_are_refused() -> None:
         clipped_sums(twice, lambda x: twice[0](twice[0](x)).sum(1), (x,), 1.0)
 
 
-def test_an_empty_sample_adds_nothing() -> None:
-    modules = nn.ModuleList([nn.Linear(3, 1)])
-    sums, cut = clipped_sums(modules, lambda x: modules[0](x).squeeze(1), (torch.zeros(0, 3),), 1.0)
-    assert cut == 0
-    assert all(not bool(sum_.value.any()) for sum_ in sums.values())
-
-
 @pytest.mark.parametrize("length", [1e20, 1e24, 1e30, 1e37, 1e38, 2e38])
 def test_no_gradient_is_too_long_to_be_shortened(length: float) -> None:
     # A subnormal factor in single precision loses digits; the error is up to a factor of two.

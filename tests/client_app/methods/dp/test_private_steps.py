@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     poisson_sample,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, parameters_of
 
@@ -132,38 +130,6 @@ def test_every_record_is_in_the_sample_at_its_rate_and_alone(rate: float) -> Non
     centred = (taken - rate) / spread
     pairs = (centred.T @ centred / runs**0.5)[torch.triu(torch.ones(count, count), 1) == 1]
     assert float(pairs.square().mean()) == pytest.approx(1, abs=0.35)
-
-
-@settings(max_examples=6)
-@given(st.lists(st.floats(-20, 60), min_size=3, max_size=3), st.sampled_from([0.1, 0.5]))
-def test_a_generator_divides_by_the_records_that_were_released(
-    counts: list[float], rate: float
-) -> None:
-    """By noisy numbers that have left already, never by those that were drawn."""
-    asked: list[tuple[int, float]] = []
-    steps = SimpleNamespace(sample_rate=rate, batch_size=7, private_steps=4)
-    claim = SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
-
-    def gradient(
-        trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float, own: Any
-    ) -> Any:
-        asked.append((len(y), by))
-        return {}, 0, 0.0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dpcvae, "private_gradient", gradient)
-        trainer = SimpleNamespace(step=lambda mean: None)
-        dpcvae._train_privately(
-            trainer,  # type: ignore[arg-type]
-            (torch.zeros(200, 2), torch.zeros(200, dtype=torch.int64), Units(200)),
-            torch.tensor(counts),
-            steps,  # type: ignore[arg-type]
-            claim,  # type: ignore[arg-type]
-        )
-    records = sum(max(0.0, each) for each in counts)
-    due = max(1.0, rate * records if records else 7)
-    assert [by for _, by in asked] == pytest.approx([due] * 4, rel=1e-6)
-    assert len({size for size, _ in asked}) > 1
 
 
 @settings(max_examples=20, deadline=None)

@@ -4,6 +4,7 @@ term, and the facts that stay at the site.
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,7 @@ def test_steps_add_up_and_facts_are_of_what_was_drawn(
     batch: int,
     multiplier: float,
 ) -> None:
-    """Without the noise itself, which other tests draw."""
+    """With noise of one standard deviation everywhere."""
     whose = patients or [str(row) for row in range(RECORDS)]
     order = list(dict.fromkeys(whose))
 
@@ -114,7 +115,8 @@ def test_steps_add_up_and_facts_are_of_what_was_drawn(
                 total += clipped(wanted, row, clip) / whose.count(whose[row])
             drawn += len(rows)
             signal.append(float(total.norm()) / (multiplier * clip * len(start) ** 0.5))
-            total += shaken * len(rows) * GRID * clip
+            # Noise is on that grid, too.
+            total += shaken * (len(rows) + 1) * GRID * clip + multiplier * clip
             now = flat(wanted)
             after = now - rate * (total / batch + mu * (now - start))
             torch.nn.utils.vector_to_parameters(after, wanted.parameters())
@@ -136,7 +138,7 @@ def test_steps_add_up_and_facts_are_of_what_was_drawn(
         )
         patch.setattr(
             "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
-            lambda variance, count: np.zeros(count, dtype=np.int64),
+            lambda variance, count: np.full(count, math.isqrt(variance)),
         )
         variant = Variant(mu=mu, losses=class_losses)
         facts = train_privately(module, records, chosen, claim, rate, variant)

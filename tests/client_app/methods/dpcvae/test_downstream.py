@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from fedsurrogate.client_app.methods.dpcvae.downstream import (
     LabelledEmbeddings,
     fidelity,
     grouped,
-    head_on,
     mix,
     out_of_distribution,
     ranks_above,
@@ -69,20 +69,6 @@ def test_balanced_accuracy_is_that_of_scikit_learn() -> None:
         assert found.balanced == pytest.approx(balanced_accuracy_score(labels, message))
     with pytest.raises(DataError, match="no test record"):
         score(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-
-
-def test_a_tie_gives_half_and_a_useless_partner_gets_nothing() -> None:
-    own = clouds(150, spread=0.05)
-    same = head_on(own, HEADER, QUICK, 0)
-    assert mix(own, same, QUICK, 0, 0.2).share == pytest.approx(0.5)
-    wrong = Head(HEADER, -same.weight * 50, -same.bias, clip=0.0)
-    assert mix(own, wrong, QUICK, 0, 0.2).share > 0.5
-    few = own.take(torch.cat([torch.arange(0, 150, 3)[:6], torch.tensor([1])]))
-    helped = mix(few, same, QUICK, 1, 0.5)
-    assert (
-        helped.scores(clouds(90, 5))["mixed"].accuracy
-        >= helped.scores(clouds(90, 5))["local"].accuracy
-    )
 
 
 def test_the_own_head_never_sees_the_validation_records() -> None:
@@ -181,68 +167,36 @@ def generator_file(tmp_path: Path) -> Path:
     return tmp_path / "generator.safetensors"
 
 
-def call(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments))
+def call(line: str) -> Any:
+    return CliRunner().invoke(app, ["generator", *shlex.split(line)])
 
 
 @pytest.mark.slow
 def test_from_a_generator_to_a_classifier_one_command_each(
     tmp_path: Path, generator_file: Path
 ) -> None:
-    out, node = (
-        str(tmp_path / "set.safetensors"),
-        f"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3",
+    out, heads, csv = (
+        tmp_path / name for name in ("set.safetensors", "heads.safetensors", "s.csv")
     )
-    made = call("generator", "synthesize", str(generator_file), "--per-class", "150", "--out", out)
+    on = f"{out} --node-config \"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3\""
+    made = call(f"synthesize {generator_file} --per-class 150 --out {out}")
     assert made.exit_code == 0, made.output
     assert "no differential privacy" in made.output
     assert load_file(out)["x"].shape == (1500, 64)
-    heads = str(tmp_path / "heads.safetensors")
-    reported = json.loads(
-        call("generator", "classify", out, "--node-config", node, "--out", heads, "--json").stdout
-    )
+    reported = json.loads(call(f"classify {on} --out {heads} --json").stdout)
     assert reported["scores"]["synthetic"]["accuracy"] > 0.6
     assert reported["scores"]["mixed"]["accuracy"] > 0.8
+    kinds = ("local", "synthetic")
     assert set(load_file(heads)) == {
-        "local.weight",
-        "local.bias",
-        "synthetic.weight",
-        "synthetic.bias",
+        f"{kind}.{part}" for kind in kinds for part in ("weight", "bias")
     }
-    coarse = json.loads(
-        call(
-            "generator",
-            "classify",
-            out,
-            "--node-config",
-            node,
-            "--groups",
-            "low=0,1,2,3,4; high=5,6,7,8,9",
-            "--json",
-        ).stdout
-    )
+    groups = "low=0,1,2,3,4; high=5,6,7,8,9"
+    coarse = json.loads(call(f"classify {on} --groups '{groups}' --json").stdout)
     assert coarse["classes"] == ["low", "high"]
-    csv = tmp_path / "scores.csv"
-    strange = json.loads(
-        call(
-            "generator",
-            "ood",
-            out,
-            "--node-config",
-            node,
-            "--unknown",
-            "0",
-            "--out",
-            str(csv),
-            "--json",
-        ).stdout
-    )
+    strange = json.loads(call(f"ood {on} --unknown 0 --out {csv} --json").stdout)
     assert strange["area"]["both"] > 0.6
     assert len(csv.read_text().splitlines()) == strange["tested"] + 1
-    for shown in (
-        call("generator", "classify", out, "--node-config", node),
-        call("generator", "ood", out, "--node-config", node),
-    ):
+    for shown in (call(f"classify {on}"), call(f"ood {on}")):
         assert shown.exit_code == 0
         assert "test records" in shown.output
 
@@ -250,16 +204,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
 def test_a_set_can_have_the_federations_own_mix_of_classes(
     tmp_path: Path, generator_file: Path
 ) -> None:
-    reported = call(
-        "generator",
-        "synthesize",
-        str(tmp_path),
-        "--total",
-        "40",
-        "--out",
-        str(tmp_path / "s"),
-        "--json",
-    )
+    reported = call(f"synthesize {tmp_path} --total 40 --out {tmp_path}/s --json")
     assert json.loads(reported.stdout)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
     assert generator_file.exists()
@@ -274,79 +219,36 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
         "FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'"
     )
     for run in ("latest", "77"):
-        made = call(
-            "generator",
-            "synthesize",
-            run,
-            "--per-class",
-            "2",
-            "--out",
-            str(tmp_path / f"{run}.safetensors"),
-        )
+        made = call(f"synthesize {run} --per-class 2 --out {tmp_path}/{run}.safetensors")
         assert made.exit_code == 0, made.exception
         assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (("generator", "synthesize", "{g}", "--out", "x"), "either --per-class"),
+        ("synthesize {g} --out x", "either --per-class"),
+        ("synthesize {g} --per-class 1 --total 2 --out x", "either --per-class"),
+        ("synthesize nowhere --per-class 1 --out x", "neither a run folder nor a file"),
         (
-            ("generator", "synthesize", "{g}", "--per-class", "1", "--total", "2", "--out", "x"),
-            "either --per-class",
-        ),
-        (
-            ("generator", "synthesize", "nowhere", "--per-class", "1", "--out", "x"),
-            "neither a run folder nor a file",
-        ),
-        (
-            (
-                "generator",
-                "synthesize",
-                "latest",
-                "--per-class",
-                "1",
-                "--out",
-                "x",
-                "--node-config",
-                "state-dir='{d}'",
-            ),
+            "synthesize latest --per-class 1 --out x --node-config \"state-dir='{d}'\"",
             "it has: none",
         ),
-        (
-            ("generator", "synthesize", "{d}/cache", "--per-class", "1", "--out", "x"),
-            "has no generator.safetensors",
-        ),
-        (
-            ("generator", "classify", "{g}", "--node-config", "data='digits'"),
-            "not a synthetic embeddings",
-        ),
+        ("synthesize {d}/cache --per-class 1 --out x", "has no generator.safetensors"),
+        ("classify {g} --node-config \"data='digits'\"", "not a synthetic embeddings"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    tmp_path: Path, generator_file: Path, arguments: tuple[str, ...], message: str
+    tmp_path: Path, generator_file: Path, line: str, message: str
 ) -> None:
-    filled = [part.format(g=generator_file, d=tmp_path) for part in arguments]
-    found = call(*filled)
+    found = call(line.format(g=generator_file, d=tmp_path))
     assert found.exit_code == 1
     assert message in str(found.exception)
 
 
 def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:
-    out = str(tmp_path / "set.safetensors")
-    assert (
-        call(
-            "generator", "synthesize", str(generator_file), "--per-class", "5", "--out", out
-        ).exit_code
-        == 0
-    )
-    found = call(
-        "generator",
-        "classify",
-        out,
-        "--node-config",
-        f"data='digits' cache-dir='{tmp_path}/cache'",
-        "-c",
-        "image-size=16",
-    )
+    out = tmp_path / "set.safetensors"
+    assert call(f"synthesize {generator_file} --per-class 5 --out {out}").exit_code == 0
+    node = f"data='digits' cache-dir='{tmp_path}/cache'"
+    found = call(f'classify {out} --node-config "{node}" -c image-size=16')
     assert "give the run's backbone" in str(found.exception)

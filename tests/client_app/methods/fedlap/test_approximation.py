@@ -157,32 +157,6 @@ def test_synthesis_brings_the_synthetic_gradient_to_the_real_one() -> None:
     assert sum(angles) / 4 < 0.7
 
 
-def test_a_synthesis_looks_as_often_as_it_says_and_walks_only_between_loops() -> None:
-    body, model = body_and_model()
-    begin = LandscapeRecords.evenly(torch.randn(4, 1, 8, 8), torch.arange(4) % 2)
-    looked: list[float] = []
-
-    def look(here: Any) -> dict[str, Tensor]:
-        looked.append(distance(here, model))
-        return gradient(body, here, real())
-
-    settings = FedLAPSettings(
-        trajectories=2, loops=3, batches=2, image_steps=1, model_steps=2, trust_radius=100.0
-    )
-    _, story = synthesise(
-        body, model, begin, Looks(look), Matching(settings, 0.1, 0.1), unchanged()
-    )
-    assert story.looks == len(looked) == settings.private_steps == 12
-    assert looked[0] == looked[1] == looked[6] == looked[7] == 0, (
-        "every trajectory begins at the model"
-    )
-    assert 0 < looked[2] == looked[3] < looked[4] == looked[5]
-    looked.clear()
-    near = settings.model_copy(update={"trust_radius": 1e-6})
-    synthesise(body, model, begin, Looks(look), Matching(near, 0.1, 0.1), unchanged())
-    assert len(looked) == 4, "a trajectory that has left the trust region is over"
-
-
 def turning_point(
     seed: int,
 ) -> tuple[nn.Module, dict[str, Tensor], LandscapeRecords, LandscapeRecords]:
@@ -420,25 +394,6 @@ def test_images_of_a_round_begin_where_those_of_the_confirmed_round_ended(tmp_pa
     assert torch.allclose(again.values, sent(first).values, atol=0.01), (
         "noise again, of the same seed"
     )
-
-
-def test_patients_are_what_a_private_run_protects(tmp_path: Path) -> None:
-    claim = approximate(job(tmp_path, run(**PRIVATE), units=True)).claim
-    assert claim is not None
-    assert claim.unit == "patient"
-
-
-def test_a_given_noise_affords_so_many_rounds() -> None:
-    noise = {"fedlap.noise-multiplier": 3.0, "fedlap.rounds": 20}
-    config = run(**PRIVATE, **noise)
-    affordable, claim = config.rounds, config.mechanism
-    assert claim is not None
-    assert 1 < affordable < 20
-    assert claim.epsilon_after(affordable) <= 4.0 < claim.epsilon_after(affordable + 1)
-    assert claim.epsilon == pytest.approx(claim.epsilon_after(affordable))
-    with pytest.raises(ConfigError, match="one round spends"):
-        _ = run(**PRIVATE, **{"fedlap.noise-multiplier": 0.1}).rounds
-    assert run(**PRIVATE).rounds == 3
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,11 @@ from fedsurrogate.client_app.governance.release import entry
 from fedsurrogate.client_app.methods.dp.record_gradients import PrivateGradient
 from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import dsc, feddm, perturbed, psg
-from fedsurrogate.client_app.methods.fedlap.statistics import CLASS_GRADIENTS, CLASS_MEANS, Batches
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.models.devices import stream
-from fedsurrogate.common.models.loss_landscape import LandscapeRecords
-from fedsurrogate.common.models.networks import convnet, mlp, parameters_of, split_input
-from fedsurrogate.common.models.training_parts import draws
+from fedsurrogate.common.models.networks import convnet, parameters_of
 from fedsurrogate.common.run import Run, parse_run
 from fedsurrogate.common.surrogates.surrogates import Synthetic
 from fedsurrogate.common.wire.model_proto import unpack_synthetic
@@ -122,43 +119,6 @@ def test_feddm_draws_models_inside_its_radius_and_none_without_one() -> None:
     assert max(far) > 2 > 1 > min(far), "distances spread over the ball"
     same = perturbed(model, 0.0, generator)
     assert all(torch.equal(same[name], model[name]) for name in model)
-
-
-@pytest.mark.parametrize("statistic", [CLASS_GRADIENTS, CLASS_MEANS])
-def test_real_and_synthetic_statistics_of_the_same_records_are_equal(statistic: Any) -> None:
-    module = mlp(64, 4, 6, 0)
-    body, values = split_input(module, features())
-    records = LandscapeRecords.evenly(values, LABELS)
-    change = next(draws((), torch.Generator()))
-    real = Batches(body, records, 0, torch.Generator(), statistic)(parameters_of(module), change)
-    found, slope = statistic.slope(
-        body, parameters_of(module), records, change, list(real.values()), 0.0, 0.0
-    )
-    assert not records.values.requires_grad, "the records stay as they are"
-    assert abs(found) < 1e-4
-    assert float(slope.norm()) < 1e-2 * _slope_of_others(
-        statistic, body, parameters_of(module), records, change, real
-    )
-
-
-def _slope_of_others(
-    statistic: Any, body: Any, model: Any, records: LandscapeRecords, change: Any, real: Any
-) -> float:
-    other = LandscapeRecords.evenly(records.values.flip(1), records.labels)
-    return float(
-        statistic.slope(body, model, other, change, list(real.values()), 0.0, 0.0)[1].norm()
-    )
-
-
-def test_a_batch_has_records_of_every_class() -> None:
-    module = convnet(64, 4, 4, 0)
-    body, values = split_input(module, features())
-    few = torch.arange(len(LABELS)) % 30 == 0
-    records = LandscapeRecords.evenly(values, few.long())
-    batches = Batches(body, records, 2, torch.Generator().manual_seed(0), CLASS_GRADIENTS)
-    batch = batches._batch()
-    assert torch.bincount(batch.labels).tolist() == [2, 2]
-    assert len(torch.unique(batch.values.flatten(1), dim=0)) == 4
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from fedsurrogate.client_app.methods.fedpft import surrogate as private_surrogate
 from fedsurrogate.client_app.methods.fedpft.surrogate import (
     Clipped,
-    dp_em,
     less,
     noisy_sums,
 )
@@ -56,89 +54,6 @@ class Added:
             sigma = self.sigma * (1 if each.name == "counts" else 0.1)
             released.append(Noisy(each.name, value, sigma, 1.0))
         return released
-
-
-def responsibilities(x: Array, label: int, means: Array, sizes: Array, variances: Array) -> Array:
-    """Shares of one record in the components of its class, by the density of each."""
-    distances = ((x - means[label]) ** 2).sum(1) / variances[label]
-    logs = np.log(sizes[label]) - distances / 2
-    odds = np.exp(logs - logs.max())
-    found: Array = odds / odds.sum()
-    return found
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 12), min_size=CLASSES, max_size=CLASSES),
-    components=st.integers(1, 3),
-    sigma=st.sampled_from([1e-6, 0.5, 2.0, 40.0]),
-    units=st.booleans(),
-    seed=st.integers(0, 999),
-)
-def test_dp_em_is_em_on_noisy_sums_step_by_step(
-    sizes: list[int], components: int, sigma: float, units: bool, seed: int
-) -> None:
-    labels = torch.arange(CLASSES).repeat_interleave(torch.tensor(sizes))
-    draw = torch.Generator().manual_seed(seed)
-    raw = torch.randn(len(labels), D, generator=draw) + 2 * torch.eye(CLASSES, D)[labels]
-    patients = [str(row // 3) for row in range(len(labels))] if units else None
-    data = Clipped.of(raw, labels, patients)
-    added, again = Added(sigma, seed), np.random.default_rng(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_surrogate, "with_noise", added)
-        found, facts = dp_em(data, CLASSES, components, claim(), torch.Generator().manual_seed(5))
-    x, w = data.features.double().numpy(), data.weights.double().numpy()
-    means, counts = np.zeros((CLASSES, 1, D)), np.ones((CLASSES, 1))
-    variances, shares = np.ones(CLASSES), np.zeros((CLASSES, components))
-    for step in range(4):
-        k = means.shape[1]
-        expected, sums = np.zeros((CLASSES, k)), np.zeros((CLASSES, k, D))
-        for own, label, weight in zip(x, labels.tolist(), w, strict=True):
-            part = weight * responsibilities(own, label, means, counts, variances)
-            expected[label] += part
-            sums[label] += part[:, None] * own
-        np.testing.assert_allclose(added.sums[2 * step], expected.ravel(), atol=1e-3)
-        np.testing.assert_allclose(added.sums[2 * step + 1], sums.reshape(-1, D), atol=1e-3)
-        # Go on from what was released, so that rounding does not add up.
-        exact, exact_sums = added.sums[2 * step], added.sums[2 * step + 1]
-        noisy = (exact + 0.5 * sigma * again.normal(size=exact.shape)).reshape(CLASSES, k)
-        drawn = 0.5 * sigma * again.normal(size=exact_sums.shape)
-        noisy_sums_ = (exact_sums + drawn).reshape(CLASSES, k, D)
-        counts = np.maximum(noisy, 1.0)
-        for c in range(CLASSES):
-            energy, kept = np.zeros(k), noisy[c] > 2 * sigma
-            for j in range(k):
-                mean = noisy_sums_[c, j] / counts[c, j]
-                energy[j] = np.clip((mean**2).sum() - D * (0.1 * sigma / counts[c, j]) ** 2, 0, 1)
-                if kept[j] or step == 0:
-                    means[c, j] = mean
-            parts = np.where(kept, counts[c], 0.0)
-            parts = parts / max(parts.sum(), 1e-12)
-            shares[c, :k] = parts
-            variances[c] = max((1 - (parts * energy).sum()) / D, 1e-8)
-        if step == 0:
-            around = torch.randn(
-                CLASSES,
-                components,
-                D,
-                generator=torch.Generator().manual_seed(5),
-                dtype=torch.float64,
-            )
-            means = means + np.sqrt(variances)[:, None, None] * around.numpy()
-            counts = np.repeat(counts / components, components, 1)
-    stays = shares > 0
-    if not stays.any():
-        stays = noisy == noisy.max()
-        shares = stays.astype(float)
-    totals = [round(sum(own[kept])) for own, kept in zip(counts, stays, strict=True)]
-    assert found.counts.tolist() == totals
-    assert found.labels.tolist() == np.nonzero(stays)[0].tolist()
-    np.testing.assert_allclose(found.weights, shares[stays], rtol=1e-5)
-    np.testing.assert_allclose(found.means, means[stays], rtol=1e-4, atol=1e-4)
-    spread: Any = found.covariance
-    np.testing.assert_allclose(spread.variances, variances[np.nonzero(stays)[0]], rtol=1e-3)
-    assert facts["clip-fraction"] == data.clip_fraction
-    assert set(facts) == {"clip-fraction", "signal-to-noise-counts", "signal-to-noise-sums"}
 
 
 @settings(max_examples=20, deadline=None)
