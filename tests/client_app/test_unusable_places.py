@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from fedsurrogate.client_app import requests, secure_aggregation
 from fedsurrogate.client_app.audit import output
@@ -21,7 +19,6 @@ from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import check_room, hold, why_held
-from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.local_training import _classes
 from fedsurrogate.client_app.model_use import store
 from fedsurrogate.client_app.node_config import NodeConfig
@@ -134,25 +131,6 @@ def test_classes_in_a_request_that_are_none(text: str | None) -> None:
     with pytest.raises(SurrogateError, match=r"without (the classes of the run|a name)"):
         _classes({} if text is None else {"classes": text})
     assert _classes({"classes": '["a", "b"]'}) == ("a", "b")
-
-
-def test_a_begun_image_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
-    file, values = tmp_path / "synthetic-1.safetensors", torch.arange(6.0).reshape(2, 3)
-    save_file({"values": values}, file, {"classes": "a\nb"})
-    found = _last(file, ("a", "b"))
-    assert found is not None
-    assert torch.equal(found, values)
-    assert _last(file, ("b", "a")) is None
-    save_file({"other": values}, file, {"classes": "a\nb"})
-    assert _last(file, ("a", "b")) is None
-    save_file({"values": values}, file)
-    assert _last(file, ("a", "b")) is None
-    file.write_bytes(b"no tensors")
-    assert _last(file, ("a", "b")) is None
-    file.unlink()
-    assert _last(file, ("a", "b")) is None
-    file.mkdir()
-    assert _last(file, ("a", "b")) is None
 
 
 @pytest.mark.parametrize("must", [True, False])

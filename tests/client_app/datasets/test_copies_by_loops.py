@@ -4,8 +4,6 @@ part, and what the data report says.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,9 +23,7 @@ from fedsurrogate.client_app.datasets.images import (
 from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
-from fedsurrogate.client_app.features.site_features import log_once
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.
@@ -204,43 +200,6 @@ def test_what_is_left_out_is_counted_once() -> None:
         {1},
         [],
     )
-
-
-def test_a_report_is_logged_once_for_each_state_of_a_source(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fedsurrogate.site")
-    node = NodeConfig(
-        state_dir=str(tmp_path / "new" / "state"), data="imagefolder", data_dir="here"
-    )
-    report = DataReport("x-rays", 8, (Loss("two blanks", 2),), ("all of one class",))
-
-    def logged(report: DataReport, node: NodeConfig = node) -> list[tuple[str, str]]:
-        caplog.clear()
-        log_once(report, node)
-        return [(each.levelname, each.getMessage()) for each in caplog.records]
-
-    lines = [report.lines()[0], "left out: two blanks", "warning: all of one class"]
-    assert logged(report) == [("WARNING", line) for line in lines]
-    assert logged(report) == []
-    (file,) = node.state.iterdir()
-    assert file.read_text() == json.dumps(report.facts(), indent=1)
-    whole = DataReport("x-rays", 10)
-    assert logged(whole) == [("INFO", whole.lines()[0])]
-    assert logged(whole) == []
-    assert logged(DataReport("x-rays", 9, (), ("odd",)))[0][0] == "WARNING"
-    assert logged(DataReport("x-rays", 9, (Loss("one", 1),)))[0][0] == "WARNING"
-    # Of another source, or another folder, it is another report.
-    other = DataReport("others", 9, (Loss("one", 1),))
-    elsewhere = node.model_copy(update={"data_dir": "there"})
-    assert logged(other)
-    assert logged(other, elsewhere)
-    assert logged(DataReport("x-rays", 9, (Loss("one", 1),))) == []
-    assert len(list(node.state.glob(f"data-report-{'[0-9a-f]' * 16}.json"))) == 3
-    # A state folder that cannot be written hides no report.
-    (tmp_path / "file").write_text("")
-    blocked = node.model_copy(update={"state_dir": str(tmp_path / "file")})
-    assert logged(other, blocked) == logged(other, blocked) != []
 
 
 def test_files_of_systems_are_known_by_their_names() -> None:

@@ -185,28 +185,6 @@ def test_nothing_usable_is_reported_with_what_is_there(tmp_path: Path) -> None:
         load(source(tmp_path), 0)
 
 
-def test_patients_with_one_number_of_two_issuers_are_two(tmp_path: Path) -> None:
-    files = study(tmp_path, ["7", "7", "8", "7 "])
-    for file, issuer in zip(files, ["north", "south", "", "north"], strict=True):
-        save(
-            file,
-            image(
-                LEVELS[0],
-                PatientID=file.read_bytes() and "78"[file == files[2]],
-                IssuerOfPatientID=issuer,
-            ),
-        )
-    assert load(source(tmp_path), 0).patients == ("0", "1", "2", "0")
-    # If only one issuer is known, records without an issuer belong to it.
-    save(files[1], image(LEVELS[1], PatientID="7"))
-    assert load(source(tmp_path), 0).patients == ("0", "0", "1", "0")
-    save(files[3], image(LEVELS[1], PatientID="7", IssuerOfPatientID="west"))
-    with pytest.raises(
-        DataError, match=f"1 of 4 .* do not identify a patient, such as '{files[1]}'"
-    ):
-        load(source(tmp_path), 0)
-
-
 @pytest.mark.parametrize("gap", ["", "  ", None])
 def test_an_image_without_a_patient_id_is_refused_unless_the_table_tells(
     tmp_path: Path, gap: str | None

@@ -242,16 +242,6 @@ def test_a_row_that_cannot_be_right_is_named_or_left_out(
     assert len(found.labels) == kept
 
 
-def test_a_row_that_stands_twice_counts_once(tmp_path: Path) -> None:
-    row = "1.png,a,v,8,train"
-    root = table(make(tmp_path, "1.png", "2.png"), row, "2.png,a,v,8,train", row, row)
-    found = read(root, patient_column="person")
-    assert shown(found, root) == [("1.png", "a"), ("2.png", "a")]
-    why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as line 4"
-    assert found.left_out == (Loss(why, 2),)
-    assert len(read(root, one_by_one=True, patient_column="person").labels) == 4
-
-
 def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
     root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
     more: dict[str, Any]

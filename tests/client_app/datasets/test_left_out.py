@@ -74,21 +74,6 @@ def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path)
     assert load(DataSource.of_node(node, RUN), 0).patients == ("0", "0", "0")
 
 
-@pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])
-@pytest.mark.parametrize("unit", ["patient", "record"])
-def test_whom_privacy_protects_follows_from_the_settings_alone(
-    tmp_path: Path, kind: str, unit: str
-) -> None:
-    reported = []
-    for name, records in (("none", ()), ("some", (Record(), Record("b")))):
-        node = hospital(tmp_path / name, kind, records, unit=unit)
-        reported.append(
-            (check_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None)
-        )
-    expected = "patient" if unit == "patient" and kind != "folder" else "record"
-    assert reported == [(expected, expected == "record")] * 2
-
-
 def test_images_of_any_size_need_a_size_in_a_private_run(tmp_path: Path) -> None:
     settings = {key: value for key, value in PRIVATE.items() if key != "image-size"}
     node = hospital(tmp_path / "h", "folder", (Record(),))

@@ -136,10 +136,3 @@ def test_a_folder_of_classes_has_no_values(tmp_path: Path) -> None:
     for kind in ("imagefolder", "dicom"):
         with pytest.raises(DataError, match="needs one"):
             read(tmp_path, kind, LABELS)
-
-
-def test_copies_with_other_values_leave_no_record_under_privacy(tmp_path: Path) -> None:
-    write(tmp_path, "imagefolder", [(1, 0), (0, 0), (1, 1)])
-    (tmp_path / "1.png").write_bytes((tmp_path / "0.png").read_bytes())
-    assert rows_of(read(tmp_path, "imagefolder", LABELS, one_by_one=True)) == [[1, 1]]
-    assert len(read(tmp_path, "imagefolder", LABELS)) == 3

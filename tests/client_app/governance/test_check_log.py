@@ -117,20 +117,6 @@ def test_every_changed_byte_of_a_check_log_is_refused_or_says_the_same(tmp_path:
         assert opened <= position < opened + 10, chr(whole[position])
 
 
-def test_a_check_log_folder_that_cannot_be_written_is_refused_before_the_charge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = ledger_of(tmp_path)
-    before = ledger.path.read_bytes()
-    # Root may write everywhere, and the tests may run as root.
-    monkeypatch.setattr(
-        "fedsurrogate.client_app.governance.ledger.os.access", lambda path, mode: False
-    )
-    with pytest.raises(LedgerError, match="set check-log-dir in the node-config"):
-        ledger.charge(release(), TOTAL)
-    assert ledger.path.read_bytes() == before
-
-
 def test_where_only_the_check_log_finds_no_room_nothing_leaves_and_the_entry_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
