@@ -18,6 +18,7 @@ from fedsurrogate.client_app.datasets.images import (
     once,
     same_bytes,
     same_files,
+    same_rows,
     without_leaks,
 )
 from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of
@@ -272,3 +273,22 @@ def test_failures_of_a_disk_are_causes_and_a_missing_file_is_none() -> None:
         assert cause_of(other) == ""
     for error in (MemoryError(), torch.OutOfMemoryError()):
         assert cause_of(error) == "there is not enough memory for all records"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([0.0, -0.0, 1.0, 1.5, float("inf")]), min_size=2, max_size=2),
+        max_size=12,
+    ),
+)
+def test_the_group_of_a_row_is_its_first_row_with_the_same_bytes(
+    rows: list[list[float]],
+) -> None:
+    features = torch.tensor(rows).reshape(len(rows), 2)
+    found = same_rows(features).tolist()
+    content = [row.numpy().tobytes() for row in features]
+    assert len(found) == len(rows)
+    for at, own in enumerate(content):
+        for other in range(at):
+            assert (found[at] == found[other]) == (own == content[other])

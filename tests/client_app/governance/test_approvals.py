@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -178,33 +176,6 @@ def test_no_request_for_a_release_is_for_the_round_that_may_be_reported_again(
         prepare(request, Gate(Policy(), Ledger(tmp_path, "data")))
 
 
-@given(st.lists(st.integers(1, 2), min_size=2, max_size=5))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_runs_that_ask_at_the_same_instant_share_no_round_of_a_proposal(
-    tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
-) -> None:
-    node = opened(tmp_path_factory.mktemp("site"))
-    run, looked = with_text(signed(ROUNDS), ROUNDS), Barrier(len(numbers))
-    gates = [open_gate(node, "safetensors", str(each)) for each in range(len(numbers))]
-    for gate in gates:
-        # The latest instant at which all have looked, and none has charged.
-        gate.ledger.charge = partial(at_once, looked, gate.ledger.charge)  # type: ignore[method-assign]
-
-    def ask(index: int) -> None:
-        with suppress(PolicyError):
-            leave(node, run, str(index), numbers[index], gates[index])
-
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        list(pool.map(ask, range(len(numbers))))
-    had = [each["round"] for each in gates[0].ledger.entries()]
-    assert sorted(had) == sorted(set(numbers))
-
-
-def at_once(looked: Barrier, charge: Callable[..., float], *words: Any) -> float:
-    looked.wait(30)
-    return charge(*words)
-
-
 def test_a_ledger_that_was_reopened_knows_the_proposals_that_were_used(tmp_path: Path) -> None:
     node, run = opened(tmp_path), with_text(signed(ROUNDS), ROUNDS)
     leave(node, run, "7", 1)
@@ -286,23 +257,6 @@ def test_of_decisions_at_the_same_time_none_is_lost(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(refuse, range(40)))
     assert set(decisions(tmp_path)) == {f"{number}" for number in range(40)}
-
-
-@given(st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.1, 0.2, 0.5]))
-def test_how_many_records_are_held_out_is_part_of_what_is_allowed(
-    tmp_path_factory: pytest.TempPathFactory, proposed: float, asked: float
-) -> None:
-    """Exact sums of a part of the records, and of one more, show that one: the run says how many."""
-    home = tmp_path_factory.mktemp("site")
-    (home / "approvers.toml").write_text(LINE)
-    made = signed({**RUN, "test-fraction": proposed})
-    run = with_text(made, {**RUN, "test-fraction": asked})
-    rules = Approvals(Policy(require_approval=1), home, home)
-    if proposed == asked:
-        assert rules.check(digest_of(run), run.settings.approval).by == "Ada"
-        return
-    with pytest.raises(PolicyError, match="allows something else"):
-        rules.check(digest_of(run), run.settings.approval)
 
 
 def test_a_text_in_which_a_key_stands_twice_is_no_proposal() -> None:

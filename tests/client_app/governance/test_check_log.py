@@ -82,22 +82,6 @@ def test_data_sets_of_one_site_do_not_disturb_each_other_and_show_no_relation(
         one.check(receipts)
 
 
-def test_two_entries_ahead_is_another_history_one_is_a_kill(tmp_path: Path) -> None:
-    ledger = ledger_of(tmp_path)
-    assert ledger.check_log is not None
-    old = []
-    for _ in range(3):
-        old.append(ledger.check_log.file.read_bytes())
-        ledger.charge(release(), TOTAL)
-    newest = ledger.check_log.file.read_bytes()
-    ledger.check_log.file.write_bytes(old[2])
-    assert len(ledger.entries()) == 3
-    assert ledger.check_log.file.read_bytes() == newest
-    ledger.check_log.file.write_bytes(old[1])
-    with pytest.raises(LedgerError, match="not the one that"):
-        ledger.charge(release(), TOTAL)
-
-
 def test_every_changed_byte_of_a_check_log_is_refused_or_says_the_same(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path)
     ledger.charge(release(), TOTAL)
@@ -115,24 +99,6 @@ def test_every_changed_byte_of_a_check_log_is_refused_or_says_the_same(tmp_path:
             continue
         opened = len("witness 1 data ")
         assert opened <= position < opened + 10, chr(whole[position])
-
-
-def test_where_only_the_check_log_finds_no_room_nothing_leaves_and_the_entry_counts_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = ledger_of(tmp_path)
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("fedsurrogate.client_app.governance.ledger.replace_file", full)
-        for _ in range(3):
-            with pytest.raises(LedgerError, match="No space left on device"):
-                ledger.charge(release(), TOTAL)
-    assert len(ledger.entries()) == 1
-    ledger.charge(release(), TOTAL)
-    ledger.check([receipt_of(ledger)])
 
 
 def test_the_check_log_is_written_before_a_charge_returns_and_flushed(

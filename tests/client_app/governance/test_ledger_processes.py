@@ -16,7 +16,7 @@ from tests.client_app.governance.ledger_processes import (
     release,
 )
 
-KILLS, RACES = 60, 1000
+RACES = 1000
 # A fork has everything imported already.
 FORKS = multiprocessing.get_context("fork")
 

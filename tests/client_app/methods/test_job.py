@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,50 @@ def test_a_lineage_is_a_short_name_of_ascii_letters_and_digits(name: str) -> Non
 def test_a_round_is_a_whole_number_and_the_first_where_none_is_named(info: dict[str, Any]) -> None:
     asked = job(parse_run(PLAIN), [2, 2, 2], info=info)
     assert (asked.round, asked.confirmed) == ((4, 3) if info.get("round") == 4 else (1, 0))
+
+
+NUMBER = {"task": "regression", "value-columns": "x", "target-range": "0,10"}
+RUN, HIDDEN = parse_run(NUMBER), parse_run(NUMBER | {"secure-aggregation": True})
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_features_are_single_precision_unless_memory_cannot_hold_them(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).half()
+    values = torch.tensor([[0.0], [5.0], [10.0], [20.0], [-1.0], [7.5]], dtype=torch.float64)
+    zeros = torch.zeros(6, dtype=torch.int64)
+    folder = tmp_path if on_disk else None
+    train = LabelledFeatures(features, zeros, None, None, folder, values)
+    job = Job(RUN, NodeConfig(), "s", SiteFeatures(train, train, (), "f", 0.0, False))
+    found, code = job.training_data(())
+    assert found.dtype == (torch.float16 if on_disk else torch.float32)
+    assert torch.equal(found.float(), features.float())
+    assert code[:, -1].tolist() == [-1.0, 0.0, 1.0, 1.0, -1.0, 0.5]
+    without = Job(RUN, NodeConfig(), "s", SiteFeatures(
+        LabelledFeatures(features, zeros), train, (), "f", 0.0, False
+    ))  # fmt: skip
+    with pytest.raises(DataError, match="no values"):
+        without.training_data(())
+
+
+@given(records=st.integers(1, 9), least=st.integers(1, 9), seed=st.integers(0, 99))
+def test_nothing_of_a_site_with_too_few_records_is_in_a_hidden_sum(
+    records: int, least: int, seed: int
+) -> None:
+    """Not one record: what is sent would be that record, where all other sites send zeros too."""
+    features = 1 + torch.rand(records, 3, generator=torch.Generator().manual_seed(seed))
+    values = torch.arange(records, dtype=torch.float64)[:, None] % 2
+    train = LabelledFeatures(
+        features, torch.zeros(records, dtype=torch.int64), None, None, None, values
+    )
+    site = SiteFeatures(train, train, (), "f", 0.0, False)
+    limits = SiteLimits(smallest_class=least)
+    found, code = Job(HIDDEN, NodeConfig(), "s", site, limits).training_data(())
+    assert len(found) == len(code) == (records if records >= least else 0)
+    job = Job(RUN, NodeConfig(), "s", site, limits)
+    if records < least:
+        with pytest.raises(DataError, match="smallest-class"):
+            job.training_data(())
+    else:
+        assert len(job.training_data(())[0]) == records

@@ -16,12 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.audit.disclosure import disclose
 from fedsurrogate.client_app.model_use.inputs import Batch, find_inputs, pooled
 from fedsurrogate.client_app.model_use.store import open_model, read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError
-from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.export.graph import graph_of
 from tests import dicom_files
@@ -222,12 +220,3 @@ def test_what_answers_single_images_refuses_a_model_of_bags(home: Path) -> None:
     with pytest.raises(ConfigError, match="learned from bags"):
         loaded.predict([Image.new("L", (8, 8))])
     assert loaded.predict(np.zeros((2, 64))).shape == (2,)
-
-
-def test_the_disclosure_sheet_says_that_a_record_is_a_bag(home: Path) -> None:
-    run, node = parse_run(RUN | {"classes": "1,2,7"}), parse_node_config(_parsed(node_of(home)))
-    content, _, page = disclose(run, node)
-    first = content["data"]["what the records become first"]
-    assert first.endswith("a record is a bag, the mean of its images' features")
-    assert content["data"]["records used"] < 60
-    assert "a record is a bag" in page.read_text()

@@ -23,7 +23,6 @@ from tests.client_app.model_use.hospitals import (
     text,
     write_images,
 )
-from tests.uses_of_extras import hidden
 
 Json = dict[str, Any]
 
@@ -81,17 +80,6 @@ def test_measures_are_those_of_the_predictions(home: Path, tmp_path: Path) -> No
         averages["accuracy"]["low"] < averages["accuracy"]["value"] < averages["accuracy"]["high"]
     )
     assert (found["report"]["records"], found["report"]["units"]) == (280, 94)
-
-
-def test_an_evaluation_without_matplotlib_has_its_tables_and_says_why_it_has_no_curves(
-    home: Path,
-) -> None:
-    with hidden("matplotlib"):
-        _, out = evaluate(home)
-    page = (out / "evaluation.html").read_text()
-    assert "<svg" not in page
-    assert page.count("matplotlib is not installed where this page was written") == 1
-    assert "Confusion matrix" in page
 
 
 def test_the_page_needs_no_network_and_no_script(home: Path) -> None:

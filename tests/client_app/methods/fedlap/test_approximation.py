@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +27,6 @@ from fedsurrogate.client_app.methods.fedlap import approximation
 from fedsurrogate.client_app.methods.fedlap.approximation import approximate
 from fedsurrogate.client_app.methods.fedlap.image_synthesis import Matching, synthesise
 from fedsurrogate.client_app.methods.fedlap.statistics import (
-    IMAGE_STEP,
-    MODEL_STEP,
     Search,
     ServerWalk,
     effective_radius,
@@ -224,35 +221,6 @@ def test_a_loss_that_still_falls_at_the_end_gives_the_trust_radius_or_the_distan
         assert found == (pytest.approx(distance(end, model)) if plain else 7.0)
 
 
-@settings(max_examples=20)
-@given(st.integers(1, 12), st.integers(0, 30), st.integers(1, 9), st.integers(0, 20))
-def test_the_work_of_a_synthesis_counts_the_records_that_it_looked_at(
-    records: int, batch: int, looks: int, steps: int
-) -> None:
-    """A batch has no more records than the site has, and without a size it has all of them. The
-    search may take its share of what the passes cost.
-    """
-    made, true = real(4), real(records)
-    body, model = body_and_model()
-    config = run(**{"fedlap.batch-size": batch, "fedlap.image-steps": steps or 1})
-    allowed: list[float] = []
-
-    def within(work: float, synthetic: int, real_: int, most: int) -> Search:
-        allowed.append(work)
-        assert (synthetic, real_) == (len(made.labels), records)
-        return Search(1, 1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Search, "within", within)
-        approximation._radius(
-            SimpleNamespace(run=config, site="s", round=1),  # type: ignore[arg-type]
-            body, model, made, true, SimpleNamespace(looks=looks),  # type: ignore[arg-type]
-        )  # fmt: skip
-    seen = len(torch.split(true.labels, batch or records)[0])
-    images = (steps or 1) * IMAGE_STEP * len(made.labels)
-    assert allowed == [looks * (images + MODEL_STEP * seen)]
-
-
 @pytest.mark.parametrize("clip", [0.05, 1.0, 100.0])
 def test_clipped_sums_equal_micro_batches_of_one(
     clip: float, monkeypatch: pytest.MonkeyPatch
@@ -394,3 +362,29 @@ def test_a_tiny_sample_rate_takes_nobody_more_often_than_accounted_for() -> None
     assert drawn <= 3, "0.2 are expected; single precision would draw a dozen"
     with pytest.raises(ConfigError, match="sample-rate"):
         run(**PRIVATE, **{"fedlap.sample-rate": 1e-9})
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_a_walk_that_stands_still_gives_the_trust_radius(rate: float) -> None:
+    """It has covered no distance at which the loss could turn."""
+    body, model = body_and_model()
+    server = ServerWalk(body, model, Descent(rate, 30, 2.5), unchanged())
+    found = effective_radius(server, real(12), real(), Search(20), torch.Generator())
+    assert found == 2.5
+
+
+@settings(max_examples=60)
+@given(
+    work=st.floats(0, 1e7),
+    synthetic=st.integers(1, 500),
+    seen=st.integers(1, 500),
+    most=st.integers(1, 400),
+)
+def test_half_of_seven_hundredths_of_the_work_walks_and_half_evaluates(
+    work: float, synthetic: int, seen: int, most: int
+) -> None:
+    half = 0.07 * work / 2
+    steps = max(4, min(most, math.floor(half / (3 * synthetic))))
+    evaluations = max(4, math.floor(half / min(seen, 128)))
+    found = Search.within(work, synthetic, seen, most)
+    assert found == Search(steps, max(1, math.ceil(steps / evaluations)))
