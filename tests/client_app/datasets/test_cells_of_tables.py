@@ -46,8 +46,12 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 def write(folder: Path, kind: str, cells: Any, suffix: str = ".parquet") -> None:
     """N images, with cells of a column 'label'."""
+    write_columns(folder, kind, {"label": cells, "event": [True] * N}, suffix)
+
+
+def write_columns(folder: Path, kind: str, columns: dict[str, Any], suffix: str) -> None:
     images, names = [], []
-    for number in range(N):
+    for number in range(len(next(iter(columns.values())))):
         pixels = np.random.default_rng(number).integers(0, 255, (8, 8), dtype=np.uint8)
         stream = io.BytesIO()
         Image.fromarray(pixels).save(stream, "PNG")
@@ -57,8 +61,7 @@ def write(folder: Path, kind: str, cells: Any, suffix: str = ".parquet") -> None
             (folder / names[-1]).write_bytes(images[-1])
         if kind == "dicom":
             dicom_files.save(folder / names[-1], dicom_files.image(pixels, PatientID=f"P{number}"))
-    columns = {"label": cells, "event": [True] * N}
-    columns |= {"image": images} if kind == "parquet" else {"path": names}
+    columns = columns | ({"image": images} if kind == "parquet" else {"path": names})
     if suffix == ".parquet":
         pq.write_table(pa.table(columns), folder / "table.parquet")
     else:
@@ -294,36 +297,19 @@ NUMBER: dict[str, Scalar] = {
 nan = math.nan
 
 
-def write_values(folder: Path, kind: str, cells: Cells, train: int = 0) -> None:
+def write_values(folder: Path, kind: str, cells: Cells) -> None:
     """Records with two columns, None for an empty cell."""
-    pixels = [np.full((4, 4), 20 * (number + 1), np.uint8) for number in range(len(cells))]
-    columns = {name: [row[at] for row in cells] for at, name in enumerate(("edema", "nodule"))}
-    if kind == "safetensors":
-        tensors = {
-            name: torch.tensor([nan if cell is None else cell for cell in own]).double()
-            for name, own in columns.items()
-        }
-        x = torch.from_numpy(np.stack([each.flatten() for each in pixels])).float()
-        # A list of classes is nothing to a run of other targets.
-        save_file({"x": x, **tensors}, folder / "f.safetensors", {"classes": "absent,present"})
+    columns = dict(zip(("edema", "nodule"), map(list, zip(*cells, strict=True)), strict=True))
+    if kind != "safetensors":
+        write_columns(folder, kind, columns, ".parquet" if kind == "parquet" else ".csv")
         return
-    if kind == "parquet":
-        files = []
-        for each in pixels:
-            file = io.BytesIO()
-            Image.fromarray(each).save(file, "PNG")
-            files.append(file.getvalue())
-        pq.write_table(pa.table({"image": files, **columns}), folder / "all.parquet")
-        return
-    lines = ["path,edema,nodule"]
-    for number, (each, row) in enumerate(zip(pixels, cells, strict=True)):
-        name = f"{number}.{'dcm' if kind == 'dicom' else 'png'}"
-        if kind == "dicom":
-            dicom_files.save(folder / name, dicom_files.image(each, PatientID=f"P{number}"))
-        else:
-            Image.fromarray(each).save(folder / name)
-        lines.append(",".join([name, *("" if cell is None else str(cell) for cell in row)]))
-    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    tensors = {
+        name: torch.tensor([nan if cell is None else cell for cell in own]).double()
+        for name, own in columns.items()
+    }
+    # A list of classes is nothing to a run of other targets.
+    x = torch.randn(len(cells), 16)
+    save_file({"x": x, **tensors}, folder / "f.safetensors", {"classes": "absent,present"})
 
 
 def read_values(
