@@ -174,7 +174,7 @@ def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> 
     assert shares_in("", NAMES) == {}
 
 
-@pytest.mark.parametrize("target", ["labels", "number", "time"])
+@pytest.mark.parametrize("target", ["multilabel", "regression", "survival"])
 @pytest.mark.parametrize(
     "option",
     ["--temperature", "--abstain", "--score", "--positive", "--threshold", "--known-only"],
