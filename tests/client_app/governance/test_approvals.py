@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -174,6 +176,33 @@ def test_no_request_for_a_release_is_for_the_round_that_may_be_reported_again(
         planned(request)
     with pytest.raises(SurrogateError, match="rounds begin at 1"):
         prepare(request, Gate(Policy(), Ledger(tmp_path, "data")))
+
+
+@given(st.lists(st.integers(1, 2), min_size=2, max_size=5))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_runs_that_ask_at_the_same_instant_share_no_round_of_a_proposal(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
+) -> None:
+    node = opened(tmp_path_factory.mktemp("site"))
+    run, looked = with_text(signed(ROUNDS), ROUNDS), Barrier(len(numbers))
+    gates = [open_gate(node, "safetensors", str(each)) for each in range(len(numbers))]
+    for gate in gates:
+        # The latest instant at which all have looked, and none has charged.
+        gate.ledger.charge = partial(at_once, looked, gate.ledger.charge)  # type: ignore[method-assign]
+
+    def ask(index: int) -> None:
+        with suppress(PolicyError):
+            leave(node, run, str(index), numbers[index], gates[index])
+
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        list(pool.map(ask, range(len(numbers))))
+    had = [each["round"] for each in gates[0].ledger.entries()]
+    assert sorted(had) == sorted(set(numbers))
+
+
+def at_once(looked: Barrier, charge: Callable[..., float], *words: Any) -> float:
+    looked.wait(30)
+    return charge(*words)
 
 
 def test_a_ledger_that_was_reopened_knows_the_proposals_that_were_used(tmp_path: Path) -> None:

@@ -101,6 +101,24 @@ def test_every_changed_byte_of_a_check_log_is_refused_or_says_the_same(tmp_path:
         assert opened <= position < opened + 10, chr(whole[position])
 
 
+def test_where_only_the_check_log_finds_no_room_nothing_leaves_and_the_entry_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_of(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsurrogate.client_app.governance.ledger.replace_file", full)
+        for _ in range(3):
+            with pytest.raises(LedgerError, match="No space left on device"):
+                ledger.charge(release(), TOTAL)
+    assert len(ledger.entries()) == 1
+    ledger.charge(release(), TOTAL)
+    ledger.check([receipt_of(ledger)])
+
+
 def test_the_check_log_is_written_before_a_charge_returns_and_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

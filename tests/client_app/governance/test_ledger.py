@@ -152,6 +152,20 @@ def test_read_only_it_refuses(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -
     assert len(ledger.entries()) == 3
 
 
+def test_where_only_the_head_finds_no_room_the_release_stays_and_counts_once(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsurrogate.client_app.governance.ledger.replace_file", full)
+        for _ in range(3):
+            with pytest.raises(LedgerError, match="No space left on device"):
+                ledger.charge(release(run="4"), TOTAL)
+    assert len(ledger.entries()) == 4
+
+
 def test_a_person_can_begin_again_and_what_was_spent_stays_spent(ledger: Ledger) -> None:
     ledger.path.write_text("damaged")
     refused(ledger)

@@ -21,6 +21,7 @@ from fedsurrogate.client_app.features.site_features import LabelledFeatures, Sit
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.methods import counting as target_counts
 from fedsurrogate.client_app.methods.counting import (
+    _in_large_classes,
     _large_enough,
     _tables,
     count_answers,
@@ -89,6 +90,28 @@ def test_scores_that_are_no_numbers_are_in_the_middle_or_at_an_end() -> None:
     rows = torch.tensor([[inf, inf, 0.0], [-inf, -inf, -inf], [inf, 0.0, 0.0], [-inf, 0.0, 0.0]])
     places = histogram_bins(rows, 4)[:, 0].tolist()
     assert places == [2, 2, 3, 0]
+
+
+@few
+@given(
+    rows=st.lists(st.tuples(st.integers(-1, 2), st.booleans()), max_size=12),
+    least=st.integers(0, 4),
+    epsilon=st.sampled_from([0.0, 1.0]),
+)
+def test_only_classes_with_enough_records_are_judged_without_noise(
+    rows: list[tuple[int, bool]], least: int, epsilon: float
+) -> None:
+    labels = torch.tensor([label for label, _ in rows], dtype=torch.int64)
+    # Records of no class of the run are never kept.
+    kept = torch.tensor([good and label >= 0 for label, good in rows], dtype=torch.bool)
+    run: Any = SimpleNamespace(private=bool(epsilon))
+    nothing: Any = None
+    job = Job(run, nothing, "site", nothing, SiteLimits(smallest_cell=least))
+    found = _in_large_classes(labels, kept, 3, job.smallest_cell).tolist()
+    own = [label for label, good in rows if good and label >= 0]
+    assert found == [
+        good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
+    ]
 
 
 @few

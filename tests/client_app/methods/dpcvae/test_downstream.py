@@ -84,6 +84,20 @@ def test_balanced_accuracy_is_that_of_scikit_learn() -> None:
         score(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
 
 
+def test_a_tie_gives_half_and_a_useless_partner_gets_nothing() -> None:
+    own = clouds(150, spread=0.05)
+    same = head_on(own, HEADER, QUICK, 0)
+    assert mix(own, same, QUICK, 0, 0.2).share == pytest.approx(0.5)
+    wrong = Head(HEADER, -same.weight * 50, -same.bias, clip=0.0)
+    assert mix(own, wrong, QUICK, 0, 0.2).share > 0.5
+    few = own.take(torch.cat([torch.arange(0, 150, 3)[:6], torch.tensor([1])]))
+    helped = mix(few, same, QUICK, 1, 0.5)
+    assert (
+        helped.scores(clouds(90, 5))["mixed"].accuracy
+        >= helped.scores(clouds(90, 5))["local"].accuracy
+    )
+
+
 def test_the_own_head_never_sees_the_validation_records() -> None:
     own = clouds(60)
     order = torch.randperm(60, generator=torch.Generator().manual_seed(7))

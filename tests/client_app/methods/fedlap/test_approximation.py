@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedsurrogate.client_app.methods.fedlap.statistics import (
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.errors import ConfigError, SurrogateError
 from fedsurrogate.common.files import replace_file
 from fedsurrogate.common.models.loss_landscape import (
     Descent,
@@ -388,3 +389,15 @@ def test_half_of_seven_hundredths_of_the_work_walks_and_half_evaluates(
     evaluations = max(4, math.floor(half / min(seen, 128)))
     found = Search.within(work, synthetic, seen, most)
     assert found == Search(steps, max(1, math.ceil(steps / evaluations)))
+
+
+def test_a_site_without_records_of_a_class_answers_like_one_that_has_some(tmp_path: Path) -> None:
+    config = run(**PRIVATE)
+    asked = job(tmp_path, config)
+    empty = LabelledFeatures(asked.found.train.features, torch.zeros(90, dtype=torch.int64))
+    without = replace(asked, found=replace(asked.found, train=empty, classes=("e", "f", "g", "h")))
+    assert sent(approximate(without)).header.classes == CLASSES
+    # Requests for one class at a time are refused too.
+    single = Training.begin(config, ("c",), "f", 64)
+    with pytest.raises(SurrogateError, match="not this run's"):
+        approximate(replace(asked, payload=single.payload()))

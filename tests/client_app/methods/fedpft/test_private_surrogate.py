@@ -110,6 +110,17 @@ def test_a_fit_leaves_the_number_of_threads_as_it_was(good: bool) -> None:
         torch.set_num_threads(before)
 
 
+def test_which_classes_a_site_has_does_not_show_in_the_shape_of_noisy_sums() -> None:
+    features, labels = records()
+    for keep in (labels >= 0, labels == 1, labels < 0):
+        surrogate = make_surrogate(
+            SiteData(features[keep], labels[keep], CLASSES, "f", "s"), run(**MECHANISMS["sums"])
+        ).surrogate
+        assert surrogate.header.classes == CLASSES
+        assert [tuple(table.shape) for table in tables(surrogate).values()] == [(3,), (3, 4), (10,)]
+        assert all((table != 0).all() for table in tables(surrogate).values())
+
+
 class Recorder:
     """Replaces `with_noise`: records the statistics and returns constants, as the proof for adaptive
     composition assumes.
