@@ -194,8 +194,8 @@ def generator_file(tmp_path: Path) -> Path:
     return tmp_path / "generator.safetensors"
 
 
-def call(line: str) -> Any:
-    return CliRunner().invoke(app, ["generator", *shlex.split(line)])
+def call(command: str, line: str) -> Any:
+    return CliRunner().invoke(app, ["generator", command, *shlex.split(line)])
 
 
 @pytest.mark.slow
@@ -206,11 +206,11 @@ def test_from_a_generator_to_a_classifier_one_command_each(
         tmp_path / name for name in ("set.safetensors", "heads.safetensors", "s.csv")
     )
     on = f"{out} --node-config \"cache-dir='{tmp_path}/cache' partition-id=0 num-partitions=3\""
-    made = call(f"synthesize {generator_file} --per-class 150 --out {out}")
+    made = call("synthesize", f"{generator_file} --per-class 150 --out {out}")
     assert made.exit_code == 0, made.output
     assert "no differential privacy" in made.output
     assert load_file(out)["x"].shape == (1500, 64)
-    reported = json.loads(call(f"classify {on} --out {heads} --json").stdout)
+    reported = json.loads(call("classify", f"{on} --out {heads} --json").stdout)
     assert reported["scores"]["synthetic"]["accuracy"] > 0.6
     assert reported["scores"]["mixed"]["accuracy"] > 0.8
     kinds = ("local", "synthetic")
@@ -218,12 +218,12 @@ def test_from_a_generator_to_a_classifier_one_command_each(
         f"{kind}.{part}" for kind in kinds for part in ("weight", "bias")
     }
     groups = "low=0,1,2,3,4; high=5,6,7,8,9"
-    coarse = json.loads(call(f"classify {on} --groups '{groups}' --json").stdout)
+    coarse = json.loads(call("classify", f"{on} --groups '{groups}' --json").stdout)
     assert coarse["classes"] == ["low", "high"]
-    strange = json.loads(call(f"ood {on} --unknown 0 --out {csv} --json").stdout)
+    strange = json.loads(call("ood", f"{on} --unknown 0 --out {csv} --json").stdout)
     assert strange["area"]["both"] > 0.6
     assert len(csv.read_text().splitlines()) == strange["tested"] + 1
-    for shown in (call(f"classify {on}"), call(f"ood {on}")):
+    for shown in (call("classify", f"{on}"), call("ood", f"{on}")):
         assert shown.exit_code == 0
         assert "test records" in shown.output
 
@@ -231,7 +231,7 @@ def test_from_a_generator_to_a_classifier_one_command_each(
 def test_a_set_can_have_the_federations_own_mix_of_classes(
     tmp_path: Path, generator_file: Path
 ) -> None:
-    reported = call(f"synthesize {tmp_path} --total 40 --out {tmp_path}/s --json")
+    reported = call("synthesize", f"{tmp_path} --total 40 --out {tmp_path}/s --json")
     assert json.loads(reported.stdout)["records"] == 40
     assert torch.bincount(load_file(tmp_path / "s")["y"]).tolist() == [2] * 9 + [22]
     assert generator_file.exists()
@@ -246,38 +246,39 @@ def test_a_run_is_found_by_its_number_with_the_settings_of_a_container(
         "FEDSURROGATE_NODE_CONFIG", f"site='north' data='digits' state-dir='{tmp_path}'"
     )
     for run in ("latest", "77"):
-        made = call(f"synthesize {run} --per-class 2 --out {tmp_path}/{run}.safetensors")
+        made = call("synthesize", f"{run} --per-class 2 --out {tmp_path}/{run}.safetensors")
         assert made.exit_code == 0, made.exception
         assert load_file(tmp_path / f"{run}.safetensors")["x"].shape == (20, 64)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("command", "line", "message"),
     [
-        ("synthesize {g} --out x", "either --per-class"),
-        ("synthesize {g} --per-class 1 --total 2 --out x", "either --per-class"),
-        ("synthesize nowhere --per-class 1 --out x", "neither a run folder nor a file"),
+        ("synthesize", "{g} --out x", "either --per-class"),
+        ("synthesize", "{g} --per-class 1 --total 2 --out x", "either --per-class"),
+        ("synthesize", "nowhere --per-class 1 --out x", "neither a run folder nor a file"),
         (
-            "synthesize latest --per-class 1 --out x --node-config \"state-dir='{d}'\"",
+            "synthesize",
+            "latest --per-class 1 --out x --node-config \"state-dir='{d}'\"",
             "it has: none",
         ),
-        ("synthesize {d}/cache --per-class 1 --out x", "has no generator.safetensors"),
-        ("classify {g} --node-config \"data='digits'\"", "not a synthetic embeddings"),
+        ("synthesize", "{d}/cache --per-class 1 --out x", "has no generator.safetensors"),
+        ("classify", "{g} --node-config \"data='digits'\"", "not a synthetic embeddings"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    tmp_path: Path, generator_file: Path, line: str, message: str
+    tmp_path: Path, generator_file: Path, command: str, line: str, message: str
 ) -> None:
-    found = call(line.format(g=generator_file, d=tmp_path))
+    found = call(command, line.format(g=generator_file, d=tmp_path))
     assert found.exit_code == 1
     assert message in str(found.exception)
 
 
 def test_embeddings_of_another_backbone_are_refused(tmp_path: Path, generator_file: Path) -> None:
     out = tmp_path / "set.safetensors"
-    assert call(f"synthesize {generator_file} --per-class 5 --out {out}").exit_code == 0
+    assert call("synthesize", f"{generator_file} --per-class 5 --out {out}").exit_code == 0
     node = f"data='digits' cache-dir='{tmp_path}/cache'"
-    found = call(f'classify {out} --node-config "{node}" -c image-size=16')
+    found = call("classify", f'{out} --node-config "{node}" -c image-size=16')
     assert "give the run's backbone" in str(found.exception)
 
 
