@@ -5,33 +5,25 @@ state is then refused by one kind of error that names it, and nothing else happe
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from fedsurrogate.client_app import requests, secure_aggregation
 from fedsurrogate.client_app.audit import output
 from fedsurrogate.client_app.features.cache import read_entry
-from fedsurrogate.client_app.features.site_features import log_once
 from fedsurrogate.client_app.governance import release
 from fedsurrogate.client_app.governance.gate import Decision, decide, decisions
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
 from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.governance.release import check_room, hold, why_held
-from fedsurrogate.client_app.methods.fedlap.approximation import _last
 from fedsurrogate.client_app.methods.local_training import _classes
 from fedsurrogate.client_app.model_use import store
-from fedsurrogate.client_app.model_use.calibration import calibration_file, read_calibration
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.client_app.offline import answers as replies
-from fedsurrogate.client_app.offline.keys import coordinator_key, private_key, received_keys
-from fedsurrogate.common.data_report import DataReport
+from fedsurrogate.client_app.offline.keys import private_key
 from fedsurrogate.common.errors import (
     ConfigError,
     FedSurrogateError,
@@ -134,51 +126,11 @@ def test_a_failure_that_cannot_be_held_is_in_the_log(
     assert "UTC: a defect; nothing explains this failure" in why_held(node)
 
 
-@pytest.mark.parametrize("text", ["folder", "nul\0", "~no-such-user/key", "file"])
-def test_a_key_of_the_coordinator_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("not a key")
-    named = text if text.startswith("~") else f"{tmp_path}/{text}"
-    node = NodeConfig(site="north").model_copy(update={"coordinator_key": named})
-    with pytest.raises(ConfigError, match=r"^coordinator-key = "):
-        coordinator_key(node)
-
-
-@pytest.mark.parametrize("text", ["", "{", "3", "[1]", "null", "[" * 10**5, '{"a": "zz"}'])
-def test_keys_of_other_sites_that_cannot_be_read(text: str) -> None:
-    node = NodeConfig(site="north")
-    if text == '{"a": "zz"}':
-        assert received_keys(node, text) == {}
-        assert received_keys(node, json.dumps({"a": "00" * 64, "b": 7})) == {"a": bytes(64)}
-        text = json.dumps({"a": "zz" * 64})
-    with pytest.raises(SealError, match="keys of other sites in the request cannot be read"):
-        received_keys(node, text)
-
-
 @pytest.mark.parametrize("text", [None, "", "{", "3", "{}", "[1]", '[""]', '["a", 2]', "[" * 10**5])
 def test_classes_in_a_request_that_are_none(text: str | None) -> None:
     with pytest.raises(SurrogateError, match=r"without (the classes of the run|a name)"):
         _classes({} if text is None else {"classes": text})
     assert _classes({"classes": '["a", "b"]'}) == ("a", "b")
-
-
-def test_a_begun_image_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
-    file, values = tmp_path / "synthetic-1.safetensors", torch.arange(6.0).reshape(2, 3)
-    save_file({"values": values}, file, {"classes": "a\nb"})
-    found = _last(file, ("a", "b"))
-    assert found is not None
-    assert torch.equal(found, values)
-    assert _last(file, ("b", "a")) is None
-    save_file({"other": values}, file, {"classes": "a\nb"})
-    assert _last(file, ("a", "b")) is None
-    save_file({"values": values}, file)
-    assert _last(file, ("a", "b")) is None
-    file.write_bytes(b"no tensors")
-    assert _last(file, ("a", "b")) is None
-    file.unlink()
-    assert _last(file, ("a", "b")) is None
-    file.mkdir()
-    assert _last(file, ("a", "b")) is None
 
 
 @pytest.mark.parametrize("must", [True, False])
@@ -271,14 +223,6 @@ def test_a_model_that_cannot_be_read_is_named_and_a_received_one_only_logged(
             assert store._manifest_of(node, name) == b""
 
 
-def test_a_calibration_that_is_a_folder_is_damaged_and_none_is_the_default(tmp_path: Path) -> None:
-    node, shared = NodeConfig(site="north", state_dir=str(tmp_path)), model()
-    assert read_calibration(node, shared) == read_calibration(None, shared)
-    calibration_file(node, shared.manifest.name).mkdir(parents=True)
-    with pytest.raises(StateError, match=r"cannot be read \(IsADirectoryError\)"):
-        read_calibration(node, shared)
-
-
 @pytest.mark.parametrize("content", ["[]", "{}", "3", '{"x.npy": "0"}', "{", "folder", "gone"])
 def test_an_entry_of_the_cache_that_is_damaged_is_computed_again(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
@@ -292,25 +236,6 @@ def test_an_entry_of_the_cache_that_is_damaged_is_computed_again(
         file.write_text(content)
     assert read_entry(tmp_path, 3) is None
     assert ("are damaged" in caplog.text) == (content != "gone")
-
-
-def test_a_data_report_that_cannot_be_written_decides_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    report = DataReport("own", 3)
-    nodes = [blocked(tmp_path), NodeConfig(site="north", state_dir=str(tmp_path / "other"))]
-    for node in nodes:
-        caplog.clear()
-        with caplog.at_level("INFO", "fedsurrogate.site"):
-            log_once(report, node)
-        assert report.lines()[0] in caplog.text
-    (file,) = (tmp_path / "other").glob("data-report-*.json")
-    file.write_bytes(b"\xff")
-    log_once(report, nodes[1])
-    (content,) = (tmp_path / "other").glob("data-report-*.json")
-    assert content.read_bytes() in (b"\xff", json.dumps(report.facts(), indent=1).encode())
-    caplog.clear()
-    log_once(replace(report, warnings=("odd",)), nodes[1])
 
 
 def test_a_sum_whose_state_cannot_be_written_is_refused(tmp_path: Path) -> None:

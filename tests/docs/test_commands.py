@@ -84,7 +84,7 @@ RUN_BY = {
     "site generator synthesize": "client_app/methods/dpcvae/test_downstream.py",
     "site generator classify": "client_app/methods/dpcvae/test_downstream.py",
     "site generator ood": "client_app/methods/dpcvae/test_downstream.py",
-    "site features": "client_app/cli/test_main.py",
+    "site features": "client_app/cli/test_data_checks.py",
 }
 
 

@@ -4,10 +4,7 @@ a check of attacks keeps and refuses.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fedsurrogate.client_app.audit import disclosure, output, release_audit
+from fedsurrogate.client_app.audit import output, release_audit
 from fedsurrogate.client_app.audit.membership import (
     Trials,
     distinct,
@@ -28,17 +25,14 @@ from fedsurrogate.client_app.audit.membership import (
     summary,
     usual_distance,
 )
-from fedsurrogate.client_app.audit.output import check_attacks
 from fedsurrogate.client_app.audit.release_audit import audit_release
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
-from fedsurrogate.client_app.governance.policy import Policy
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, DataError, PolicyError
+from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
 
 COUNT = 30
 NODE = NodeConfig(site="north")
-LIMITED = Policy(largest_attack_auc=0.9)
 
 
 class Site:
@@ -132,147 +126,12 @@ def test_after_its_time_an_audit_has_eight_releases(
     assert len(site.members) == made
 
 
-def test_a_disclosure_has_sixteen_releases_and_the_name_of_its_content(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run, node = parse_run({}), NodeConfig(site="north", state_dir=str(tmp_path / "state"))
-    asked: list[Any] = []
-    monkeypatch.setattr(disclosure, "check_run", lambda *given: given)
-    monkeypatch.setattr(
-        disclosure, "audit_release", lambda *given, most: asked.append((given, most))
-    )
-    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": str(given[2] == (run, node))})
-    monkeypatch.setattr(disclosure, "page_of", lambda content, address: f"{content} {address}")
-    content, facts, page = disclosure.disclose(run, node)
-    assert asked == [((run, node, 0.0), 16)]
-    assert content == {"made": "True"}
-    digest = hashlib.sha256(facts.read_bytes()).hexdigest()[:16]
-    name = f"{run.digest}-{digest}"
-    assert (facts.name, page.name) == (f"{name}.json", f"{name}.html")
-    assert facts.parent == page.parent == tmp_path / "state" / "disclosures"
-    assert facts.read_text() == json.dumps(content, indent=2) + "\n"
-    assert page.read_text() == f"{content} disclosures/{name}"
-    monkeypatch.setattr(disclosure, "sheet", lambda *given: {"made": float("nan")})
-    with pytest.raises(ValueError, match="Out of range float"):
-        disclosure.disclose(run, node)
-
-
 def test_four_units_are_enough_and_three_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     Site(monkeypatch, tuple(f"p{at % 4}" for at in range(COUNT)))
     assert audit_release(parse_run({}), NODE, 0.0, seed=1).releases == 8
     Site(monkeypatch, tuple(f"p{at % 3}" for at in range(COUNT)))
     with pytest.raises(DataError, match=r"^3 units of training records; an audit needs four$"):
         audit_release(parse_run({}), NODE, 0.0, seed=1)
-
-
-class Checked:
-    """A check of attacks whose audit is given."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, home: Path) -> None:
-        self.node = NodeConfig(site="north", state_dir=str(home / "state"), label_column="kind")
-        self.features = SimpleNamespace(selected="these", key="k" * 40)
-        self.asked: list[Any] = []
-        self.error: Exception | None = None
-        patch.setattr(output, "load_site", self.load)
-        patch.setattr(output, "audit_release", self.attack)
-        patch.setattr(output, "limit_broken", lambda audit, policy: audit)
-        self.broken = ""
-
-    def load(self, run: Any, node: NodeConfig, most: float) -> Any:
-        self.asked.append("load")
-        return self.features
-
-    def attack(self, run: Any, node: NodeConfig, most: int, seed: int) -> str:
-        self.asked.append((most, seed))
-        if self.error:
-            raise self.error
-        return self.broken
-
-    def check(self, policy: Policy = LIMITED, **changes: Any) -> None:
-        check_attacks(parse_run(changes), self.node, policy)
-
-
-def test_a_release_is_attacked_by_the_secret_halves_of_the_site(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    site = Checked(monkeypatch, tmp_path)
-    site.check()
-    secret = (site.node.state / "audit.key").read_bytes()
-    assert site.asked == ["load", (8, int.from_bytes(secret))]
-    (kept,) = [each for each in (site.node.state / "audited").iterdir() if each.suffix != ".lock"]
-    assert kept.name.endswith(f"-{'k' * 32}")
-    assert kept.read_bytes() == hashlib.sha256(b"kind\0these").digest()
-    site.broken = "too near"
-    with pytest.raises(PolicyError, match=r"^too near$"):
-        site.check()
-    for error in (ConfigError("why"), DataError("why")):
-        site.error = error
-        wanted = r"^method = 'fedpft': the policy limits .* cannot be attacked: why$"
-        with pytest.raises(PolicyError, match=wanted):
-            site.check()
-    site.error = OSError("of another kind")
-    with pytest.raises(OSError, match="of another kind"):
-        site.check()
-
-
-def test_without_limits_or_with_noise_no_attack_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    site = Checked(monkeypatch, tmp_path)
-    site.check(Policy())
-    site.check(epsilon=1.0, delta=1e-5, classes="a,b")
-    assert site.asked == []
-    with pytest.raises(PolicyError, match=r"'fedavg': the policy .* cannot be attacked before it"):
-        site.check(method="fedavg")
-    assert site.asked == []
-    site.check(Policy(smallest_nearest_ratio=0.1))
-    assert len(site.asked) == 2
-
-
-def test_a_run_that_selects_other_records_is_refused_until_a_person_allows_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    site = Checked(monkeypatch, tmp_path)
-    site.check()
-    site.features.selected = "others"
-    with pytest.raises(PolicyError, match="selects other records than an earlier one") as refused:
-        site.check()
-    file = Path(str(refused.value).rpartition("remove '")[2].partition("'")[0])
-    assert file.parent == site.node.state / "audited"
-    file.unlink()
-    site.check()
-    site.node = site.node.model_copy(update={"label_column": "other"})
-    with pytest.raises(PolicyError, match="selects other records"):
-        site.check()
-    # Of other files of data it is another selection.
-    site.features.key = "m" * 40
-    site.check()
-
-
-@pytest.mark.parametrize("name", ["audited", "audit.key"])
-def test_a_place_without_room_for_what_a_check_keeps_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    site = Checked(monkeypatch, tmp_path)
-    site.node.state.mkdir()
-    if name == "audited":
-        (site.node.state / name).write_bytes(b"")
-    else:
-        (site.node.state / name).mkdir()
-    wanted = rf"{name}.* cannot be used \(.*\), and limits on attacks need it; see state-dir"
-    with pytest.raises(PolicyError, match=wanted):
-        site.check()
-
-
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_secret_of_another_size_is_damaged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
-) -> None:
-    site = Checked(monkeypatch, tmp_path)
-    site.node.state.mkdir()
-    (site.node.state / "audit.key").write_bytes(bytes(size))
-    with pytest.raises(PolicyError, match=r"audit\.key' is damaged, and limits on attacks need it"):
-        site.check()
 
 
 @pytest.mark.parametrize("side", [None, 4])

@@ -4,6 +4,8 @@ scikit-learn compute, with any order of classes and with classes that the releas
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,30 +14,39 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import log_softmax, logsumexp
+from scipy.spatial.distance import cdist, pdist
+from scipy.special import expit, log_softmax, logsumexp
 from scipy.stats import multivariate_normal
 from sklearn.metrics import roc_curve
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from fedsurrogate.client_app.audit.membership import (
+    CODED,
+    MOMENT,
     Trials,
     _rates,
+    coded_scores,
     distinct,
     lira,
     means_of,
     nearest,
+    rmia,
     scores_of,
     success,
     summary,
+    usual_distance,
 )
+from fedsurrogate.client_app.audit.release_audit import closest_synthetic, likelihood
 from fedsurrogate.common.errors import ConfigError
+from fedsurrogate.common.models.generators import Decoder
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.privacy.mechanism import NoisySums
-from fedsurrogate.common.surrogates.class_sums import Sums
+from fedsurrogate.common.surrogates.class_sums import Sums, fold
 from fedsurrogate.common.surrogates.covariances import Diagonal
 from fedsurrogate.common.surrogates.mixtures import Mixtures
 from fedsurrogate.common.surrogates.surrogates import Header, SumsSurrogate, Surrogate
+from fedsurrogate.common.targets.target import CODE, PRODUCTS, RECORDS, SQUARES, SUMS, TOTALS
 
 CLASSES, D = ("a", "b", "c"), 3
 SENT = st.permutations(("a", "b", "other")).flatmap(
@@ -219,3 +230,256 @@ def test_with_many_releases_lira_is_the_optimal_test(seed: int, place: float, wi
     assert np.abs(found - optimal).mean() < 0.35
     assert np.corrcoef(found.ravel(), optimal.ravel())[0, 1] > 0.97
     assert distinct(trials) == pytest.approx(1, abs=0.7)
+
+
+LATENT, CLASSES_FORMULAS, D_FORMULAS = 2, 3, 5
+
+
+def decoder(seed: int, hidden: int = 0, learned: bool = True, prior: bool = True) -> Decoder:
+    """With drawn parameters and class means."""
+    draw = torch.Generator().manual_seed(seed)
+    made = Decoder(
+        LATENT, hidden, CLASSES_FORMULAS, D_FORMULAS, learned_variance=learned, class_prior=prior
+    )
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=draw))
+    made.means.copy_(torch.randn(CLASSES_FORMULAS, D_FORMULAS, generator=draw))
+    return made
+
+
+def unit(features: Tensor) -> Numbers:
+    """Records as a generator sees them: of length sqrt(d)."""
+    x = features.double().numpy()
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True) * math.sqrt(x.shape[1]))
+
+
+def prior_of(made: Decoder, label: int) -> tuple[Numbers, Numbers]:
+    """Mean and variance of z in a class."""
+    if made.prior is None:
+        return np.zeros(LATENT), np.ones(LATENT)
+    both = made.prior.weight.detach().double().numpy()[:, label]
+    return both[:LATENT], np.exp(both[LATENT:])
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from([[2, 0], [1], [0, 1, 1]])
+)
+def test_a_linear_decoder_has_the_gaussian_of_its_factors_in_each_class(
+    seed: int, learned: bool, prior: bool, labels: list[int]
+) -> None:
+    made = decoder(seed, learned=learned, prior=prior)
+    features = torch.randn(
+        len(labels), D_FORMULAS, generator=torch.Generator().manual_seed(seed + 1)
+    )
+    weight, bias = (each.detach().double().numpy() for each in made.linear.parameters())
+    found = likelihood(made, features, torch.tensor(labels))
+    for record, label, own in zip(unit(features), labels, found.tolist(), strict=True):
+        middle, width = prior_of(made, label)
+        mean = made.means[label].numpy() + weight[:, :LATENT] @ middle + weight[:, LATENT + label]
+        noise = np.ones(D_FORMULAS)
+        if made.variance is not None:
+            noise = np.exp(made.variance.weight.detach().double().numpy()[:, 0])
+        spread = weight[:, :LATENT] @ np.diag(width) @ weight[:, :LATENT].T + np.diag(noise)
+        wanted = multivariate_normal(mean + bias, spread).logpdf(record)
+        assert own == pytest.approx(float(wanted), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(("learned", "prior"), [(False, True), (True, False), (True, True)])
+def test_a_deep_decoder_is_judged_after_a_hundred_steps_to_the_best_latent_vector(
+    learned: bool, prior: bool
+) -> None:
+    made, labels = decoder(5, 4, learned, prior), [0, 2, 2]
+    features = torch.randn(3, D_FORMULAS, generator=torch.Generator().manual_seed(6))
+    found = likelihood(made, features, torch.tensor(labels))
+    records, kinds = torch.from_numpy(unit(features)).float(), torch.eye(CLASSES_FORMULAS)[labels]
+    both = [np.stack(each) for each in zip(*(prior_of(made, each) for each in labels), strict=True)]
+    middle, width = (torch.from_numpy(each).float() for each in both)
+    inside = torch.distributions.Normal(middle, width.sqrt())
+    noise = torch.ones(D_FORMULAS)
+    if made.variance is not None:
+        noise = made.variance.weight.detach()[:, 0].exp()
+    z = middle.clone().requires_grad_()
+
+    def terms() -> Tensor:
+        around = torch.distributions.Normal(made(z, kinds), noise.sqrt())
+        return torch.cat([around.log_prob(records), inside.log_prob(z)], 1)
+
+    def joint() -> Tensor:
+        return terms().sum(1)
+
+    before, first, second = joint().detach(), torch.zeros_like(z), torch.zeros_like(z)
+    for step in range(1, 101):
+        (slope,) = torch.autograd.grad(-joint().sum(), [z])
+        # Adam, with its usual moments.
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope.square()
+        sizes = (second / (1 - 0.999**step)).sqrt() + 1e-8
+        z = (z.detach() - 0.05 * first / (1 - 0.9**step) / sizes).requires_grad_()
+    # Each of the D + LATENT terms is off by some units in the last place, and so is their sum.
+    rounding = (
+        2
+        * (D_FORMULAS + LATENT)
+        * torch.finfo(torch.float32).eps
+        * float(terms().detach().abs().sum(1).max())
+    )
+    assert found == pytest.approx(joint().detach(), abs=rounding, rel=0)
+    assert 0 < rounding < 1e-3
+    assert bool((found > before).all())
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("labels", [[2, 0, 0, 2], [1], [2, 1, 0]])
+def test_the_black_box_is_the_distance_to_the_nearest_of_the_drawn_records_of_the_class(
+    labels: list[int],
+) -> None:
+    made = decoder(1)
+    features = torch.randn(len(labels), D_FORMULAS, generator=torch.Generator().manual_seed(2))
+    chosen = torch.tensor(labels)
+    found = closest_synthetic(made, features, chosen, seed=3, drawn=7)
+    generator = torch.Generator().manual_seed(3)
+    for label in sorted(set(labels)):
+        kinds = torch.eye(CLASSES_FORMULAS)[[label] * 7]
+        drawn = made.draw(kinds, generator).detach().double().numpy()
+        for at, record in enumerate(unit(features)):
+            if labels[at] == label:
+                near = float(cdist(record[None], drawn).min())
+                assert float(found[at]) == pytest.approx(-near / math.sqrt(D_FORMULAS), rel=1e-4)
+    usual = closest_synthetic(made, features, chosen)
+    assert torch.equal(usual, closest_synthetic(made, features, chosen, seed=0, drawn=500))
+    assert not torch.equal(usual, closest_synthetic(made, features, chosen, seed=1, drawn=500))
+
+
+def release_formulas(tensors: dict[str, Numbers], claim: Any = None) -> Parameters:
+    made = {name: torch.from_numpy(each) for name, each in tensors.items()}
+    return Parameters(Header("m", "r", "s", "f", ("risk",)), 1, made, claim=claim)
+
+
+def folded(moment: Numbers) -> Numbers:
+    return fold(torch.from_numpy(moment)).numpy()
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.booleans())
+def test_scores_of_exact_sums_are_products_in_the_second_moment(seed: int, counts: bool) -> None:
+    drawn = np.random.default_rng(seed)
+    x, code = drawn.normal(size=(4, 3)) + 1, drawn.normal(size=(4, 2)) * drawn.choice([0.3, 2.0], 2)
+    spread, totals, sums = (
+        drawn.normal(size=(9, 3)),
+        drawn.normal(size=3),
+        drawn.normal(size=(2, 3)),
+    )
+    sizes, moment = np.array([0.4, 3.0]), spread.T @ spread
+    tensors = {RECORDS: np.array([9.0]), TOTALS: totals, SQUARES: folded(moment)}
+    target: Any = SimpleNamespace(code=lambda values: values, counts=counts)
+    sent = release_formulas(tensors | {SUMS: sums, CODE: sizes})
+    found = coded_scores(sent, target, torch.from_numpy(x), torch.from_numpy(code))
+    moment = moment / 9 + 1e-3 * np.trace(moment / 9) / 3 * np.eye(3)
+    means = sums / np.maximum(sizes if counts else (code**2).sum(0), 1.0)[:, None]
+    assert list(found) == [CODED, MOMENT]
+    for at in range(4):
+        near = np.linalg.solve(moment, x[at] - totals / 9)
+        assert float(found[MOMENT][at]) == pytest.approx(-(x[at] - totals / 9) @ near)
+        assert float(found[CODED][at]) == pytest.approx(code[at] @ means @ near)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.sampled_from([1, 4, 513]))
+def test_scores_of_noisy_sums_are_products_over_the_variances_of_the_noise(
+    seed: int, records: int
+) -> None:
+    drawn = np.random.default_rng(seed)
+    x, code = drawn.normal(size=(records, 3)), drawn.normal(size=(records, 2))
+    shapes = {RECORDS: 1, CODE: 2, TOTALS: 3, SUMS: (2, 3), SQUARES: 6, PRODUCTS: 3}
+    tensors = {name: np.asarray(drawn.normal(size=shape)) for name, shape in shapes.items()}
+    noise = {name: (float(drawn.uniform(0.5, 3)), 7.0) for name in shapes}
+    target: Any = SimpleNamespace(code=lambda values: values)
+    sent = release_formulas(tensors, SimpleNamespace(clip=1.5, noise=noise))
+    found = coded_scores(sent, target, torch.from_numpy(x), torch.from_numpy(code))
+    assert list(found) == [CODED]
+    assert len(found[CODED]) == records
+    for at in {0, records - 1}:
+        z = x[at] / max(float(np.linalg.norm(x[at])), 1.5)
+        added = {
+            RECORDS: np.ones(1),
+            CODE: code[at],
+            TOTALS: z,
+            SUMS: np.outer(code[at], z),
+            SQUARES: folded(np.outer(z, z)),
+            PRODUCTS: folded(np.outer(code[at], code[at])),
+        }
+        parts = [(added[name] * tensors[name]).sum() / noise[name][0] ** 2 for name in shapes]
+        assert float(found[CODED][at]) == pytest.approx(sum(parts), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize("gamma", [None, 1.0, 1.5])
+def test_rmia_of_releases_has_the_others_as_references_down_to_the_last_digits(
+    pairs: int, gamma: float | None
+) -> None:
+    """Also where a reference is zero, for which a probability of a trillionth stands."""
+    drawn = np.random.default_rng(3)
+    half = drawn.random((pairs, 5)) < 0.5
+    members = np.stack([half, ~half], 1).reshape(2 * pairs, 5)
+    scores = 2 * drawn.normal(size=(2 * pairs, 5))
+    scores[:, 0], scores[:, 1] = -np.inf, 1e4
+    chance, found = (
+        expit(scores),
+        rmia(Trials(scores, members), **({"gamma": gamma} if gamma else {})),
+    )
+    for k in range(2 * pairs):
+        rest = [j for j in range(2 * pairs) if j // 2 != k // 2]
+        both = [
+            np.array([chance[rest, n][side[rest, n]].mean() for n in range(5)])
+            for side in (members, ~members)
+        ]
+        usual = (both[0] + both[1]) / 2
+        for n in range(5):
+            ratios = [chance[k][m] / max(usual[m], 1e-12) for m in range(5)]
+            beaten = sum(ratios[n] / (gamma or 2.0) >= other for other in ratios)
+            wanted = beaten / 5 * (1 - 1e-6) + 1e-6 * ratios[n] / (1 + ratios[n])
+            assert found[k][n] == pytest.approx(wanted, abs=1e-13)
+
+
+def test_a_release_of_all_records_is_near_to_no_others() -> None:
+    sent = release_formulas({"counts": np.array([2.0]), "sums": np.ones((1, 3))})
+    x, labels = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    for inside in (torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)):
+        assert nearest(sent, ("risk",), x, labels, inside) == []
+    ((name, used, other),) = nearest(sent, ("risk",), x, labels, torch.arange(4) < 2)
+    assert (name, type(used), type(other)) == ("risk", float, float)
+
+
+def test_records_far_from_the_origin_are_as_far_from_a_mean_as_they_are() -> None:
+    """In single precision a distance of a hundredth vanishes there."""
+    x = 1000 + torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+    inside = torch.arange(60) < 30
+    for shift, first in ((0.01, 0), (0.01, 59)):
+        sums = 2 * (x[first].double().numpy() + shift)[None]
+        near = nearest(
+            release_formulas({"counts": np.array([2.0], np.float32), "sums": sums}),
+            ("risk",),
+            x,
+            torch.zeros(60, dtype=torch.int64),
+            inside,
+        )
+        wanted = cdist(sums / 2, x.double().numpy())[0]
+        assert near == [
+            ("risk", pytest.approx(wanted[:30].min()), pytest.approx(wanted[30:].min()))
+        ]
+    for rows in (x[:30], x):
+        assert usual_distance(rows) == pytest.approx(
+            sorted(pdist(rows.double().numpy()))[(len(rows) * (len(rows) - 1) // 2 - 1) // 2]
+        )
+
+
+@pytest.mark.parametrize("count", [3, 499, 501])
+def test_the_usual_distance_is_the_median_of_pairs_of_at_most_five_hundred_records(
+    count: int,
+) -> None:
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(count))
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()[:500]
+    distances = sorted(pdist(x.double().numpy()[chosen]))
+    # Of an even number, the lower one of the two in the middle.
+    assert usual_distance(x) == pytest.approx(distances[(len(distances) - 1) // 2], rel=1e-9)
+    assert type(usual_distance(x)) is float

@@ -108,22 +108,6 @@ def test_folders_one_level_too_deep_are_refused_with_the_remedy(tmp_path: Path, 
     assert words in first_look(settings, 0)[0]
 
 
-def test_a_private_run_uses_the_folders_and_the_data_report_states_it(tmp_path: Path) -> None:
-    data = images(tmp_path / "d", "data/normal", "data/ill")
-    found = load(
-        DataSource("imagefolder", str(data), classes=("normal", "ill"), one_by_one=True), seed=0
-    )
-    assert len(found) == 0
-    assert any("set data-dir to" in line for line in found.report.lines())
-
-
-def test_a_class_with_folders_of_patients_is_a_class_if_the_run_names_it(tmp_path: Path) -> None:
-    data = images(tmp_path / "d", "ill/patient 1", "ill/patient 2")
-    assert len(load(DataSource("imagefolder", str(data), classes=("normal", "ill")), seed=0)) == 20
-    two = images(tmp_path / "e", "ill/patient 1", "normal/patient 2")
-    assert load(DataSource("imagefolder", str(two)), seed=0).classes == ("ill", "normal")
-
-
 def test_a_site_that_cannot_work_does_not_join(tmp_path: Path) -> None:
     data = images(tmp_path / "d", "a", "b")
     (tmp_path / "w.safetensors").write_text("this is no file of weights")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.governance.gate import open_gate, open_ledger
@@ -57,35 +57,6 @@ def test_the_ledger_tells_what_left_and_what_is_left(
     monkeypatch.setattr(cli.console, "width", 200)
     assert site(monkeypatch, "ledger", "show", "--node-config", node) == 0
     assert f"of 4 at delta 1e-05, {shown['epsilon_left']:.4g} left" in capsys.readouterr().out
-
-
-def test_the_ledger_fits_80_columns(
-    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    decision = (
-        "--reason",
-        "restored from a backup of last week",
-        "--epsilon-spent",
-        "2.5",
-        "--keep",
-    )
-    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 0
-    assert site(monkeypatch, "ledger", "show", "--json", "--node-config", node) == 0
-    *_, first, last = ["", *json.loads(capsys.readouterr().out.partition("\n")[2])["entries"]]
-    monkeypatch.setattr(cli.console, "width", 80)
-    cli.console.print(cli.ledger_table([first, last]))
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    together = re.sub(
-        r"[^a-z0-9.:-]",
-        "",
-        "".join(cell for line in shown.splitlines() for cell in line.split("│")[4:5]),
-    )
-    for entry in (first, last):
-        assert f"epsilon{entry['epsilon']:g}" in together
-    assert first["sha256"][:12] in shown
-    assert first["flower_run"] in shown
 
 
 def test_the_rounds_of_a_run_are_one_row(
@@ -193,15 +164,6 @@ def test_what_people_wrote_is_shown_as_they_wrote_it(
     assert "see [/7] :cat:" in capsys.readouterr().out
 
 
-def test_what_was_spent_must_be_reported_as_a_number(
-    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    decision = ("--reason", "mistyped", "--epsilon-spent", "nan")
-    assert site(monkeypatch, "ledger", "reopen", "--node-config", node, *decision) == 1
-    assert "epsilon = nan: must be a positive number" in capsys.readouterr().err
-    assert len(list((tmp_path / "state" / "ledgers").glob("*.jsonl*"))) == 1
-
-
 def test_a_check_shows_the_noise_and_charges_nothing(
     node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -222,20 +184,6 @@ def test_a_check_shows_the_noise_and_charges_nothing(
     assert json.loads(capsys.readouterr().out)["epsilon"] == shown["epsilon_before"]
 
 
-def test_a_check_protects_patients_where_the_site_knows_them(
-    node: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    # In its own ledger: the other ledger has releases that protect single records only.
-    with_patients = (
-        f"{node.replace('/state', '/another').replace('/check-log', '/other')} "
-        'patient-column="patient"'
-    )
-    assert site(monkeypatch, "ledger", "open", "--node-config", with_patients) == 0
-    capsys.readouterr()
-    assert site(monkeypatch, "check", "--json", "--node-config", with_patients, "-c", BUDGET) == 0
-    assert json.loads(capsys.readouterr().out)["unit"] == "patient"
-
-
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -251,15 +199,6 @@ def test_what_may_not_leave_is_one_line_and_exit_code_1(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
-
-
-def test_features_can_be_written_for_a_public_centre(
-    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    out = tmp_path / "public.safetensors"
-    assert site(monkeypatch, "features", "--node-config", 'data="digits"', "--out", str(out)) == 0
-    content = load_file(out)
-    assert content["x"].shape == (len(content["y"]), 64)
 
 
 def test_the_key_of_a_site_is_shown_as_peers_need_it(

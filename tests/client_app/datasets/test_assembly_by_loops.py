@@ -4,14 +4,22 @@ records a site has.
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
 
 from fedsurrogate.client_app.datasets import dataset as module
 from fedsurrogate.client_app.datasets import partition
@@ -32,6 +40,7 @@ from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings import DataKind
 
 
 @settings(max_examples=40)
@@ -238,3 +247,165 @@ def test_a_site_without_training_records_is_refused(monkeypatch: pytest.MonkeyPa
     made.is_train[:] = False
     with pytest.raises(DataError, match=r"^site 0 of 1 has no training records; use fewer sites$"):
         share(parse_run({}), OWN)
+
+
+@pytest.mark.parametrize("unit", ["record", "patient"])
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_site_is_a_source_by_its_own_settings(unit: str, private: bool, parts: int) -> None:
+    run = parse_run(
+        {"epsilon": 1.0, "delta": 1e-5, "classes": "a,b"} if private else {"classes": "a"}
+    )
+    node = NodeConfig(
+        site="s", data="parquet", data_dir="/d", dataset=("x", "y", "z"), label_column="l",
+        patient_column="p", dicom_frames="first", unit=unit, partition_id=1 if parts > 1 else 0,
+        num_partitions=parts,
+    )  # fmt: skip
+    assert DataSource.of_node(node, run) == DataSource(
+        kind="parquet",
+        folder="/d",
+        names=(node.dataset[node.partition_id],) if private else ("x", "y", "z"),
+        label_column="l",
+        patient_column="p",
+        test_fraction=run.settings.test_fraction,
+        classes=run.settings.classes,
+        frames="first",
+        one_by_one=private,
+        patients_protected=node.protects == "patient",
+        noisy=private,
+    )
+
+
+KINDS = ("safetensors", "parquet")
+NAMES = ("absent", "mild", "severe")
+
+
+def write(folder: Path, kind: str, part: str, classes: list[str], labels: list[str]) -> None:
+    numbers = [classes.index(label) for label in labels]
+    if kind == "safetensors":
+        content = {"x": torch.rand(len(labels), 2), "y": torch.tensor(numbers)}
+        save_file(content, folder / f"{part}.safetensors", {"classes": ",".join(classes)})
+        return
+    stream = io.BytesIO()
+    Image.new("L", (8, 8), len(labels)).save(stream, "PNG")
+    features = {"label": {"names": classes, "_type": "ClassLabel"}}
+    table = pa.table({"image": [stream.getvalue()] * len(labels), "label": numbers})
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(metadata), folder / f"{part}.parquet")
+
+
+def names_in(folder: Path, kind: DataKind) -> list[str]:
+    found = load(DataSource(kind, str(folder)), 0)
+    return [found.classes[each] for each in found.labels.tolist()]
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.sampled_from(KINDS),
+    st.permutations(NAMES),
+    st.permutations(NAMES),
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=6),
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=6),
+)
+def test_each_file_is_read_by_its_own_list(
+    kind: DataKind, first: list[str], second: list[str], train: list[str], test: list[str]
+) -> None:
+    with TemporaryDirectory() as folder:
+        write(Path(folder), kind, "train", first, train)
+        write(Path(folder), kind, "test", second, test)
+        # Copies may leave the split, so labels are compared before.
+        found = load(DataSource(kind, folder, noisy=True, one_by_one=True, classes=NAMES), 0)
+        alone = [found.classes[each] for each in found.labels.tolist()]
+    assert set(alone) <= {*train, *test}
+    if kind == "safetensors":
+        assert sorted(alone) == sorted([*train, *test])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shorter_list_is_a_part_of_the_longer_one(kind: DataKind, tmp_path: Path) -> None:
+    write(tmp_path, kind, "train", ["mild", "absent"], ["mild", "absent"])
+    write(tmp_path, kind, "test", ["severe", "absent", "mild"], ["mild", "severe", "absent"])
+    assert names_in(tmp_path, kind) == ["mild", "absent", "mild", "severe", "absent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["absent", "present"], ["no", "yes"]),
+        (["absent", "present"], ["absent", "yes"]),
+        (["False", "True"], ["0", "1"]),
+        (["no", "yes"], ["No", "Yes", "maybe"]),
+    ],
+)
+def test_lists_of_other_classes_are_refused_with_both(
+    kind: DataKind, first: list[str], second: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, kind, "train", first, first)
+    write(tmp_path, kind, "test", second, second)
+    with pytest.raises(DataError, match=f"{first[1]}|{second[1]}") as error:
+        names_in(tmp_path, kind)
+    assert repr(first[0]) in str(error.value)
+    assert repr(second[0]) in str(error.value)
+
+
+def picture(path: Path, level: int = 100, size: int = 12) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (size, size), (level, 0, 255 - level)).save(path)
+    return path
+
+
+def png(level: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (6, 6), level).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_parquet(
+    path: Path, labels: list[object], names: list[str] | None = None, **columns: list[str]
+) -> None:
+    # No image is in training and test.
+    first = 100 if path.stem.endswith("test") else 0
+    image = pa.array([{"bytes": png(first + i), "path": f"{i}.png"} for i in range(len(labels))])
+    table = pa.table({"image": image, "label": labels, **columns})
+    if names:
+        info = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, path)
+
+
+def test_digits_keep_all_17_grey_levels() -> None:
+    digits = load(DataSource("digits"), seed=0)
+    assert len(digits) == 1797
+    assert digits.classes == tuple("0123456789")
+    levels = {
+        level for i in range(100) for level in np.asarray(digits.open_image(i)).ravel().tolist()
+    }
+    assert len(levels) == 17
+    assert digits.open_image(0).mode == "RGB"
+
+
+def test_sixteen_bit_radiographs_keep_their_contrast(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    values = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / "a" / "x.png")
+    image = load(DataSource("imagefolder", str(tmp_path)), seed=0).open_image(0)
+    assert np.asarray(image)[..., 0].ravel().tolist() == list(range(256))
+
+
+def test_large_jpegs_are_decoded_smaller_but_never_below_twice_the_need(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "x.jpg", size=1000)
+    dataset = load(DataSource("imagefolder", str(tmp_path)), seed=0)
+    assert dataset.open_image(0).size == (1000, 1000)
+    assert dataset.open_image(0, shortest=200).size == (500, 500)
+
+
+def test_labels_must_be_names_or_numbers(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "real.parquet", [0.5, 1.0])
+    assert load(DataSource("parquet", str(tmp_path), ("real",)), seed=0).classes == ("0.5", "1")
+    write_parquet(tmp_path / "gap.parquet", ["a", None])
+    write_parquet(tmp_path / "beyond.parquet", [0, 2], ["a", "b"])
+    with pytest.raises(DataError, match=r"1 of 2 records have no label .* such as row 2"):
+        load(DataSource("parquet", str(tmp_path), ("gap",)), seed=0)
+    with pytest.raises(DataError, match="names 2 classes but has the label 2"):
+        load(DataSource("parquet", str(tmp_path), ("beyond",)), seed=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,16 +18,20 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import save_file
 from sklearn.preprocessing import MultiLabelBinarizer
+from torch import Tensor
 
 from fedsurrogate.client_app.datasets.dataset import Dataset, DataSource, load
 from fedsurrogate.client_app.datasets.schema import Schema, read_schema
 from fedsurrogate.client_app.datasets.tables import csv_header
 from fedsurrogate.common.errors import DataError
 from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.settings.base import Scalar
 from tests import dicom_files
 
 N = 8
@@ -41,8 +46,12 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 def write(folder: Path, kind: str, cells: Any, suffix: str = ".parquet") -> None:
     """N images, with cells of a column 'label'."""
+    write_columns(folder, kind, {"label": cells, "event": [True] * N}, suffix)
+
+
+def write_columns(folder: Path, kind: str, columns: dict[str, Any], suffix: str) -> None:
     images, names = [], []
-    for number in range(N):
+    for number in range(len(next(iter(columns.values())))):
         pixels = np.random.default_rng(number).integers(0, 255, (8, 8), dtype=np.uint8)
         stream = io.BytesIO()
         Image.fromarray(pixels).save(stream, "PNG")
@@ -52,8 +61,7 @@ def write(folder: Path, kind: str, cells: Any, suffix: str = ".parquet") -> None
             (folder / names[-1]).write_bytes(images[-1])
         if kind == "dicom":
             dicom_files.save(folder / names[-1], dicom_files.image(pixels, PatientID=f"P{number}"))
-    columns = {"label": cells, "event": [True] * N}
-    columns |= {"image": images} if kind == "parquet" else {"path": names}
+    columns = columns | ({"image": images} if kind == "parquet" else {"path": names})
     if suffix == ".parquet":
         pq.write_table(pa.table(columns), folder / "table.parquet")
     else:
@@ -276,3 +284,104 @@ def test_what_lies_between_names_is_found_beside_other_signs_in_them(
         file = Path(folder) / "t.csv"
         file.write_text(separator.join(shown) + "\n1\n")
         assert csv_header(file) == (names, separator)
+
+
+Cells = list[tuple[Any, Any]]
+KINDS_VALUES = ("imagefolder", "dicom", "parquet", "safetensors")
+LABELS_VALUES: dict[str, Scalar] = {"task": "multilabel", "label-columns": "edema,nodule"}
+NUMBER: dict[str, Scalar] = {
+    "task": "regression",
+    "value-columns": "edema,nodule",
+    "target-range": "0,10",
+}
+nan = math.nan
+
+
+def write_values(folder: Path, kind: str, cells: Cells) -> None:
+    """Records with two columns, None for an empty cell."""
+    columns = dict(zip(("edema", "nodule"), map(list, zip(*cells, strict=True)), strict=True))
+    if kind != "safetensors":
+        write_columns(folder, kind, columns, ".parquet" if kind == "parquet" else ".csv")
+        return
+    tensors = {
+        name: torch.tensor([nan if cell is None else cell for cell in own]).double()
+        for name, own in columns.items()
+    }
+    # A list of classes is nothing to a run of other targets.
+    x = torch.randn(len(cells), 16)
+    save_file({"x": x, **tensors}, folder / "f.safetensors", {"classes": "absent,present"})
+
+
+def read_values(
+    folder: Path, kind: Any, settings: dict[str, Scalar], one_by_one: bool = False
+) -> Dataset:
+    run = parse_run(settings)
+    source = DataSource(
+        kind,
+        str(folder),
+        classes=run.settings.classes,
+        target=run.target,
+        one_by_one=one_by_one,
+        noisy=one_by_one,
+        test_fraction=0.2,
+    )
+    return load(source, seed=0)
+
+
+def rows_of(dataset: Dataset) -> list[list[float]]:
+    assert isinstance(dataset.values, Tensor)
+    return sorted(dataset.values.nan_to_num(nan=-1).tolist())
+
+
+@pytest.mark.parametrize("kind", KINDS_VALUES)
+def test_labels_are_read_with_their_gaps(kind: str, tmp_path: Path) -> None:
+    write_values(tmp_path, kind, [(1, 0), (0, None), (None, 1), (1, 1)])
+    found = read_values(tmp_path, kind, LABELS_VALUES)
+    assert rows_of(found) == [[-1, 1], [0, -1], [1, 0], [1, 1]]
+    assert len(found) == 4
+    assert (found.labels == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS_VALUES)
+@pytest.mark.parametrize("bad", [(2, 1), (0.5, 0)])
+def test_a_value_that_no_label_has_is_refused_and_under_privacy_left_out(
+    kind: str, bad: tuple[float, float], tmp_path: Path
+) -> None:
+    # One type for each column, as parquet has it.
+    write_values(tmp_path, kind, [(1.0, 0.0), (float(bad[0]), float(bad[1])), (0.0, 1.0)])
+    with pytest.raises(DataError, match="not 1, 0 or empty"):
+        read_values(tmp_path, kind, LABELS_VALUES)
+    left = read_values(tmp_path, kind, LABELS_VALUES, one_by_one=True)
+    assert rows_of(left) == [[0, 1], [1, 0]]
+    assert left.report.lost == 1
+
+
+@pytest.mark.parametrize("kind", KINDS_VALUES)
+def test_a_missing_number_is_refused_and_under_privacy_left_out(kind: str, tmp_path: Path) -> None:
+    write_values(tmp_path, kind, [(1.5, 2.0), (None, 3.0), (4.0, 25.0)])
+    with pytest.raises(DataError, match="no value"):
+        read_values(tmp_path, kind, NUMBER)
+    left = read_values(tmp_path, kind, NUMBER, one_by_one=True)
+    assert rows_of(left) == [[1.5, 2.0], [4.0, 25.0]]
+
+
+@pytest.mark.parametrize("kind", ["imagefolder", "dicom"])
+def test_a_text_is_no_number(kind: str, tmp_path: Path) -> None:
+    write_values(tmp_path, kind, [(1, 2), ("mild", 3), (4, 5)])
+    with pytest.raises(DataError, match="no number in 'edema', such as line 3"):
+        read_values(tmp_path, kind, NUMBER)
+    assert len(read_values(tmp_path, kind, NUMBER, one_by_one=True)) == 2
+
+
+def test_values_beyond_the_range_are_warned_of(tmp_path: Path) -> None:
+    write_values(tmp_path, "imagefolder", [(1, 2), (40, 3), (4, 5)])
+    found = read_values(tmp_path, "imagefolder", NUMBER)
+    assert any("'edema'" in text and "33.3%" in text for text in found.report.warnings)
+
+
+def test_a_folder_of_classes_has_no_values(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "0.png")
+    for kind in ("imagefolder", "dicom"):
+        with pytest.raises(DataError, match="needs one"):
+            read_values(tmp_path, kind, LABELS_VALUES)

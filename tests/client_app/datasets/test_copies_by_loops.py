@@ -4,8 +4,6 @@ part, and what the data report says.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,20 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.datasets import images
 from fedsurrogate.client_app.datasets.images import (
     once,
-    remembered,
     same_bytes,
     same_files,
+    same_rows,
     without_leaks,
 )
 from fedsurrogate.client_app.datasets.left_out import LeftOut, cause_of
 from fedsurrogate.client_app.datasets.records import Records, only, select, without
 from fedsurrogate.client_app.datasets.system_files import FOLDERS, FolderWalk, of_system
-from fedsurrogate.client_app.features.site_features import log_once
-from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.data_report import DataReport, Loss
+from fedsurrogate.common.data_report import Loss
 from fedsurrogate.common.errors import DataError
 
 # Alike in size and in their middle, but for one byte, which is before it, in it, or behind it.
@@ -71,19 +66,6 @@ def test_files_are_copies_where_every_byte_is_equal(contents: list[bytes | None]
         return contents[at] or str(at).encode()
 
     assert_groups(same_bytes(read, len(contents)), contents)
-
-
-def test_a_part_of_a_file_is_read_where_another_has_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wholly: list[str] = []
-    digest = images._digest
-    monkeypatch.setattr(images, "_digest", lambda path: (wholly.append(path.name), digest(path))[1])
-    contents = {"a": LONG, "b": LONG, "c": LONG[:10_001] + b"b" + LONG[10_002:], "d": LONG + b"a"}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    assert same_files([tmp_path / name for name in contents]).tolist() == [0, 0, 2, 3]
-    assert wholly == ["a", "b"]
 
 
 def records(group: Sequence[int], labels: Sequence[str], **more: Any) -> Records:
@@ -149,25 +131,6 @@ def test_under_noise_the_report_counts_copies_and_contradictions() -> None:
     patients = records([0, 0], "ab", patients=("x", "y"))
     assert once(patients, True) is patients
     assert once(patients, False).labels == []
-
-
-def test_eight_results_are_remembered_and_the_oldest_forgotten() -> None:
-    made: list[str] = []
-
-    def of(key: str) -> torch.Tensor:
-        return remembered(key, lambda: (made.append(key), torch.tensor(len(made)))[1])
-
-    keys = [f"copies {at}" for at in range(9)]
-    for key in keys[:8]:
-        of(key)
-    first = of(keys[0])
-    assert made == keys[:8]
-    assert torch.equal(of(keys[0]), first)
-    of(keys[8])
-    of(keys[1])
-    assert made == keys
-    of(keys[0])
-    assert made == [*keys, keys[0]]
 
 
 @settings(max_examples=30)
@@ -240,43 +203,6 @@ def test_what_is_left_out_is_counted_once() -> None:
     )
 
 
-def test_a_report_is_logged_once_for_each_state_of_a_source(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fedsurrogate.site")
-    node = NodeConfig(
-        state_dir=str(tmp_path / "new" / "state"), data="imagefolder", data_dir="here"
-    )
-    report = DataReport("x-rays", 8, (Loss("two blanks", 2),), ("all of one class",))
-
-    def logged(report: DataReport, node: NodeConfig = node) -> list[tuple[str, str]]:
-        caplog.clear()
-        log_once(report, node)
-        return [(each.levelname, each.getMessage()) for each in caplog.records]
-
-    lines = [report.lines()[0], "left out: two blanks", "warning: all of one class"]
-    assert logged(report) == [("WARNING", line) for line in lines]
-    assert logged(report) == []
-    (file,) = node.state.iterdir()
-    assert file.read_text() == json.dumps(report.facts(), indent=1)
-    whole = DataReport("x-rays", 10)
-    assert logged(whole) == [("INFO", whole.lines()[0])]
-    assert logged(whole) == []
-    assert logged(DataReport("x-rays", 9, (), ("odd",)))[0][0] == "WARNING"
-    assert logged(DataReport("x-rays", 9, (Loss("one", 1),)))[0][0] == "WARNING"
-    # Of another source, or another folder, it is another report.
-    other = DataReport("others", 9, (Loss("one", 1),))
-    elsewhere = node.model_copy(update={"data_dir": "there"})
-    assert logged(other)
-    assert logged(other, elsewhere)
-    assert logged(DataReport("x-rays", 9, (Loss("one", 1),))) == []
-    assert len(list(node.state.glob(f"data-report-{'[0-9a-f]' * 16}.json"))) == 3
-    # A state folder that cannot be written hides no report.
-    (tmp_path / "file").write_text("")
-    blocked = node.model_copy(update={"state_dir": str(tmp_path / "file")})
-    assert logged(other, blocked) == logged(other, blocked) != []
-
-
 def test_files_of_systems_are_known_by_their_names() -> None:
     named = (
         "__macosx @eadir #recycle #snapshot @recycle @recently-snapshot @__thumb @tmp @synoresource "
@@ -347,3 +273,22 @@ def test_failures_of_a_disk_are_causes_and_a_missing_file_is_none() -> None:
         assert cause_of(other) == ""
     for error in (MemoryError(), torch.OutOfMemoryError()):
         assert cause_of(error) == "there is not enough memory for all records"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([0.0, -0.0, 1.0, 1.5, float("inf")]), min_size=2, max_size=2),
+        max_size=12,
+    ),
+)
+def test_the_group_of_a_row_is_its_first_row_with_the_same_bytes(
+    rows: list[list[float]],
+) -> None:
+    features = torch.tensor(rows).reshape(len(rows), 2)
+    found = same_rows(features).tolist()
+    content = [row.numpy().tobytes() for row in features]
+    assert len(found) == len(rows)
+    for at, own in enumerate(content):
+        for other in range(at):
+            assert (found[at] == found[other]) == (own == content[other])

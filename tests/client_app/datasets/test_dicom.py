@@ -99,21 +99,6 @@ def test_a_table_may_name_images_by_the_most_specific_of_five_keys(
     assert load(source(tmp_path, label_column="finding"), 0).labels.tolist() == [0, 1, 1, 0]
 
 
-def test_a_label_of_a_study_is_that_of_all_its_images(tmp_path: Path) -> None:
-    for number in range(6):
-        save(
-            tmp_path / f"{number}",
-            image(LEVELS[number], StudyInstanceUID=f"1.{number // 2}", PatientID=f"{number // 4}"),
-        )
-    (tmp_path / "t.csv").write_text(
-        "StudyInstanceUID,label,split\n1.2,x,test\n1.0,y,train\n1.1,x,train\n"
-    )
-    dataset = load(source(tmp_path), 0)
-    assert dataset.labels.tolist() == [1, 1, 0, 0, 0, 0]
-    assert dataset.is_train.tolist() == [True] * 4 + [False] * 2
-    assert dataset.patients == ("0", "0", "0", "0", "1", "1")
-
-
 def test_records_without_a_label_or_a_file_are_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,28 +185,6 @@ def test_nothing_usable_is_reported_with_what_is_there(tmp_path: Path) -> None:
         load(source(tmp_path), 0)
 
 
-def test_patients_with_one_number_of_two_issuers_are_two(tmp_path: Path) -> None:
-    files = study(tmp_path, ["7", "7", "8", "7 "])
-    for file, issuer in zip(files, ["north", "south", "", "north"], strict=True):
-        save(
-            file,
-            image(
-                LEVELS[0],
-                PatientID=file.read_bytes() and "78"[file == files[2]],
-                IssuerOfPatientID=issuer,
-            ),
-        )
-    assert load(source(tmp_path), 0).patients == ("0", "1", "2", "0")
-    # If only one issuer is known, records without an issuer belong to it.
-    save(files[1], image(LEVELS[1], PatientID="7"))
-    assert load(source(tmp_path), 0).patients == ("0", "0", "1", "0")
-    save(files[3], image(LEVELS[1], PatientID="7", IssuerOfPatientID="west"))
-    with pytest.raises(
-        DataError, match=f"1 of 4 .* do not identify a patient, such as '{files[1]}'"
-    ):
-        load(source(tmp_path), 0)
-
-
 @pytest.mark.parametrize("gap", ["", "  ", None])
 def test_an_image_without_a_patient_id_is_refused_unless_the_table_tells(
     tmp_path: Path, gap: str | None
@@ -238,18 +201,6 @@ def test_an_image_without_a_patient_id_is_refused_unless_the_table_tells(
         "\n".join(f"{line},{who}" for line, who in zip(lines, ["who", "5", "05", "5"], strict=True))
     )
     assert load(source(tmp_path, patient_column="who"), 0).patients == ("5", "05", "5")
-
-
-def test_a_drawn_split_and_a_simulation_keep_patients_whole(tmp_path: Path) -> None:
-    study(tmp_path, [f"{number // 4}" for number in range(64)])
-    dataset = load(source(tmp_path, test_fraction=0.25), 0)
-    assert dataset.patients is not None
-    sides = {
-        (patient, bool(side))
-        for patient, side in zip(dataset.patients, dataset.is_train, strict=True)
-    }
-    assert len(sides) == 16
-    assert not dataset.is_train.all()
 
 
 def test_several_images_in_a_file_are_refused_unless_the_site_says_which(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from fedsurrogate.client_app.datasets.image_facts import of_bytes, of_dicom, of_file, of_pixels
@@ -56,18 +54,6 @@ def test_cosines_are_directions_where_the_header_has_no_letters(
     tmp_path: Path, cosines: list[float], direction: str
 ) -> None:
     assert stated(tmp_path, ImageOrientationPatient=cosines)["orientation"] == direction
-
-
-@given(st.lists(st.text("LRAPHFxyz", min_size=1, max_size=3), min_size=1, max_size=3))
-def test_directions_are_a_pair_of_letters_or_other(letters: list[str]) -> None:
-    from pydicom import Dataset
-
-    from fedsurrogate.client_app.datasets.image_facts import _directions
-
-    header = Dataset()
-    header.PatientOrientation = letters
-    found = _directions(header)
-    assert found == "other" or (found is not None and len(found) == 3 and found[1] == "/")
 
 
 def test_no_value_of_a_header_stops_the_others(tmp_path: Path) -> None:

@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsurrogate.client_app.datasets.image_folders import (
     IMAGE_SUFFIXES,
     find_table,
+    find_tables,
     folder_bags,
     in_class_folders,
     read_imagefolder,
 )
-from fedsurrogate.client_app.datasets.left_out import LeftOut, SourceError
+from fedsurrogate.client_app.datasets.left_out import LeftOut
 from fedsurrogate.client_app.datasets.records import Records
 from fedsurrogate.client_app.datasets.source import DataSource
 from fedsurrogate.common.data_report import Loss
@@ -165,29 +169,6 @@ def test_a_folder_without_images_is_refused_by_what_it_has(tmp_path: Path) -> No
     assert sum(each.count for each in found.left_out) == 2
 
 
-def test_a_table_is_found_by_its_name_or_is_the_only_one(tmp_path: Path) -> None:
-    root = make(
-        tmp_path, "x.csv", "sub/y.PARQUET", "sub/image.png", "sub/.hidden.csv", "sub/~$y.csv"
-    )
-    assert find_table(root, "") == (root, root / "x.csv")
-    assert find_table(root, "sub") == (root / "sub", root / "sub" / "y.PARQUET")
-    assert find_table(root, "x") == find_table(root, "x.csv") == (root, root / "x.csv")
-    assert find_table(root / "sub", "y") == (root / "sub", root / "sub" / "y.PARQUET")
-    (root / "empty").mkdir()
-    assert find_table(root, "empty") == (root / "empty", None)
-    with pytest.raises(
-        SourceError, match=r"dataset = 'z': .* has no such sub-folder or table; it has"
-    ):
-        find_table(root, "z")
-    make(root, "x.parquet")
-    for name in ("", "x"):
-        with pytest.raises(
-            SourceError, match=r"has several tables .*; name one of them in dataset"
-        ):
-            find_table(root, name)
-    assert find_table(root, "x.parquet") == (root, root / "x.parquet")
-
-
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_split_is_train_and_test(tmp_path: Path, one_by_one: bool) -> None:
     parts = [" train", "test", "test ", "val", "1", "", "Train"]
@@ -266,16 +247,6 @@ def test_a_row_that_cannot_be_right_is_named_or_left_out(
     assert len(found.labels) == kept
 
 
-def test_a_row_that_stands_twice_counts_once(tmp_path: Path) -> None:
-    row = "1.png,a,v,8,train"
-    root = table(make(tmp_path, "1.png", "2.png"), row, "2.png,a,v,8,train", row, row)
-    found = read(root, patient_column="person")
-    assert shown(found, root) == [("1.png", "a"), ("2.png", "a")]
-    why = f"2 rows of '{root / 't.csv'}' repeat an earlier row, such as line 4"
-    assert found.left_out == (Loss(why, 2),)
-    assert len(read(root, one_by_one=True, patient_column="person").labels) == 4
-
-
 def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
     root = table(make(tmp_path, "1.png"), "1.png,a,v,8,train")
     more: dict[str, Any]
@@ -287,3 +258,50 @@ def test_columns_of_a_table_that_are_missing_are_named(tmp_path: Path) -> None:
 def test_images_are_known_by_these_names() -> None:
     names = "apng avif bmp dib gif j2c j2k jfif jp2 jpe jpeg jpf jpg jpx pbm pgm png pnm ppm tif tiff webp"
     assert {f".{name}" for name in names.split()} == IMAGE_SUFFIXES
+
+
+# Tables, and what is none: another file, a system's copy, a folder named like a table.
+TABLES = ["a.csv", "b.parquet", "b.CSV", "c.d.csv"]
+OTHERS = ["a.txt", "notes", ".a.csv", "~$a.csv"]
+FILES = st.sets(st.sampled_from(TABLES + OTHERS))
+
+
+def fill(folder: Path, files: set[str], folders: set[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in files:
+        (folder / name).write_text("x")
+    for name in folders:
+        (folder / name).mkdir()
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    files=FILES,
+    inside=FILES,
+    has_folder=st.booleans(),
+    name=st.sampled_from(["", "a", "b", "a.csv", "c.d", "b.CSV", "sub", "none"]),
+)
+def test_a_name_means_a_folder_inside_or_one_table(
+    files: set[str], inside: set[str], has_folder: bool, name: str
+) -> None:
+    with TemporaryDirectory() as given_folder:
+        root = Path(given_folder)
+        fill(root, files, {"sub", "z.csv"} if has_folder else {"z.csv"})
+        if has_folder:
+            fill(root / "sub", inside, set())
+        folder, tables = root, [each for each in sorted(files) if each in TABLES]
+        assert [each.name for each in find_tables(root)] == tables
+        if name == "sub" and has_folder:
+            folder, tables = root / "sub", [each for each in sorted(inside) if each in TABLES]
+        elif name:
+            exact = [each for each in (name, f"{name}.csv", f"{name}.parquet") if each in files]
+            tables = exact or [each for each in tables if Path(each).stem == name]
+            if not tables:
+                with pytest.raises(DataError, match="no such sub-folder or table"):
+                    find_table(root, name)
+                return
+        if len(tables) > 1:
+            with pytest.raises(DataError, match="several tables"):
+                find_table(root, name)
+            return
+        assert find_table(root, name) == (folder, folder / tables[0] if tables else None)

@@ -5,18 +5,11 @@ sees which.
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fedsurrogate.client_app.cli import main as cli
 from fedsurrogate.client_app.datasets.dataset import DataSource, load
-from fedsurrogate.client_app.datasets.dicom import KEYS
-from fedsurrogate.client_app.datasets.left_out import LeftOut
-from fedsurrogate.client_app.datasets.system_files import FolderWalk
 from fedsurrogate.client_app.diagnostics.site_checks import check_site
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures, load_site
 from fedsurrogate.client_app.governance import release
@@ -26,10 +19,9 @@ from fedsurrogate.client_app.node_config import NodeConfig, parse_node_config
 from fedsurrogate.client_app.offline.answers import release_to
 from fedsurrogate.client_app.offline.run_check import check_run
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.security.documents import Request
 from fedsurrogate.common.security.sealing import new_key, public_key
-from fedsurrogate.common.settings import Settings
 from tests.attacks.privacy.neighbours import FAULTS, Data, Record
 from tests.attacks.privacy.visits import METHODS, PRIVATE, Hospital, close_logs
 
@@ -65,46 +57,6 @@ def test_a_record_that_cannot_be_used_is_left_out_alone(
     assert found.train.units is None or len(set(found.train.units)) == 3
 
 
-@pytest.mark.parametrize("unit", ["patient", "record"])
-@pytest.mark.parametrize("key", KEYS)
-def test_single_images_are_protected_only_where_a_row_is_about_one(
-    tmp_path: Path, key: str, unit: str
-) -> None:
-    """One more image of a patient, with a row of its own, otherwise removed all images of it."""
-    node = hospital(tmp_path / "h", "dicom table", (Record(), Record("a", grey=2)), unit=unit)
-    (Path(node.data_dir) / "table.csv").write_text(f"{key},label\n1,a\n")
-    if unit == "patient" or key in ("path", "SOPInstanceUID"):
-        assert not len(without_records(RUN, node).train.labels)
-        return
-    with pytest.raises(DataError, match="one row decides about many"):
-        without_records(RUN, node)
-    assert "FAIL" in {each.state for each in check_site(RUN, node) if each.what == "data"}
-
-
-@pytest.mark.parametrize("kind", ["table", "features", "parquet", "dicom"])
-def test_without_privacy_the_same_record_is_an_error_that_a_person_sees(
-    tmp_path: Path, kind: str
-) -> None:
-    fault = "nan" if kind == "features" else "no patient"
-    node = hospital(tmp_path / "h", kind, (Record(), Record("b", fault=fault)))
-    with pytest.raises(DataError):
-        load_site(parse_run({"image-size": 4, "device": "cpu"}), node, policy_of(node).cache_mib)
-
-
-def test_what_is_left_out_changes_the_key_of_cached_features(tmp_path: Path) -> None:
-    node = hospital(
-        tmp_path / "h",
-        "table",
-        (Record(), Record("b", "2", grey=2), Record(grey=3, fault="no patient")),
-    )
-    named, unnamed = (
-        load(DataSource.of_node(node.model_copy(update={"patient_column": column}), RUN), 0)
-        for column in ("who", "")
-    )
-    assert (len(named), len(unnamed)) == (2, 3)
-    assert named.key != unnamed.key
-
-
 def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path) -> None:
     """Otherwise another patient's file would decide the patient of a file without an issuer, or
     whether it is used.
@@ -120,21 +72,6 @@ def test_in_a_private_run_an_id_is_one_patient_whoever_issued_it(tmp_path: Path)
         dataset.IssuerOfPatientID = issuer
         dataset.save_as(file)
     assert load(DataSource.of_node(node, RUN), 0).patients == ("0", "0", "0")
-
-
-@pytest.mark.parametrize("kind", ["folder", "table", "features", "dicom"])
-@pytest.mark.parametrize("unit", ["patient", "record"])
-def test_whom_privacy_protects_follows_from_the_settings_alone(
-    tmp_path: Path, kind: str, unit: str
-) -> None:
-    reported = []
-    for name, records in (("none", ()), ("some", (Record(), Record("b")))):
-        node = hospital(tmp_path / name, kind, records, unit=unit)
-        reported.append(
-            (check_run(RUN, node).facts["unit"], without_records(RUN, node).train.units is None)
-        )
-    expected = "patient" if unit == "patient" and kind != "folder" else "record"
-    assert reported == [(expected, expected == "record")] * 2
 
 
 def test_images_of_any_size_need_a_size_in_a_private_run(tmp_path: Path) -> None:
@@ -185,26 +122,6 @@ def test_what_failed_is_shown_to_the_hospital_and_in_its_ledger(
     assert (ledger.state, "1 of them WITHOUT ANY RECORD" in ledger.found) == ("WARN", True)
 
 
-def test_a_check_without_records_ends_with_an_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site = Hospital(tmp_path / "h", "folder", ())
-    given = " ".join(f'{key}="{value}"' for key, value in site.node.items())
-    wanted = " ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
-        for key, value in PRIVATE.items()
-    )
-    monkeypatch.setattr("sys.argv", ["site", "check", "--node-config", given, "-c", wanted])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert "no record of the classes a, b" in capsys.readouterr().err
-    data = next(
-        each for each in check_site(RUN, parse_node_config(site.node)) if each.what == "data"
-    )
-    assert data.state == "FAIL"
-
-
 def test_the_doctor_warns_of_records_that_are_left_out(tmp_path: Path) -> None:
     node = hospital(
         tmp_path / "h", "table", (Record(), Record("b", "2"), Record(fault="no patient"))
@@ -249,33 +166,3 @@ def test_a_site_that_gets_sigterm_ends_and_releases_nothing(
     monkeypatch.setattr(release, "load_site", ending("a_decoder"))
     assert with_records(RUN, node, 1.0, work)[2] == ("SystemExit: 0", False)
     assert made == [0]
-
-
-def test_data_that_are_public_anyway_may_fail_as_they_do(tmp_path: Path) -> None:
-    run = Run.resolve(Settings(epsilon=1.0, delta=1e-5, classes=("none",), device="cpu"))
-    node = NodeConfig(data="digits", state_dir=str(tmp_path), cache_dir=str(tmp_path))
-    with pytest.raises(DataError, match="no record of the classes"):
-        load_site(run, node, policy_of(node).cache_mib)
-
-
-# Each is a record, or one thing that was left out.
-PLACES = (
-    "a.png", "b.PNG", "notes.txt", ".DS_Store", "~$labels.csv", "deep/c.png", "deep/er/d.png", "deep/er/e.doc",
-    "__MACOSX/._a.png", "deep/.git/f.png", "scan.png/g.txt",
-)  # fmt: skip
-
-
-@settings(max_examples=25)
-@given(st.sets(st.sampled_from(PLACES)))
-def test_whatever_lies_in_a_folder_is_a_record_or_counted_once(places: set[str]) -> None:
-    with TemporaryDirectory() as folder:
-        for name in places:
-            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / name).touch()
-        walk = FolderWalk(lambda file: file.suffix.lower() == ".png", frozenset({".png"}))
-        found = walk.files(Path(folder))
-        left = LeftOut()
-        walk.report(left)
-    assert len(found) == len(places & {"a.png", "b.PNG", "deep/c.png", "deep/er/d.png"})
-    assert len(found) + sum(each.count for each in left.reasons) == len(places)
-    assert len({each.why for each in left.reasons}) == len(left.reasons)

@@ -142,24 +142,6 @@ def test_a_file_that_is_no_table_is_named_by_what_it_is(
             read()
 
 
-@pytest.mark.parametrize(
-    ("line", "names", "delimiter"),
-    [
-        ("a,b;c", ["a", "b;c"], ","),
-        ("a;b\tc", ["a;b\tc"], ","),
-        ("a;b", ["a", "b"], ";"),
-        ("a\tb", ["a", "b"], "\t"),
-        ("a", ["a"], ","),
-        ('"a;1";b', ["a;1", "b"], ";"),
-    ],
-)
-def test_semicolons_or_tabs_stand_between_names_where_no_comma_does(
-    tmp_path: Path, line: str, names: list[str], delimiter: str
-) -> None:
-    (tmp_path / "t.csv").write_text(f"{line}\nx,y;z\n")
-    assert csv_header(tmp_path / "t.csv") == (names, delimiter)
-
-
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_table_of_text_is_text_and_one_of_parquet_has_types(
     tmp_path: Path, one_by_one: bool

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedsurrogate.client_app.features import cache, device_processes, extraction
-from fedsurrogate.client_app.features.device_processes import Devices, Part, in_processes
+from fedsurrogate.client_app.features.device_processes import Devices, in_processes
 from fedsurrogate.client_app.features.extraction import Features, extract
 from fedsurrogate.client_app.features.site_features import load_site
 from fedsurrogate.client_app.governance.policy import policy_of
@@ -240,21 +240,3 @@ def test_only_a_device_without_a_number_is_all_gpus(
     assert devices.gpus_of(torch.device(device)) == tuple(
         f"cuda:{index}" for index in range(expected)
     )
-
-
-@pytest.mark.parametrize(("missing", "gpus"), [(7, 0), (8, 2), (11, 2), (100, 3)])
-def test_a_process_is_started_for_every_few_shards_only(
-    monkeypatch: pytest.MonkeyPatch, missing: int, gpus: int
-) -> None:
-    used: list[Devices] = []
-
-    def started(opener: object, pieces: object, there: Devices, batch_size: int) -> Iterator[Part]:
-        used.append(there)
-        return iter(())
-
-    monkeypatch.setattr(extraction, "gpus_of", lambda _: ("cuda:0", "cuda:1", "cuda:2"))
-    monkeypatch.setattr(extraction, "usable_cores", lambda: 12)
-    monkeypatch.setattr(extraction, "in_processes", started)
-    pieces = [range(0)] * missing
-    list(extraction._parts(pieces, dataset_of(picture), backbone(), 64, backbone))
-    assert [len(each.names) for each in used] == ([gpus] if gpus else [])

@@ -70,15 +70,6 @@ def test_every_batch_has_its_features_and_none_where_it_has_no_images(images: li
     ]
 
 
-def test_at_most_two_batches_are_under_way() -> None:
-    transfers = Recorded()
-    for _ in overlapped(batches(9, transfers.events), lambda images: images, transfers):
-        sent, waited = (
-            sum(event.startswith(kind) for event in transfers.events) for kind in ("send", "wait")
-        )
-        assert sent - waited <= 1, "one more than the caller has"
-
-
 class Crowded(Recorded):
     """Transfers to a device that holds a few images at a time: others may take memory meanwhile."""
 

@@ -37,15 +37,6 @@ def release(noise_multiplier: float = 1000.0, run: str = "1", number: int = 1) -
     )
 
 
-def charge_for_ever(folder: Path, left: Path) -> None:
-    """Charge until killed; write a byte to `left` only after a charge has returned."""
-    ledger = Ledger(folder, "data")
-    while True:
-        ledger.charge(release(), TOTAL)
-        with left.open("ab", buffering=0) as file:
-            file.write(b".")
-
-
 def race(pipe: Connection) -> None:
     """For each received folder, try to charge more than half the budget, and report whether it
     succeeded.

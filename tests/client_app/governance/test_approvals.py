@@ -288,43 +288,6 @@ def test_of_decisions_at_the_same_time_none_is_lost(tmp_path: Path) -> None:
     assert set(decisions(tmp_path)) == {f"{number}" for number in range(40)}
 
 
-@given(signed_with=st.lists(st.sampled_from([KEY, b"m" * 32]), max_size=2), what=st.integers(0, 4))
-def test_a_proposal_that_was_changed_after_it_was_signed_allows_nothing(
-    signed_with: list[bytes], what: int
-) -> None:
-    made = signed(keys=tuple(signed_with))
-    changes: list[dict[str, Any]] = [
-        {"content": {**RUN, "epsilon": 8.0}},
-        {"purpose": "another"},
-        {"expires": "2999-12-31"},
-        {"id": "0" * 32},
-        {},
-    ]
-    changed = SignedProposal(replace(made.proposal, **changes[what]), made.signatures)
-    order = dict(reversed(changed.proposal.content.items()))
-    turned = SignedProposal(replace(changed.proposal, content=order), made.signatures)
-    expected = ["Ada"] if KEY in signed_with and not changes[what] else []
-    for each in (changed, turned, read_signed(turned.text())):
-        assert each.signers({"Ada": public_key(KEY)}) == expected
-
-
-@given(st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.1, 0.2, 0.5]))
-def test_how_many_records_are_held_out_is_part_of_what_is_allowed(
-    tmp_path_factory: pytest.TempPathFactory, proposed: float, asked: float
-) -> None:
-    """Exact sums of a part of the records, and of one more, show that one: the run says how many."""
-    home = tmp_path_factory.mktemp("site")
-    (home / "approvers.toml").write_text(LINE)
-    made = signed({**RUN, "test-fraction": proposed})
-    run = with_text(made, {**RUN, "test-fraction": asked})
-    rules = Approvals(Policy(require_approval=1), home, home)
-    if proposed == asked:
-        assert rules.check(digest_of(run), run.settings.approval).by == "Ada"
-        return
-    with pytest.raises(PolicyError, match="allows something else"):
-        rules.check(digest_of(run), run.settings.approval)
-
-
 def test_a_text_in_which_a_key_stands_twice_is_no_proposal() -> None:
     text = signed().text()
     for key, value in (("purpose", '"a test"'), ("epsilon", "1.0")):

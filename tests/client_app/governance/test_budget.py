@@ -14,7 +14,7 @@ from fedsurrogate.client_app.governance.budget import (
     runs_left,
     spent,
 )
-from fedsurrogate.client_app.governance.entries import Release, events_of
+from fedsurrogate.client_app.governance.entries import Release
 from fedsurrogate.common.errors import BudgetError, PolicyError
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
@@ -164,12 +164,6 @@ def test_a_run_that_leaves_its_plan_is_refused_and_another_run_is_not(
     with pytest.raises(BudgetError, match=reason):
         check_budget(before, departed, TOTAL)
     check_budget(before, replace(departed, flower_run="second"), TOTAL)
-
-
-def test_events_are_those_of_one_run_or_of_all() -> None:
-    ledger = entries([release(20.0, run="first"), release(30.0, run="second")])
-    assert [event.noise_multiplier for event in events_of(ledger)] == [20.0, 30.0]
-    assert [event.noise_multiplier for event in events_of(ledger, "second")] == [30.0]
 
 
 SHORT, FULL = "0123456789abcdef", [f"0123456789abcdef{digit * 48}" for digit in "ab"]

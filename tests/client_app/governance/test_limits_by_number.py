@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsurrogate.client_app.governance import budget, ledger, work_limits
+from fedsurrogate.client_app.governance import budget, ledger
 from fedsurrogate.client_app.governance.budget import Budget, check_budget, runs_left, spent
 from fedsurrogate.client_app.governance.gate import (
     Allowed,
@@ -30,20 +30,15 @@ from fedsurrogate.client_app.governance.gate import (
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger, dataset_id
 from fedsurrogate.client_app.governance.policy import DEFAULT, PUBLIC_DATA
 from fedsurrogate.client_app.governance.release import DISCLOSURES, check_dimension, disclosure_of
-from fedsurrogate.client_app.governance.release import entry as entry_of
 from fedsurrogate.client_app.governance.work_limits import (
     NO_WORK_LIMITS,
     UNLIMITED,
     WorkLimits,
-    admit,
-    check_size,
     check_work,
 )
-from fedsurrogate.client_app.methods.job import MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.backbones.backbones import load_backbone
 from fedsurrogate.common.errors import BudgetError, ConfigError, LedgerError, PolicyError
-from fedsurrogate.common.methods.method import Work
 from fedsurrogate.common.privacy.accounting import GaussianEvent, PrivacyFilter, epsilon_spent
 from fedsurrogate.common.run import parse_run
 from tests.client_app.governance.ledger_processes import TOTAL, release
@@ -106,44 +101,6 @@ def test_each_part_of_the_work_is_compared_with_its_own_limit(name: str) -> None
         check_work(replace(at, **{PARTS[name]: WORK[name] + 1}), limits, own)  # type: ignore[operator]
 
 
-def test_settings_of_a_run_are_compared_with_their_own_limits() -> None:
-    work, limits = Work(), WorkLimits(most_classes=3, longest_class_name=4, largest_image_size=50)
-    for flat, words in (
-        ({"classes": "a,b,cccc", "image-size": 50}, ""),
-        ({"classes": "a,b,c,d"}, "most-classes = 3: the run requests 4"),
-        ({"classes": "a,b,ccccc"}, "longest-class-name = 4: the run requests 5"),
-        ({"image-size": 51}, "largest-image-size = 50: the run requests 51"),
-    ):
-        own = parse_run({"backbone": "torchvision:mobilenet_v2"} | flat).settings
-        if not words:
-            check_work(work, limits, own)
-            continue
-        with pytest.raises(PolicyError, match=words):
-            check_work(work, limits, own)
-    for name, channels in (("pixels", 1), ("pixels:rgb", 3)):
-        own = parse_run({"backbone": name, "image-size": 10}).settings
-        check_work(work, WorkLimits(largest_dimension=channels * 100), own)
-        words = f"largest-dimension = {channels * 100 - 1}: the run requests {channels * 100}"
-        with pytest.raises(PolicyError, match=words):
-            check_work(work, WorkLimits(largest_dimension=channels * 100 - 1), own)
-
-
-SIZES = ("largest_dimension", "most_classes", "most_synthetic", "most_numbers")
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_size_is_refused_one_beyond_its_limit(name: str) -> None:
-    limits = WorkLimits(**dict.fromkeys(SIZES, 7))
-    for more in (0, 1):
-        dimension, classes, synthetic, numbers = (7 + more * (each == name) for each in SIZES)
-        work = Work(synthetic=synthetic, numbers=numbers)
-        if not more:
-            check_size(work, limits, dimension, classes)
-            continue
-        with pytest.raises(PolicyError, match=f"{name.replace('_', '-')} = 7: the run requests 8"):
-            check_size(work, limits, dimension, classes)
-
-
 @given(st.integers(0, 9), st.integers(-2, 13), st.booleans())
 def test_a_proposal_is_for_its_rounds_and_what_comes_before_and_behind_them(
     rounds: int, number: int, proposed: bool
@@ -157,10 +114,6 @@ def test_a_proposal_is_for_its_rounds_and_what_comes_before_and_behind_them(
     words = f"proposal abcdefgh is for {last - 1} rounds, and this is round {number}"
     with pytest.raises(PolicyError, match=words):
         allowed.check_round(number)
-
-
-def test_who_is_not_asked_allows_one_answer() -> None:
-    assert asdict(Allowed()) == {"proposal": "", "by": "", "rounds": 0}
 
 
 @pytest.mark.parametrize(
@@ -306,19 +259,6 @@ def test_a_reply_has_a_receipt_if_and_only_if_the_ledger_has_grown(tmp_path: Pat
         open_ledger(public)
 
 
-def test_features_of_two_backbones_at_the_same_instant_are_two(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    node = NodeConfig(site="north", state_dir=str(tmp_path))
-    limits = WorkLimits(extractions_per_day=1)
-    monkeypatch.setattr(work_limits, "time", SimpleNamespace(time=lambda: 1e9))
-    one, other = (parse_run({"image-size": size}).settings for size in (8, 9))
-    for _ in range(2):
-        admit(one, node, limits, "1")
-    with pytest.raises(PolicyError, match="extractions-per-day = 1: the run requests 2"):
-        admit(other, node, limits, "2")
-
-
 def test_the_delta_of_all_releases_is_twice_that_of_a_run_unless_it_is_set() -> None:
     plain, own = Budget(4.0, 1e-5, 1.0), Budget(4.0, 1e-5, 1.0, delta_total=7e-5)
     assert plain.filter == PrivacyFilter(4.0, 1e-5, 2e-5)
@@ -336,17 +276,6 @@ def test_the_newest_disclosure_of_a_run_is_named(tmp_path: Path) -> None:
     (folder / "run-z.txt").write_text("")
     assert disclosure_of(node, "run") == f"{DISCLOSURES}/run-c"
     assert disclosure_of(node, "other") == f"{DISCLOSURES}/other-d"
-
-
-def test_an_entry_without_a_claim_states_no_privacy_at_all() -> None:
-    run = parse_run({})
-    found = entry_of(run, "7", MethodOutput(b"abc", facts={"f": 1.0}), 4)
-    assert (found.epsilon, found.delta, found.rounds, found.opens) == (0.0, 0.0, 0, False)
-    assert (found.mechanism, found.unit, found.events) == ("none", "record", ())
-    assert (found.sigmas, found.sensitivities, found.facts) == ({}, {}, {"f": 1.0})
-    assert (found.bytes, found.round, found.flower_run) == (3, 4, "7")
-    assert found.sha256 == hashlib.sha256(b"abc").hexdigest()
-    assert (found.run, found.method, found.sample_rate) == (run.full_digest, "fedpft", 1.0)
 
 
 def test_a_ledger_of_another_format_or_data_set_is_refused(tmp_path: Path) -> None:

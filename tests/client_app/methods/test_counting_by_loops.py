@@ -4,6 +4,7 @@ plain loops over generated records; and the sums of a coded target, record by re
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -14,21 +15,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.dataset import Dataset
+from fedsurrogate.client_app.features.image_cells import image_cells
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
+from fedsurrogate.client_app.methods import counting as target_counts
 from fedsurrogate.client_app.methods.counting import (
     _in_large_classes,
     _large_enough,
-    _surveyed,
     _tables,
+    count_answers,
+    count_cells,
     count_decisions,
+    count_images,
     histogram_bins,
+    large_cells,
+    large_topics,
 )
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.methods.sums import CodedRecords, exact_sums, in_block
 from fedsurrogate.client_app.node_config import NodeConfig
+from fedsurrogate.common.errors import SurrogateError, norm_of_ones
+from fedsurrogate.common.image_histograms import HISTOGRAMS, Histogram
+from fedsurrogate.common.models.classifiers import Head
+from fedsurrogate.common.privacy.gaussian_mechanism import unit_weights
 from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings import CountingSettings
+from fedsurrogate.common.surrogates.surrogates import Header
 
 few = settings(max_examples=40, deadline=None)
 WEIGHTS = st.sampled_from([1.0, 0.5, 0.25])
@@ -99,30 +112,6 @@ def test_only_classes_with_enough_records_are_judged_without_noise(
     assert found == [
         good and label >= 0 and (bool(epsilon) or own.count(label) >= least) for label, good in rows
     ]
-
-
-@few
-@given(
-    rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), min_size=1, max_size=9),
-    known=st.booleans(),
-    private=st.booleans(),
-)
-def test_a_patient_counts_as_one_where_noise_hides_patients_and_each_record_elsewhere(
-    rows: list[tuple[str, int]], known: bool, private: bool
-) -> None:
-    names, labels = [name for name, _ in rows], torch.tensor([label for _, label in rows])
-    records = LabelledFeatures(torch.zeros(len(rows), 2), labels, tuple(names) if known else None)
-    run: Any = SimpleNamespace(
-        private=private,
-        settings=SimpleNamespace(classes=("x", "y"), counting=SimpleNamespace(images=())),
-    )
-    found: Any = SimpleNamespace(classes=("x", "y"), train=records)
-    nothing: Any = None
-    table = _surveyed(Job(run, nothing, "site", found))["records"].value
-    wanted = [0.0, 0.0]
-    for name, label in rows:
-        wanted[label] += 1 / names.count(name) if known and private else 1
-    assert table.tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 @few
@@ -220,3 +209,206 @@ def test_a_site_adds_to_its_own_block_only(own: CodedRecords, blocks: int, block
         for at, row in enumerate(found[name]):
             expected = value.flatten() if at == block % blocks else torch.zeros(value.numel())
             assert torch.equal(row.flatten(), expected.double())
+
+
+QUESTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+def counted(sizes: list[int]) -> Any:
+    """A target that is counted with so many cells in each question; a value is its cell."""
+    questions = [SimpleNamespace(cells=range(size)) for size in sizes]
+    rows = [(at, cell) for at, size in enumerate(sizes) for cell in range(size)]
+    bound = norm_of_ones(len(sizes))
+    return SimpleNamespace(
+        questions=questions, rows=rows, bound=bound, cells=lambda values: values.long()
+    )
+
+
+@given(sizes=QUESTIONS, data=st.data(), least=st.integers(0, 4))
+def test_a_small_cell_leaves_out_itself_and_of_several_questions_its_question(
+    sizes: list[int], data: st.DataObject, least: int
+) -> None:
+    cells = data.draw(st.lists(st.integers(0, 5), min_size=sum(sizes), max_size=sum(sizes)))
+    expected, start = [], 0
+    for size in sizes:
+        own = cells[start : start + size]
+        small = [0 < count < least for count in own]
+        out = [any(small)] * size if len(sizes) > 1 else small
+        expected += [0 if hidden else count for hidden, count in zip(out, own, strict=True)]
+        start += size
+    assert large_cells(counted(sizes), torch.tensor(cells), least).tolist() == expected
+
+
+@given(sizes=QUESTIONS, data=st.data(), records=st.integers(0, 9))
+def test_each_record_is_counted_in_its_cell_of_each_question(
+    sizes: list[int], data: st.DataObject, records: int
+) -> None:
+    rows = [[data.draw(st.integers(0, size - 1)) for size in sizes] for _ in range(records)]
+    used = [data.draw(st.booleans()) for _ in range(records)]
+    values = torch.tensor(rows, dtype=torch.float64).reshape(records, len(sizes))
+    found = count_cells(counted(sizes), values, torch.tensor(used).double())
+    expected = [
+        sum(row[at] == cell for row, counts in zip(rows, used, strict=True) if counts)
+        for at, size in enumerate(sizes)
+        for cell in range(size)
+    ]
+    assert found.value.flatten().tolist() == expected
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1), st.booleans()), max_size=12),
+    least=st.integers(0, 4),
+)
+def test_a_topic_needs_enough_of_each_kind_that_is_there(
+    rows: list[tuple[int, int, bool]], least: int
+) -> None:
+    how: Any = SimpleNamespace(kinds=lambda values: values.long())
+    values = torch.tensor([row[:2] for row in rows], dtype=torch.float64).reshape(len(rows), 2)
+    good = torch.tensor([row[2] for row in rows], dtype=torch.bool)
+    expected = []
+    for topic in range(2):
+        kinds = [row[topic] for row in rows if row[2]]
+        sizes = [kinds.count(0), kinds.count(1)]
+        expected.append(any(sizes) and all(size == 0 or size >= least for size in sizes))
+    assert large_topics(how, values, good, least).tolist() == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    numbers=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.5, 1.0])), max_size=9),
+    topics=st.lists(st.booleans(), min_size=3, max_size=3),
+    inner=st.sampled_from([(), (4,), (2, 2)]),
+)
+def test_an_answer_counts_in_the_topics_that_are_counted_with_the_weight_of_its_record(
+    numbers: list[tuple[int, float]], topics: list[bool], inner: tuple[int, ...]
+) -> None:
+    """Some records at a time, each with its own score, value and weight."""
+    shape = (3, *inner)
+
+    def judged(facts: Any, names: Any, scores: Tensor, values: Tensor) -> Tensor:
+        assert (facts["name"], names) == ("regression", ("age",))
+        units = torch.arange(math.prod(shape)).reshape(shape) % 3 == 0
+        size = (scores[:, 0] - 2 * values[:, 0]) / 16
+        return units[None] * size.reshape(-1, *(1,) * len(shape)) / math.prod(shape)
+
+    # A record changes each number by less than one.
+    table = SimpleNamespace(shape=shape, most=1.0, bound=math.sqrt(math.prod(shape)))
+    how: Any = SimpleNamespace(table=table, judged=judged)
+    scores = torch.tensor([[n + 0.25] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
+    values = torch.tensor([[9.0 - n] for n, _ in numbers], dtype=torch.float64).reshape(-1, 1)
+    weights = torch.tensor([w for _, w in numbers], dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_counts, "ROWS", 2)
+        found = count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
+    wanted = torch.zeros(shape, dtype=torch.float64)
+    for row, (_, weight) in enumerate(numbers):
+        own = judged(PUBLIC, ("age",), scores[row : row + 1], values[row : row + 1])[0]
+        for topic, counts in enumerate(topics):
+            wanted[topic] += weight * own[topic] * counts
+    torch.testing.assert_close(found.value, wanted, rtol=0, atol=1e-5)
+
+    def unfit(*given: Any) -> Tensor:
+        raise KeyError("deviation")
+
+    how.judged = unfit
+    with pytest.raises(SurrogateError, match=r"cannot be counted .'deviation'.$"):
+        count_answers(how, answers(PUBLIC), scores, values, weights, torch.tensor(topics))
+
+
+RUN = parse_run({"task": "regression", "value-columns": "age", "target-range": "0,99"})
+assert RUN.target is not None
+PUBLIC: dict[str, Any] = json.loads(json.dumps(RUN.target.public))
+
+
+def answers(facts: dict[str, Any]) -> Head:
+    header = Header("fedpft", "r", "coordinator", "f", ("age",))
+    text = json.dumps(facts) if facts else ""
+    return Head(header, torch.ones(1, 2), torch.zeros(1), target=text)
+
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+# Cells as a hostile request may state them: repeated, out of order, not a number, or none at all.
+HOSTILE = st.one_of(
+    st.builds(Histogram, st.just("x"), st.lists(ANY, max_size=5).map(tuple)),
+    st.builds(
+        Histogram,
+        st.just("x"),
+        names=st.lists(st.sampled_from(["a", "a", "PA", ""]), max_size=4).map(tuple),
+        open=st.booleans(),
+    ),
+    st.sampled_from([*HISTOGRAMS.values()]),
+)
+VALUE = st.one_of(ANY, st.sampled_from(["a", "PA", "L/F", "Siemens"]), st.none())
+
+
+@st.composite
+def sites(draw: Any) -> tuple[dict[str, Histogram], list[dict[str, Any]], list[int]]:
+    names = draw(st.lists(st.sampled_from([*HISTOGRAMS]), min_size=1, max_size=4, unique=True))
+    histograms = {name: draw(HOSTILE) for name in names}
+    facts = draw(
+        st.lists(st.fixed_dictionaries(dict.fromkeys(names, VALUE)), min_size=1, max_size=8)
+    )
+    patients = [draw(st.integers(0, 3)) for _ in facts]
+    return histograms, facts, patients
+
+
+def counts(
+    histograms: dict[str, Histogram], facts: list[dict[str, Any]], patients: list[int] | None
+) -> list[Tensor]:
+    """Each histogram of a site."""
+    none = torch.zeros(len(facts), dtype=torch.int64)
+    dataset = Dataset("x", none, ("a",), none == 0, "", describe=lambda row: facts[row])
+    cells = image_cells(dataset, histograms).long()
+    units = None if patients is None else tuple(map(str, patients))
+    sizes = [len(each.cells) for each in histograms.values()]
+    total = count_images(sizes, cells, unit_weights(units, len(facts)))
+    return [*torch.split(total.value, sizes)]
+
+
+@settings(deadline=None)
+@given(sites(), st.booleans())
+def test_one_unit_changes_each_histogram_by_at_most_one_and_all_by_the_bound(
+    site: tuple[dict[str, Histogram], list[dict[str, Any]], list[int]], of_patients: bool
+) -> None:
+    histograms, facts, patients = site
+    gone = patients[0] if of_patients else None
+    rest = [at for at in range(len(facts)) if (patients[at] != gone if of_patients else at)]
+    before = counts(histograms, facts, patients if of_patients else None)
+    after = counts(
+        histograms,
+        [facts[at] for at in rest],
+        [patients[at] for at in rest] if of_patients else None,
+    )
+    apart = [a - b for a, b in zip(before, after, strict=True)]
+    for own in apart:
+        assert float(own.abs().sum()) <= 1 + 1e-9
+        assert float(own.min()) >= -1e-9
+    assert float(torch.cat(apart).norm()) <= norm_of_ones(len(histograms)) + 1e-9
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.integers(-(2**62), 2**62), min_size=4, max_size=4),
+)
+def test_a_cell_that_is_none_adds_no_more_than_any_other(
+    sizes: list[int], cells: list[int]
+) -> None:
+    row = torch.tensor([cells[: len(sizes)]])
+    total = count_images(sizes, row, torch.ones(1, dtype=torch.float64)).value
+    for own in torch.split(total, sizes):
+        assert float(own.abs().sum()) == pytest.approx(1)
+
+
+def test_a_file_that_cannot_be_read_is_unknown_and_others_do_not_change() -> None:
+    def describe(row: int) -> dict[str, Any]:
+        if row == 1:
+            raise ValueError("broken")
+        return {"size": 100.0}
+
+    none = torch.zeros(3, dtype=torch.int64)
+    dataset = Dataset("x", none, ("a",), none == 0, "", describe=describe)
+    size = {"size": HISTOGRAMS["size"]}
+    unknown = len(HISTOGRAMS["size"].cells) - 1
+    assert image_cells(dataset, size).flatten().tolist() == [1, unknown, 1]
+    assert image_cells(Dataset("x", none[:0], (), none[:0] == 0, ""), size).shape == (0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +13,14 @@ from hypothesis import strategies as st
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.work_limits import SiteLimits
-from fedsurrogate.client_app.methods.evaluation import checked_classifier
 from fedsurrogate.client_app.methods.job import Job
-from fedsurrogate.client_app.methods.sums import class_moments, message
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import DataError, PolicyError, SurrogateError, largest_parameter
-from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.parameters import Parameters
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.surrogates.class_sums import unfold
 from fedsurrogate.common.surrogates.mixtures import Frame
 from fedsurrogate.common.surrogates.surrogates import Header
-from fedsurrogate.common.wire.model_proto import pack_classifier, pack_parameters, unpack_parameters
-from tests.examples import class_sums_run
+from fedsurrogate.common.wire.model_proto import pack_parameters
 
 CLASSES = ("a", "b", "c")
 PLAIN: dict[str, Any] = {"method": "fedavg"}
@@ -44,36 +40,6 @@ def job(run: Run, counts: list[int], **more: Any) -> Job:
     own = records(counts)
     found = SiteFeatures(own, own, CLASSES, "f", 0.0, simulated=False)
     return Job(run, NodeConfig(), "north", found, **more)
-
-
-@given(
-    run=st.sampled_from(["own", "other"]),
-    backbone=st.sampled_from(["f", "g"]),
-    dimension=st.sampled_from([3, 4, 5]),
-    sent=st.booleans(),
-)
-def test_a_head_is_judged_only_if_it_is_of_this_run_and_for_this_backbone(
-    run: str, backbone: str, dimension: int, sent: bool
-) -> None:
-    own = parse_run(PLAIN)
-    header = Header("fedavg", own.digest if run == "own" else "0" * 16, "c", backbone, CLASSES)
-    head = Head(header, torch.ones(3, dimension), torch.zeros(3))
-    asked = job(own, [2, 2, 2], payload=pack_classifier(head) if sent else None)
-    wrong = [
-        text
-        for text, holds in (
-            ("without a model", not sent),
-            ("a model of run", run == "other"),
-            ("for backbone 'g'", backbone == "g"),
-            (f"dimension {dimension}", dimension != 4),
-        )
-        if holds
-    ]
-    if not wrong:
-        assert checked_classifier(asked).header == header
-        return
-    with pytest.raises(SurrogateError, match=wrong[0]):
-        checked_classifier(asked)
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,44 +134,48 @@ def test_a_round_is_a_whole_number_and_the_first_where_none_is_named(info: dict[
     assert (asked.round, asked.confirmed) == ((4, 3) if info.get("round") == 4 else (1, 0))
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(any),
-    least=st.sampled_from([0, 3]),
-)
-def test_exact_sums_of_classes_are_those_of_the_records(counts: list[int], least: int) -> None:
-    run = class_sums_run(classes="c,a,b")
-    asked = job(run, counts, limits=SiteLimits(smallest_class=least))
-    own = asked.found.train.features.double()
-    shown = asked.classes
-    if not any(counts[CLASSES.index(name)] >= max(1, least) for name in shown):
-        with pytest.raises(DataError):
-            message(asked)
-        return
-    sent = unpack_parameters(message(asked).payload)
-    # Columns of few records may be in a frame of their own.
-    framed, labels, _ = asked.own_data(shown)
-    rows = {name: own[asked.found.train.labels == CLASSES.index(name)] for name in CLASSES}
-    assert sent.header.classes == shown
-    assert sent.records == sum(len(rows[name]) for name in shown)
-    for at, name in enumerate(shown):
-        assert float(sent.tensors["counts"][at]) == pytest.approx(len(rows[name]), rel=1e-3)
-        torch.testing.assert_close(
-            sent.tensors["sums"][at].double(),
-            framed[labels == at].double().sum(0),
-            rtol=2e-3,
-            atol=2e-2,
-        )
-    secure = parse_run(
-        {"fedpft.covariance": "gram", "classes": "c,a,b", "secure-aggregation": True}
+NUMBER = {"task": "regression", "value-columns": "x", "target-range": "0,10"}
+RUN, HIDDEN = parse_run(NUMBER), parse_run(NUMBER | {"secure-aggregation": True})
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_features_are_single_precision_unless_memory_cannot_hold_them(
+    on_disk: bool, tmp_path: Path
+) -> None:
+    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).half()
+    values = torch.tensor([[0.0], [5.0], [10.0], [20.0], [-1.0], [7.5]], dtype=torch.float64)
+    zeros = torch.zeros(6, dtype=torch.int64)
+    folder = tmp_path if on_disk else None
+    train = LabelledFeatures(features, zeros, None, None, folder, values)
+    job = Job(RUN, NodeConfig(), "s", SiteFeatures(train, train, (), "f", 0.0, False))
+    found, code = job.training_data(())
+    assert found.dtype == (torch.float16 if on_disk else torch.float32)
+    assert torch.equal(found.float(), features.float())
+    assert code[:, -1].tolist() == [-1.0, 0.0, 1.0, 1.0, -1.0, 0.5]
+    without = Job(RUN, NodeConfig(), "s", SiteFeatures(
+        LabelledFeatures(features, zeros), train, (), "f", 0.0, False
+    ))  # fmt: skip
+    with pytest.raises(DataError, match="no values"):
+        without.training_data(())
+
+
+@given(records=st.integers(1, 9), least=st.integers(1, 9), seed=st.integers(0, 99))
+def test_nothing_of_a_site_with_too_few_records_is_in_a_hidden_sum(
+    records: int, least: int, seed: int
+) -> None:
+    """Not one record: what is sent would be that record, where all other sites send zeros too."""
+    features = 1 + torch.rand(records, 3, generator=torch.Generator().manual_seed(seed))
+    values = torch.arange(records, dtype=torch.float64)[:, None] % 2
+    train = LabelledFeatures(
+        features, torch.zeros(records, dtype=torch.int64), None, None, None, values
     )
-    made = class_moments(replace(asked, run=secure))
-    moments, claim = made.values, made.claim
-    assert claim is None
-    kept = [name for name in ("c", "a", "b") if len(rows[name]) >= max(1, least)]
-    for at, name in enumerate(("c", "a", "b")):
-        due = rows[name] if name in kept else rows[name][:0]
-        assert float(moments["counts"][at]) == len(due)
-        torch.testing.assert_close(moments["sums"][at], due.sum(0))
-    around_zero = sum((rows[name].T @ rows[name] for name in kept), torch.zeros(4, 4).double())
-    torch.testing.assert_close(unfold(moments["squares"], 4), around_zero)
+    site = SiteFeatures(train, train, (), "f", 0.0, False)
+    limits = SiteLimits(smallest_class=least)
+    found, code = Job(HIDDEN, NodeConfig(), "s", site, limits).training_data(())
+    assert len(found) == len(code) == (records if records >= least else 0)
+    job = Job(RUN, NodeConfig(), "s", site, limits)
+    if records < least:
+        with pytest.raises(DataError, match="smallest-class"):
+            job.training_data(())
+    else:
+        assert len(job.training_data(())[0]) == records

@@ -381,18 +381,6 @@ def test_a_model_that_fits_stays(kind: str) -> None:
     assert (found.own, found.chosen) == (None, SHARED)
 
 
-def test_copies_of_a_patient_are_never_in_two_folds() -> None:
-    """Otherwise a ridge would learn the noise of a patient, and look better than it is."""
-    held = records("regression", SHARED, 30, 0, copies=6, dimension=8)
-    gains = [
-        next(
-            each.gain for each in adapt(head("regression", 8), own).judged if each.name == CORRECTED
-        )
-        for own in (held, replace(held, patients=None))
-    ]
-    assert gains[0] < gains[1]
-
-
 def test_times_are_moved_as_by_a_regression_of_the_events_in_each_bin() -> None:
     """Complementary log-log on a table of bins at risk, until the edge nearest to where a patient
     leaves.

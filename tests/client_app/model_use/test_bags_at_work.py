@@ -16,13 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import fedsurrogate as fs
-from fedsurrogate.client_app.audit.disclosure import disclose
-from fedsurrogate.client_app.model_use.held_out import Source, bag_column_of, held_out
 from fedsurrogate.client_app.model_use.inputs import Batch, find_inputs, pooled
 from fedsurrogate.client_app.model_use.store import open_model, read_index, use_model
 from fedsurrogate.client_app.node_config import parse_node_config
-from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.run import parse_run
+from fedsurrogate.common.errors import ConfigError
 from fedsurrogate.common.settings.base import parse_overrides
 from fedsurrogate.server_app.export.graph import graph_of
 from tests import dicom_files
@@ -157,24 +154,6 @@ def test_without_a_column_each_image_is_a_bag_and_the_command_says_so(
     assert len(rows(out)) == len(list(unseen.glob("*.png")))
 
 
-@pytest.mark.parametrize("own", ["part", "who", "", "no such column"])
-def test_a_column_that_a_person_names_counts_and_not_the_sites(
-    home: Path, tmp_path: Path, own: str
-) -> None:
-    unseen = tmp_path / "unseen"
-    bags = write_bags(unseen, 9, 6)
-    node = parse_node_config(_parsed(node_of(home).replace('"part"', f'"{own}"')))
-    model = open_model("in-use", node)
-    patients = len({at // 2 for at in range(6)})
-    for named, count in (("part", len(bags)), ("who", patients)):
-        column = bag_column_of(model, named, node)
-        rows, _ = find_inputs(str(unseen), bag_column=column).in_bags()
-        assert len(rows) == count
-    held = held_out(model, node, Source(folder=str(unseen), bag_column="part"))
-    assert len(held.labels) == len(bags)
-    assert bag_column_of(model, "", node) == own
-
-
 def test_an_evaluation_judges_bags(home: Path, tmp_path: Path) -> None:
     for words, count in (((), 0), (("--data-dir", tmp_path / "new"), 24)):
         write_bags(tmp_path / "new", 11, 24)
@@ -201,13 +180,6 @@ def test_a_doctor_and_a_survey_count_bags(home: Path) -> None:
     assert counted == {f"clinic-{number}": 60 for number in range(3)}
 
 
-def test_a_column_of_bags_that_the_table_lacks_is_named(tmp_path: Path) -> None:
-    unseen = tmp_path / "unseen"
-    write_bags(unseen, 9, 3)
-    with pytest.raises(DataError, match="lacks the columns 'lesion'"):
-        find_inputs(str(unseen), bag_column="lesion")
-
-
 @pytest.mark.parametrize(("column", "frames", "bags"), [("study", "first", 2), ("", "all", 3)])
 def test_dicom_files_are_in_bags_by_their_headers_or_each_with_its_images(
     column: str, frames: Any, bags: int, tmp_path: Path
@@ -221,25 +193,6 @@ def test_dicom_files_are_in_bags_by_their_headers_or_each_with_its_images(
     assert len(units) == len(members) == bags
     assert sum(map(len, members)) == (3 if frames == "first" else 9)
     assert units.columns["images"] == [str(len(own)) for own in members]
-
-
-def test_folders_are_bags(tmp_path: Path) -> None:
-    for name in ("p1/a.png", "p1/b.png", "p2/a.png", "c.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("L", (4, 4)).save(tmp_path / name)
-    units, members = find_inputs(str(tmp_path), bag_column="folder").in_bags()
-    assert dict(zip(units.names, map(len, members), strict=True)) == {"c.png": 1, "p1": 2, "p2": 1}
-
-
-def test_two_patients_may_have_bags_of_one_name(tmp_path: Path) -> None:
-    lines = ["path,who,part"]
-    for at in range(4):
-        Image.new("L", (4, 4), at).save(tmp_path / f"{at}.png")
-        lines.append(f"{at}.png,{at % 2},left")
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    units, members = find_inputs(str(tmp_path), "auto", "who", bag_column="part").in_bags()
-    assert units.names == ["left (0)", "left (1)"]
-    assert members == [[0, 2], [1, 3]]
 
 
 def test_a_bag_leaves_as_soon_as_its_images_have_come_and_one_sum_is_kept() -> None:
@@ -267,12 +220,3 @@ def test_what_answers_single_images_refuses_a_model_of_bags(home: Path) -> None:
     with pytest.raises(ConfigError, match="learned from bags"):
         loaded.predict([Image.new("L", (8, 8))])
     assert loaded.predict(np.zeros((2, 64))).shape == (2,)
-
-
-def test_the_disclosure_sheet_says_that_a_record_is_a_bag(home: Path) -> None:
-    run, node = parse_run(RUN | {"classes": "1,2,7"}), parse_node_config(_parsed(node_of(home)))
-    content, _, page = disclose(run, node)
-    first = content["data"]["what the records become first"]
-    assert first.endswith("a record is a bag, the mean of its images' features")
-    assert content["data"]["records used"] < 60
-    assert "a record is a bag" in page.read_text()

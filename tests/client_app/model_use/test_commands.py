@@ -59,15 +59,6 @@ def test_models_are_added_listed_used_and_left_again(tmp_path: Path, node: tuple
     assert "no model was in use before" in site("models", "back", *node).stderr
 
 
-def test_the_only_model_is_put_in_use_without_its_name(
-    tmp_path: Path, node: tuple[str, str]
-) -> None:
-    assert "keeps no model" in site("models", "use", *node).stderr
-    file, model = write(tmp_path)
-    site("models", "add", file, *node)
-    assert site("models", "use", *node).stdout.strip() == f"in use: {model.manifest.name}"
-
-
 def test_a_file_of_another_coordinator_is_not_added(tmp_path: Path, node: tuple[str, str]) -> None:
     file, _ = write(tmp_path, key=new_key())
     done = site("models", "add", file, *node)

@@ -13,8 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit, logit
 from torch import Tensor
 
+from fedsurrogate.client_app.datasets.dataset import stratified_split
 from fedsurrogate.client_app.model_use.calibration import Calibration, decided_answers
 from fedsurrogate.client_app.model_use.held_out import HeldOut
 from fedsurrogate.client_app.model_use.store import read_index, use_model
@@ -23,10 +25,10 @@ from fedsurrogate.client_app.model_use.thresholds import (
     Wish,
     calibrated_labels,
     shares_in,
-    taken,
 )
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import ConfigError, DataError
+from fedsurrogate.common.models.class_metrics import calibration_error
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.surrogates.surrogates import Header
 from tests.client_app.model_use.hospitals import site, text, write_images
@@ -58,35 +60,6 @@ def shifted(seed: int, count: int, own: float) -> tuple[Tensor, Tensor]:
     return 1.5 * x - 1.5**2 / 2 + prior, positive.double()
 
 
-def test_the_prevalence_of_half_of_the_records_mends_the_other_half() -> None:
-    scores, labels = shifted(0, 4000, own=0.03)
-    labels[::5, 1] = torch.nan
-    chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), Wish(prevalence="here")
-    )
-    assert 0 < len(rest.features) < 4000
-    assert chosen.prevalence["edema"] == pytest.approx(0.03, abs=0.01)
-    assert rest.values is not None
-    plain, mended = (
-        decided_answers(FACTS, NAMES, rest.features, each) for each in (Calibration(), chosen)
-    )
-    before_any, after_any = (
-        {name: each[name].numpy() for name in NAMES} for each in (plain, mended)
-    )
-    truth = rest.values.numpy()
-    found = label_metrics(truth, after_any, before_any, {}, None, 50)["edema"]
-    before = found["calibration_error_at_the_prevalence_of_the_model"].value
-    after = found["calibration_error"].value
-    assert before is not None
-    assert after is not None
-    assert after < 0.02 < before
-    worse = found["brier_at_the_prevalence_of_the_model"].value
-    assert worse is not None
-    assert worse > float(np.square(mended["edema"].numpy() - truth[:, 0]).mean()) + 0.005
-    same = label_metrics(truth, before_any, before_any, {}, None, 5)["edema"]
-    assert "brier_at_the_prevalence_of_the_model" not in same
-
-
 @pytest.mark.parametrize(("wish", "which"), [("sensitivity", "every"), ("specificity", "no")])
 def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> None:
     """All records have one probability, as where noise hid a label."""
@@ -97,32 +70,6 @@ def test_a_threshold_that_decides_nothing_is_named(wish: str, which: str) -> Non
     )
     assert f"by this threshold {which} record has mass" in chosen.note
     assert "has edema" not in chosen.note
-
-
-@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
-@pytest.mark.parametrize(("often", "rare"), [(0, 1), (1, 0)])
-def test_thresholds_hold_on_records_that_did_not_choose_them(
-    kind: str, often: int, rare: int
-) -> None:
-    scores, labels = shifted(1, 6000, own=0.3)
-    labels[100:, rare] = torch.nan
-    labels[:100, rare] = 0
-    wish: dict[str, Any] = {kind: 0.85}
-    chosen, rest = calibrated_labels(
-        model(), held(scores.float(), labels), Calibration(), Wish(**wish)
-    )
-    assert set(chosen.thresholds) == {NAMES[often]}
-    assert f"not of {NAMES[rare]}, which have few" in chosen.note
-    assert rest.values is not None
-    answers = decided_answers(FACTS, NAMES, rest.features, chosen)
-    present, true = answers[f"{NAMES[often]} present"] == 1, rest.values[:, often] == 1
-    rate = (
-        present[true].double().mean()
-        if kind == "sensitivity"
-        else (~present)[~true].double().mean()
-    )
-    assert float(rate) == pytest.approx(0.85, abs=0.03)
-    assert f"{NAMES[rare]} present" not in answers
 
 
 @st.composite
@@ -201,38 +148,6 @@ def test_what_is_chosen_for_a_label_comes_from_its_own_column(
         assert found.thresholds.get(name) == pytest.approx(wanted.thresholds.get(name))
 
 
-@pytest.mark.parametrize("kind", ["sensitivity", "specificity"])
-@pytest.mark.parametrize("own", ["here", "edema=0.6,mass=0.01"])
-def test_a_threshold_is_one_of_the_prevalence_that_is_chosen_with_it(kind: str, own: str) -> None:
-    """The order of the records does not change with it, so neither do decisions."""
-    records = held(*shifted(5, 400, own=0.5))
-    found = []
-    for prevalence in (own, ""):
-        chosen, rest = calibrated_labels(
-            model(), records, Calibration(), Wish(prevalence=prevalence, **{kind: 0.8})
-        )
-        answers = decided_answers(FACTS, NAMES, rest.features, chosen)
-        found.append(answers)
-    for name in NAMES:
-        assert not torch.allclose(found[0][name], found[1][name], atol=0.01)
-        present = f"{name} present"
-        assert torch.equal(found[0][present], found[1][present])
-
-
-def test_no_patient_chooses_and_is_judged() -> None:
-    scores, labels = shifted(3, 400, own=0.4)
-    patients = tuple(str(row // 4) for row in range(400))
-    _, rest = calibrated_labels(
-        model(), held(scores.float(), labels, patients), Calibration(), Wish(specificity=0.9)
-    )
-    assert rest.patients is not None
-    judged = set(rest.patients)
-    assert 0 < len(judged) < 100
-    assert len(rest.patients) == 4 * len(judged)
-    some = taken(rest, torch.arange(len(rest.features)) % 3 == 0)
-    assert some.patients == rest.patients[::3]
-
-
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
@@ -259,7 +174,7 @@ def test_wishes_that_do_not_fit_are_refused(wish: dict[str, Any], said: str) -> 
     assert shares_in("", NAMES) == {}
 
 
-@pytest.mark.parametrize("target", ["labels", "number", "time"])
+@pytest.mark.parametrize("target", ["multilabel", "regression", "survival"])
 @pytest.mark.parametrize(
     "option",
     ["--temperature", "--abstain", "--score", "--positive", "--threshold", "--known-only"],
@@ -325,3 +240,122 @@ def test_a_hospital_stores_thresholds_and_prevalence_and_predicts_with_them(tmp_
     for wrong in (("--temperature",), ("--prevalence", "heart=0.5")):
         refused = site("evaluate", "--data-dir", labelled, "--out", tmp_path / "no", *wrong, *own)
         assert refused.code != 0
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 0.8])
+@pytest.mark.parametrize("prevalence", ["", "here", "mass=0.2"])
+@pytest.mark.parametrize("rare", [False, True])
+def test_half_of_the_records_choose_for_each_label_that_has_ten_of_both_kinds(
+    sensitivity: float, prevalence: str, rare: bool
+) -> None:
+    scores, values = shifted(3, 80, own=0.5)
+    values[::7, 0] = torch.nan
+    patients = tuple(f"p{at // 2}" for at in range(80))
+    first = stratified_split(torch.zeros(80, dtype=torch.int64), 0.5, 4, patients)
+    if rare:
+        # Nine and ten of the others choose.
+        chosen_rows = first.nonzero().flatten()
+        values[chosen_rows, 1] = 0.0
+        values[chosen_rows[:9], 1] = 1.0
+    own = held(scores, values, patients)
+    given = Calibration(thresholds={"mass": 0.3}, note="earlier")
+    wish = Wish(False, sensitivity, 0.0 if sensitivity else 0.7, prevalence, seed=4)
+    found, rest = calibrated_labels(model(), own, given, wish)
+    assert torch.equal(rest.features, scores[~first])
+    assert rest.patients == tuple(
+        p for p, used in zip(patients, first.tolist(), strict=True) if not used
+    )
+    shares = {"here": {}, "": {}, "mass=0.2": {"mass": 0.2}}[prevalence]
+    names = NAMES[:1] if rare else NAMES
+    truth = values[first].numpy()
+    if prevalence == "here":
+        for name in names:
+            column = truth[:, NAMES.index(name)]
+            known = column[~np.isnan(column)]
+            shares[name] = float((known.sum() + 0.5) / (len(known) + 1))
+    assert found.prevalence == pytest.approx(shares)
+    learned = dict(zip(NAMES, (0.3, 0.05), strict=True))
+    odds = {
+        name: logit(shares[name]) - logit(learned[name]) if name in shares else 0.0
+        for name in NAMES
+    }
+    wanted = {"mass": float(expit(logit(0.3) + odds["mass"]))}
+    for name in names:
+        at = NAMES.index(name)
+        known = ~np.isnan(truth[:, at])
+        chance = expit(scores[first][:, at].numpy() + odds[name])[known]
+        ill = truth[known, at] == 1
+        if sensitivity:
+            reached = [c for c in chance if (chance[ill] >= c).mean() >= 0.8]
+            wanted[name] = max(reached)
+        else:
+            wanted[name] = min(c for c in chance if (chance[~ill] < c).mean() >= 0.7 - 1e-12)
+    assert found.thresholds == pytest.approx(wanted)
+    kind = "a sensitivity of 0.8" if sensitivity else "a specificity of 0.7"
+    note = f"{'prevalence and ' if prevalence == 'here' else ''}thresholds for {kind} from "
+    note += f"{int(first.sum())} records{'; not of mass, which have few' if rare else ''}"
+    assert found.note == note
+
+
+def test_without_a_choice_by_records_all_of_them_are_judged() -> None:
+    scores, values = shifted(3, 80, own=0.5)
+    own, given = held(scores, values), Calibration(thresholds={"edema": 0.25}, note="earlier")
+    assert calibrated_labels(model(), own, given, Wish()) == (given, own)
+    found, rest = calibrated_labels(model(), own, given, Wish(prevalence="edema=0.3"))
+    assert rest is own
+    # At the prevalence that the model has learned, nothing moves.
+    assert found.thresholds == pytest.approx({"edema": 0.25})
+    assert (found.prevalence, found.note) == ({"edema": 0.3}, "prevalence given by a person")
+    assert Wish(prevalence="edema=0.3").chooses(own) is None
+    for wish in (Wish(sensitivity=0.5), Wish(specificity=0.5), Wish(prevalence="here")):
+        assert wish.chooses(own) is not None
+    other = replace(model(), target="")
+    assert calibrated_labels(other, own, given, Wish(sensitivity=0.5)) == (given, own)
+    with pytest.raises(DataError, match="have no values of the model's target"):
+        calibrated_labels(model(), replace(own, values=None), given, Wish(sensitivity=0.5))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("decided", [False, True])
+def test_measures_of_a_decision_are_those_of_annotated_records(moved: bool, decided: bool) -> None:
+    drawn = np.random.default_rng(1)
+    truth = (drawn.random(60) < 0.4).astype(float)
+    truth[::5] = np.nan
+    before = drawn.random(60)
+    after = before**2 if moved else before
+    present = {"mass": (after > 0.3).astype(float)} if decided else {}
+
+    def metric_values(truth: Any, whose: Any = None) -> Any:
+        column, plain = truth[:, None], {"mass": before}
+        return label_metrics(column, {"mass": after}, plain, present, whose, 5)["mass"]
+
+    own_names = ("auroc", "average_precision", "brier", "sensitivity")
+    usual = {*own_names, "calibration_slope", "calibration_intercept"}
+    found = {name: each for name, each in metric_values(truth).items() if name not in usual}
+    known = ~np.isnan(truth)
+    ill = truth[known] == 1
+    wanted = {"calibration_error": calibration_error(ill, after[known])}
+    if moved:
+        suffix = "_at_the_prevalence_of_the_model"
+        wanted[f"calibration_error{suffix}"] = calibration_error(ill, before[known])
+        wanted[f"brier{suffix}"] = float(((before[known] - ill) ** 2).mean())
+    if decided:
+        there = after[known] > 0.3
+        wanted["sensitivity_at_the_threshold"] = float(there[ill].mean())
+        wanted["specificity_at_the_threshold"] = float((~there[~ill]).mean())
+    assert {name: each.value for name, each in found.items()} == pytest.approx(wanted)
+    own = {"sensitivity_at_the_threshold": ill.sum(), "specificity_at_the_threshold": (~ill).sum()}
+    assert {name: each.support for name, each in found.items()} == {
+        name: own.get(name, 48) for name in wanted
+    }
+    assert {each.value for each in metric_values(np.full(60, np.nan)).values()} == {None}
+    # Where patients are known, whole ones are drawn.
+    whole = metric_values(truth, ["p"] * 60)
+    assert {name for name, each in whole.items() if each.low is not None} <= usual - set(own_names)
+    # Samples of few records have a larger calibration error than all of them.
+    with_limits = {name for name, each in found.items() if each.low is not None}
+    assert with_limits == {name for name in wanted if not name.startswith("calibration_error")}
+    if decided:
+        sound = np.where(known, 0.0, np.nan)
+        none = metric_values(sound)
+        assert none["sensitivity_at_the_threshold"].value is None

@@ -61,25 +61,3 @@ def test_a_sum_is_withheld_exactly_where_a_number_would_be_cut_off(
     found = _beyond(values, numbers)
     assert bool(found) == bool(cut)
     assert not found or found.split()[0] in cut
-
-
-def test_the_last_number_of_a_withheld_vector_is_any_but_zero(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[int] = []
-
-    def below(limit: int) -> int:
-        asked.append(limit)
-        return 41
-
-    monkeypatch.setattr(secrets, "randbelow", below)
-    assert _random(3)[-1] == 42
-    assert asked == [4294967295]
-
-
-@pytest.mark.parametrize("size", [1.5, -1.5, 1.6, -1.6])
-def test_a_number_is_beyond_its_range_from_the_largest_multiple_of_its_step_on(size: float) -> None:
-    numbers = {"sums": FixedPoint(0.5, 3), "counts": FixedPoint(1.0, 9)}
-    values = {"counts": torch.tensor([9.0]), "sums": torch.tensor([[0.0, size]])}
-    found = _beyond(values, numbers)
-    assert found.startswith("sums of this site's records are beyond 1.5;") == (abs(size) > 1.5)

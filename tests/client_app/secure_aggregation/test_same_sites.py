@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsurrogate.client_app import secure_aggregation
-from fedsurrogate.client_app.governance.work_limits import SiteLimits
 from fedsurrogate.client_app.node_config import parse_node_config
 from fedsurrogate.common.errors import PolicyError, StateError
-from fedsurrogate.common.run import parse_run
 from tests.grid import NodeConfig, open_new
 
 
@@ -135,34 +133,6 @@ def test_sums_that_are_remembered_are_over_the_same_sites_settings_and_records(
                 memory.sites = step.sites
                 memory.settings |= step.settings
                 memory.records |= step.records
-
-
-SUMS = {
-    "statistics": {"fedpft.covariance": "gram"},
-    "updates": {"method": "fedavg"},
-}
-# What decides which records a site adds, or what numbers it makes of them.
-DECIDES = (
-    {"secure-aggregation-range": 4.0},
-    {"secure-aggregation-records": 99},
-    {"classes": "a,c"},
-    {"seed": 5},
-)
-
-
-@pytest.mark.parametrize("kind", SUMS)
-@pytest.mark.parametrize("change", DECIDES, ids=lambda change: next(iter(change)))
-def test_a_sum_with_other_settings_of_what_a_site_adds_is_another_sum(
-    kind: str, change: dict[str, object]
-) -> None:
-    def digests(public: bytes = b"map", **settings_: object) -> dict[str, str]:
-        run = parse_run({"secure-aggregation": True, "classes": "a,b"} | SUMS[kind] | settings_)
-        return secure_aggregation.settings_in(run, SiteLimits(smallest_class=1), public)
-
-    assert digests() == digests()
-    assert secure_aggregation._differ(digests(), digests(**change))
-    # A model that the run trains is another one in each round; a public map is not.
-    assert (digests() == digests(b"other")) == (kind == "updates")
 
 
 def test_records_of_other_settings_are_refused_for_the_settings_and_not_random(

@@ -71,21 +71,6 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_the_folder_to_loo
             )
 
 
-def test_a_first_state_is_whole_before_the_disk_is_asked_to_keep_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power cut after the keys have left must not leave a site without them."""
-    node, kept = node_in(tmp_path), []
-    state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
-
-    def fsync(_: int) -> None:
-        kept.append(secure_aggregation.state_file(node, NAMES[0], "north").read_bytes())
-
-    monkeypatch.setattr(secure_aggregation, "os", SimpleNamespace(**vars(os) | {"fsync": fsync}))
-    secure_aggregation.create_state(node, Policy(), NAMES[0], state)
-    assert kept == [secure_aggregation.surrogate_proto.pack_state(state)]
-
-
 @settings(max_examples=20)
 @given(
     phase=st.sampled_from(PHASES),
@@ -149,19 +134,3 @@ def test_a_first_state_is_on_the_disk_before_the_step_that_it_records(
     written = secure_aggregation.state_file(node, NAMES[0], "north").stat()
     assert [(each.st_ino, each.st_size) for each in flushed] == [(written.st_ino, written.st_size)]
     assert written.st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("more", [0.0, 1.0])
-def test_a_state_goes_when_it_is_older_than_a_run_and_not_as_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float
-) -> None:
-    node = node_in(tmp_path)
-    state, _ = begin("north", new_key(), context_of(RUN, NAMES[0]))
-    secure_aggregation.create_state(node, Policy(), NAMES[0], state)
-    file = secure_aggregation.state_file(node, NAMES[0], "north")
-    os.utime(file, (1000.0, 1000.0))
-    monkeypatch.setattr(secure_aggregation, "time", SimpleNamespace(time=lambda: 1060.0 + more))
-    secure_aggregation.create_state(
-        node, Policy(most_seconds=60), NAMES[1], begin("north", new_key(), b"")[0]
-    )
-    assert file.exists() == (not more)

@@ -4,6 +4,7 @@ every way to train.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opacus import GradSampleModule
 from scipy import stats
 from torch import Tensor, nn
 
@@ -23,12 +25,20 @@ from fedsurrogate.client_app.methods.dp.record_gradients import (
     PrivateGradient,
     UnitRecords,
     Units,
+    _clipped_sum,
+    clipped_gradients,
+    clipped_sum,
+    clipped_sums,
     poisson_sample,
     train_privately,
 )
-from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
+from fedsurrogate.client_app.methods.dpcvae.training_steps import trainer_of
+from fedsurrogate.client_app.methods.local_training import Variant, class_losses
+from fedsurrogate.common.models.generators import fresh_companion, fresh_generator
 from fedsurrogate.common.models.loss_landscape import LandscapeRecords
 from fedsurrogate.common.models.networks import linear, parameters_of
+from fedsurrogate.common.models.training_parts import draws
+from fedsurrogate.common.run import parse_run
 
 RECORDS, CLIP, RATE = 9, 0.4, 0.3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -134,38 +144,6 @@ def test_every_record_is_in_the_sample_at_its_rate_and_alone(rate: float) -> Non
     assert float(pairs.square().mean()) == pytest.approx(1, abs=0.35)
 
 
-@settings(max_examples=6)
-@given(st.lists(st.floats(-20, 60), min_size=3, max_size=3), st.sampled_from([0.1, 0.5]))
-def test_a_generator_divides_by_the_records_that_were_released(
-    counts: list[float], rate: float
-) -> None:
-    """By noisy numbers that have left already, never by those that were drawn."""
-    asked: list[tuple[int, float]] = []
-    steps = SimpleNamespace(sample_rate=rate, batch_size=7, private_steps=4)
-    claim = SimpleNamespace(clip=CLIP, noise_multiplier=1.0)
-
-    def gradient(
-        trainer: Any, x: Tensor, y: Tensor, clip: float, noise: float, by: float, own: Any
-    ) -> Any:
-        asked.append((len(y), by))
-        return {}, 0, 0.0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dpcvae, "private_gradient", gradient)
-        trainer = SimpleNamespace(step=lambda mean: None)
-        dpcvae._train_privately(
-            trainer,  # type: ignore[arg-type]
-            (torch.zeros(200, 2), torch.zeros(200, dtype=torch.int64), Units(200)),
-            torch.tensor(counts),
-            steps,  # type: ignore[arg-type]
-            claim,  # type: ignore[arg-type]
-        )
-    records = sum(max(0.0, each) for each in counts)
-    due = max(1.0, rate * records if records else 7)
-    assert [by for _, by in asked] == pytest.approx([due] * 4, rel=1e-6)
-    assert len({size for size, _ in asked}) > 1
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     patients=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40),
@@ -202,3 +180,275 @@ def test_every_patient_is_in_the_sample_at_the_rate_however_many_records() -> No
         taken[run] = torch.tensor([float((rows < 30).any()), float((rows == 30).any())])
     spread = (rate * (1 - rate) / runs) ** 0.5
     assert bool(((taken.mean(0) - rate).abs() < 5 * spread).all())
+
+
+RECORDS_TRAINING, STEPS = 7, 3
+# Double precision: the gradient of the second network has length 42, and single precision is off by
+# 4e-3 there, by other digits on each processor.
+X_TRAINING = torch.randn(
+    RECORDS_TRAINING, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
+Y_TRAINING = torch.arange(RECORDS_TRAINING) % 3
+# How far a record's clipped gradient is off, for a clip of one: its factors are on a grid of 2^-22,
+# and one of them is multiplied by a number of the record.
+GRID = 2.0**-22 * float(X_TRAINING.abs().max())
+# What a record is: itself, or one of a patient's.
+PATIENTS = st.none() | st.lists(
+    st.sampled_from("abcd"), min_size=RECORDS_TRAINING, max_size=RECORDS_TRAINING
+)
+
+
+class Normalised(nn.Module):
+    """A network with a layer that is not linear, whose gradients are stored record by record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x)))
+        return out
+
+
+NETWORKS = {"linear layers": lambda: linear(4, 3), "other layers": Normalised}
+
+
+def network_training(name: str) -> nn.Module:
+    module = NETWORKS[name]().double()
+    with torch.no_grad():
+        for at, parameter in enumerate(module.parameters()):
+            parameter.copy_(torch.linspace(-0.3, 0.4 + at, parameter.numel()).view_as(parameter))
+    return module
+
+
+def gradient(module: nn.Module, row: int) -> Tensor:
+    loss = nn.functional.cross_entropy(module(X_TRAINING[row : row + 1]), Y_TRAINING[row : row + 1])
+    parts = torch.autograd.grad(loss, [*module.parameters()])
+    return torch.cat([part.flatten() for part in parts]).double()
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in module.parameters()]).double()
+
+
+def clipped(module: nn.Module, row: int, clip: float) -> Tensor:
+    own = gradient(module, row)
+    return own * min(1.0, clip / float(own.norm()))
+
+
+@settings(max_examples=24, deadline=None)
+@given(
+    name=st.sampled_from(sorted(NETWORKS)),
+    patients=PATIENTS,
+    samples=st.lists(st.sets(st.integers(0, RECORDS_TRAINING - 1)), min_size=STEPS, max_size=STEPS),
+    clip=st.sampled_from([0.2, 1.0, 50.0]),
+    mu=st.sampled_from([0.0, 0.5]),
+    rate=st.sampled_from([0.1, 1.0]),
+    batch=st.sampled_from([1, 5]),
+    multiplier=st.sampled_from([0.5, 2.0]),
+)
+def test_steps_add_up_and_facts_are_of_what_was_drawn(
+    name: str,
+    patients: list[str] | None,
+    samples: list[set[int]],
+    clip: float,
+    mu: float,
+    rate: float,
+    batch: int,
+    multiplier: float,
+) -> None:
+    """With noise of one standard deviation everywhere."""
+    whose = patients or [str(row) for row in range(RECORDS_TRAINING)]
+    order = list(dict.fromkeys(whose))
+
+    def by_loops(shaken: float) -> tuple[Tensor, int, int, list[float]]:
+        """Parameters after all steps, records cut and drawn, and the signal of each step. Sums are
+        off by as much as their rounding may be.
+        """
+        wanted, cut, drawn, signal = network_training(name), 0, 0, []
+        start = flat(wanted)
+        for taken in samples:
+            rows = [row for row in range(RECORDS_TRAINING) if order.index(whose[row]) in taken]
+            total = torch.zeros(len(start), dtype=torch.float64)
+            for row in rows:
+                cut += int(float(gradient(wanted, row).norm()) > clip)
+                total += clipped(wanted, row, clip) / whose.count(whose[row])
+            drawn += len(rows)
+            signal.append(float(total.norm()) / (multiplier * clip * len(start) ** 0.5))
+            # Noise is on that grid, too.
+            total += shaken * (len(rows) + 1) * GRID * clip + multiplier * clip
+            now = flat(wanted)
+            after = now - rate * (total / batch + mu * (now - start))
+            torch.nn.utils.vector_to_parameters(after, wanted.parameters())
+        return flat(wanted), cut, drawn, signal
+
+    (end, cut, drawn, signal), module = by_loops(0.0), network_training(name)
+    numbers = iter(
+        [[0.1 if unit in taken else 0.9 for unit in range(len(order))] for taken in samples]
+    )
+    chosen: Any = SimpleNamespace(private_steps=STEPS, sample_rate=0.5, batch_size=batch)
+    claim: Any = SimpleNamespace(clip=clip, noise_multiplier=multiplier)
+    records = UnitRecords(X_TRAINING, Y_TRAINING, Units.of(patients, RECORDS_TRAINING))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(
+            record_gradients,
+            "system_uniforms",
+            lambda count: torch.tensor(next(numbers), dtype=torch.float64),
+        )
+        patch.setattr(
+            "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
+            lambda variance, count: np.full(count, math.isqrt(variance)),
+        )
+        variant = Variant(mu=mu, losses=class_losses)
+        facts = train_privately(module, records, chosen, claim, rate, variant)
+    # What the rounding of the first sums becomes in later steps, in the network itself.
+    rounding = max(float((by_loops(way)[0] - end).abs().max()) for way in (-1.0, 1.0))
+    torch.testing.assert_close(flat(module), end, rtol=0, atol=2 * rounding)
+    assert facts.keys() == {"clip-fraction", "signal-to-noise-gradients"}
+    assert facts["clip-fraction"] == pytest.approx(cut / max(1, drawn))
+    assert facts["signal-to-noise-gradients"] == pytest.approx(sum(signal) / STEPS, rel=1e-4)
+
+
+@settings(max_examples=16, deadline=None)
+@given(
+    st.sampled_from(sorted(NETWORKS)),
+    st.sampled_from([1e-3, 0.5, 1e3]),
+    st.sets(st.integers(0, RECORDS_TRAINING - 1)),
+    st.lists(
+        st.sampled_from([0.125, 0.5, 1.0]), min_size=RECORDS_TRAINING, max_size=RECORDS_TRAINING
+    ),
+)
+def test_the_clipped_sum_has_the_gradients_by_parameter(
+    name: str, clip: float, rows: set[int], weights: list[float]
+) -> None:
+    module, kept = network_training(name), sorted(rows)
+    wanted = torch.zeros(len(flat(module)), dtype=torch.float64)
+    for row in kept:
+        wanted += clipped(module, row, clip) * weights[row]
+    own = torch.tensor([weights[row] for row in kept], dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = clipped_gradients(module, X_TRAINING[kept], Y_TRAINING[kept], clip, weights=own)
+    assert list(found) == [parameter for parameter, _ in module.named_parameters()]
+    # The grid of the sum is as fine as the clip asks for.
+    whole = torch.cat([part.flatten() for part in found.values()])
+    torch.testing.assert_close(whole, wanted, rtol=0, atol=RECORDS_TRAINING * GRID * clip)
+
+
+def one_by_one_clipping(
+    modules: nn.ModuleList, losses: Any, count: int, clip: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The reference: every record's gradient computed alone."""
+    names, parameters = zip(*modules.named_parameters(), strict=True)
+    each = losses()
+    total = {
+        name: torch.zeros_like(parameter) for name, parameter in zip(names, parameters, strict=True)
+    }
+    norms = []
+    for index in range(count):
+        gradient = torch.autograd.grad(each[index], parameters, retain_graph=True)
+        norm = torch.cat([part.flatten() for part in gradient]).norm()
+        norms.append(norm)
+        for name, part in zip(names, gradient, strict=True):
+            total[name] += part * min(1.0, clip / float(norm))
+    return total, torch.stack(norms)
+
+
+@pytest.mark.parametrize("method", ["dpcvae", "dpcgan"])
+@pytest.mark.parametrize("hidden", [0, 16])
+@pytest.mark.parametrize("clip", [1e-3, 0.05, 1e3])
+def test_the_sum_is_that_of_records_clipped_one_by_one(
+    method: str, hidden: int, clip: float
+) -> None:
+    run = parse_run({"method": method, "dpcvae.hidden": hidden, "dpcvae.latent": 4})
+    shared, companion = (
+        make(run.settings, run.method.adversarial, 3, 20).double()
+        for make in (fresh_generator, fresh_companion)
+    )
+    x, labels = torch.randn(9, 20).double(), torch.arange(9) % 3
+
+    def fresh_trainer() -> Any:
+        return trainer_of(
+            shared,
+            companion,
+            run.settings.dpcvae,
+            (3, 9),
+            torch.ones(3),
+            False,
+            torch.Generator().manual_seed(5),
+        )
+
+    trainer = fresh_trainer()
+    noise = trainer.noise(9).double()
+    sums, cut = clipped_sums(trainer.modules, trainer.losses, (x, labels, noise), clip)
+    again = fresh_trainer()
+    expected, norms = one_by_one_clipping(
+        again.modules, lambda: again.losses(x, labels, noise), 9, clip
+    )
+    assert sums.keys() == expected.keys()
+    for name, sum_ in sums.items():
+        # Factors of a product are on a grid of 2^-22 of the clip: an error of half a step for each
+        # of nine records.
+        assert torch.allclose(sum_.value, expected[name], rtol=3e-6, atol=9 * 2.0**-22 * clip), name
+    assert cut == int((norms > clip).sum())
+
+
+def test_the_sum_is_that_of_opacus() -> None:
+    modules = nn.ModuleList([nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))])
+    x, y = torch.randn(8, 6), torch.arange(8) % 2
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(modules[0](x), y, reduction="none")
+
+    sums, _ = clipped_sums(modules, losses, (x, y), 0.3)
+    sampled = GradSampleModule(modules[0], loss_reduction="sum")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.functional.cross_entropy(sampled(x), y, reduction="sum").backward()
+    each = [parameter.grad_sample for parameter in modules[0].parameters()]
+    norms = torch.cat([part.flatten(1) for part in each], 1).norm(dim=1)
+    factors = (0.3 / norms).clamp_max(1.0)
+    for found, part in zip(sums.values(), each, strict=True):
+        assert torch.allclose(
+            found.value.float(), torch.einsum("n,n...->...", factors, part), rtol=3e-5, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("way", ["linear layers", "single gradients", "FedLAP-DP"])
+def test_every_record_has_the_weight_of_its_own_in_whichever_call_it_is(way: str) -> None:
+    """More records than a call takes: the k-th record of a call has not the k-th weight."""
+    count, clip, random = 600, 0.05, torch.Generator().manual_seed(2)
+    module = nn.Sequential(nn.Linear(4, 3))
+    x, y = torch.randn(count, 4, generator=random), torch.arange(count) % 3
+    weights = torch.rand(count, generator=random, dtype=torch.float64)
+    if way == "linear layers":
+        found = list(clipped_gradients(module, x, y, clip, weights=weights).values())
+    elif way == "single gradients":
+        sampled = GradSampleModule(module, loss_reduction="sum")
+        found = [part.value for part in _clipped_sum(sampled, x, y, clip, weights=weights)[0]]
+    else:
+        records, change = LandscapeRecords.evenly(x, y), next(draws((), torch.Generator()))
+        at = {name: part.detach() for name, part in module.named_parameters()}
+        sums, _ = clipped_sum(module, at, records, clip, change, weights)
+        found = [part.value for part in sums]
+    residual = (module(x).softmax(1) - nn.functional.one_hot(y, 3)).detach().double()
+    length = residual.norm(dim=1) * (x.double().square().sum(1) + 1).sqrt()
+    scaled = residual * (weights * (clip / length).clamp_max(1.0))[:, None]
+    for part, due in zip(found, (scaled.T @ x.double(), scaled.sum(0)), strict=True):
+        assert torch.allclose(part, due, rtol=1e-4, atol=1e-4 * clip)
+
+
+def test_parameters_that_the_rule_does_not_cover_are_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+
+    odd = Odd()
+    modules, x = nn.ModuleList([odd]), torch.randn(4, 3)
+    with pytest.raises(ValueError, match=r"0\.scale"):
+        clipped_sums(modules, lambda x: (odd.linear(x) * odd.scale).sum(1), (x,), 1.0)
+    twice = nn.ModuleList([nn.Linear(3, 3)])
+    with pytest.raises(ValueError, match="used twice"):
+        clipped_sums(twice, lambda x: twice[0](twice[0](x)).sum(1), (x,), 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsurrogate.client_app.methods.dp import record_gradients
 from fedsurrogate.client_app.methods.dp.record_gradients import (
-    TOGETHER,
     WideLinear,
     _lengths,
     norms_of,
@@ -42,35 +40,6 @@ def test_a_widened_layer_and_its_gradients_are_those_of_the_layer(
         )
     for plain, widened in zip(*found, strict=True):
         torch.testing.assert_close(plain, widened)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 5, 10])
-@pytest.mark.parametrize("dimension", [3, 10, 64])
-def test_narrow_models_take_many_records_at_a_time(classes: int, dimension: int) -> None:
-    model = nn.Sequential(nn.Linear(dimension + classes, 10), nn.ReLU(), nn.Linear(10, classes))
-    parameters = list(model.parameters())
-
-    def inputs_gradient(values: Tensor) -> list[Tensor]:
-        values = values.clone().requires_grad_()
-        (found,) = torch.autograd.grad(model(values).square().sum(), [values])
-        return [found]
-
-    values = torch.randn(150, dimension + classes) * 1e3
-    if platform.machine() in ("x86_64", "AMD64"):
-        assert way_of(inputs_gradient, [values], model, parameters).rows == TOGETHER
-    (together,) = (
-        torch.cat(parts)
-        for parts in zip(*per_record(inputs_gradient, [values], model, parameters), strict=True)
-    )
-    order = torch.randperm(150)
-    moved = torch.cat(
-        [part for (part,) in per_record(inputs_gradient, [values[order]], model, parameters)]
-    )
-    assert torch.equal(together[order], moved)
-    alone = torch.cat(
-        [part for (part,) in per_record(inputs_gradient, [values[[7]]], model, parameters)]
-    )
-    assert torch.equal(alone[0], together[7])
 
 
 def test_records_go_one_at_a_time_where_nothing_else_helps() -> None:

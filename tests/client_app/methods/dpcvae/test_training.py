@@ -4,10 +4,10 @@ site.
 
 from __future__ import annotations
 
-import statistics
+import math
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,30 +15,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from safetensors.torch import load
+from torch import Tensor, nn
 
 from fedsurrogate.client_app.features.site_features import LabelledFeatures, SiteFeatures
 from fedsurrogate.client_app.governance.release import entry
-from fedsurrogate.client_app.methods.dp import record_gradients
-from fedsurrogate.client_app.methods.dp.record_gradients import clipped_sums
-from fedsurrogate.client_app.methods.dpcvae import training as dpcvae
-from fedsurrogate.client_app.methods.dpcvae.training import train_generator
+from fedsurrogate.client_app.methods.dp.record_gradients import Units, clipped_sums
+from fedsurrogate.client_app.methods.dpcvae import training
+from fedsurrogate.client_app.methods.dpcvae.training import generator_sums, train_generator, trained
 from fedsurrogate.client_app.methods.dpcvae.training_steps import (
     CVAETrainer,
+    GanTrainer,
+    exact_gradient,
     private_gradient,
-    trainer_of,
 )
 from fedsurrogate.client_app.methods.job import Job, MethodOutput
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.common.errors import ConfigError, StateError, SurrogateError
+from fedsurrogate.common.errors import StateError, SurrogateError
 from fedsurrogate.common.files import replace_file
+from fedsurrogate.common.models.devices import stream
 from fedsurrogate.common.models.generators import (
     COUNTS,
     MEANS,
     SUMS,
     fresh_companion,
     fresh_generator,
+    tensors_of,
 )
+from fedsurrogate.common.models.parameters import Parameters
+from fedsurrogate.common.models.training_parts import UncompiledAdam
 from fedsurrogate.common.privacy.accounting import (
     GaussianEvent,
     calibrate,
@@ -46,7 +51,9 @@ from fedsurrogate.common.privacy.accounting import (
     gaussian_noise_multiplier,
 )
 from fedsurrogate.common.run import Run, parse_run
-from fedsurrogate.common.wire.model_proto import unpack_parameters
+from fedsurrogate.common.settings import DPCVAESettings
+from fedsurrogate.common.surrogates.surrogates import Header
+from fedsurrogate.common.wire.model_proto import pack_parameters, unpack_parameters
 from fedsurrogate.strategies.base.training import Training
 from fedsurrogate.strategies.dpcvae import take_in
 
@@ -131,108 +138,6 @@ def test_the_rounds_events_compose_to_what_was_asked_for_and_not_more(
         assert total**-0.5 == pytest.approx(gaussian_noise_multiplier(6.0, 1e-5), rel=1e-6)
 
 
-@pytest.mark.slow
-def test_every_step_of_every_round_takes_its_own_poisson_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Tensor] = []
-    real = record_gradients.poisson_sample
-
-    def spy(count: int, rate: float) -> Tensor:
-        drawn.append(real(count, rate))
-        return drawn[-1]
-
-    monkeypatch.setattr(record_gradients, "poisson_sample", spy)
-    seen: list[int] = []
-    whole = dpcvae.private_gradient
-
-    def counted(trainer: Any, embeddings: Tensor, *rest: Any) -> Any:
-        seen.append(len(embeddings))
-        return whole(trainer, embeddings, *rest)
-
-    monkeypatch.setattr(dpcvae, "private_gradient", counted)
-    config = run(**PRIVATE | {"dpcvae.sample-rate": 0.3, "dpcvae.local-epochs": 9})
-    site = Site(tmp_path, config)
-    for _ in range(4):
-        site.round()
-    # A shuffling loader gives batches of one size, each record once per pass; here sizes are
-    # binomial.
-    assert len(drawn) == 3 * config.settings.dpcvae.private_steps == 90
-    assert seen == [len(rows) for rows in drawn]
-    assert statistics.mean(seen) == pytest.approx(0.3 * RECORDS, abs=3)
-    assert statistics.stdev(seen) == pytest.approx((0.3 * 0.7 * RECORDS) ** 0.5, rel=0.35)
-    often = torch.stack([torch.bincount(rows, minlength=RECORDS) for rows in drawn]).sum(0).double()
-    assert 0.5 < float(often.var() / (90 * 0.3 * 0.7)) < 2
-
-
-def test_noise_samples_and_encodings_are_never_the_same_twice(tmp_path: Path) -> None:
-    payloads = []
-    for folder in ("one", "other"):
-        site = Site(tmp_path / folder, run(**PRIVATE))
-        payloads.append([site.round().payload for _ in range(2)])
-    assert payloads[0][0] != payloads[1][0]
-    assert payloads[0][1] != payloads[1][1]
-
-
-def test_the_noise_of_encodings_is_secret_under_privacy_and_repeats_without() -> None:
-    """A record's gradient depends on the noise of its encoding; reproducible noise would hide
-    nothing.
-    """
-    for private in (True, False):
-        config, found = run(**(PRIVATE if private else {})), []
-        for _ in range(2):
-            torch.manual_seed(0)
-            shared, companion = (
-                fresh_generator(config.settings, config.method.adversarial, 3, DIMENSION),
-                fresh_companion(config.settings, config.method.adversarial, 3, DIMENSION),
-            )
-            seeded = torch.Generator().manual_seed(0)
-            trainer = trainer_of(
-                shared, companion, config.settings.dpcvae, (2, 9), torch.ones(3), private, seeded
-            )
-            found.append(
-                trainer.losses(
-                    records().features, records().labels, trainer.noise(len(records().labels))
-                ).detach()
-            )
-        assert bool((found[0] == found[1]).any()) is not private
-        assert torch.equal(*found) is not private
-
-
-@pytest.mark.slow
-def test_every_step_of_a_round_is_divided_by_the_same_public_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The divisor is the expected sample size from the released class sizes, not the actual sample
-    size.
-    """
-    rate = 0.2
-    divisors: list[float] = []
-    drawn: list[int] = []
-    whole = dpcvae.private_gradient
-
-    def spy(
-        trainer: Any,
-        embeddings: Tensor,
-        labels: Tensor,
-        clip: float,
-        noise: float,
-        expected: float,
-        *rest: Any,
-    ) -> Any:
-        drawn.append(len(labels))
-        divisors.append(expected)
-        return whole(trainer, embeddings, labels, clip, noise, expected, *rest)
-
-    monkeypatch.setattr(dpcvae, "private_gradient", spy)
-    site = Site(tmp_path, run(**PRIVATE | {"dpcvae.sample-rate": rate, "dpcvae.local-epochs": 2}))
-    counts = unpack_parameters(site.round().payload).tensors[COUNTS]
-    site.round()
-    assert len(set(drawn)) > 1
-    assert len(set(divisors)) == 1
-    assert divisors[0] == pytest.approx(max(1.0, rate * float(counts.clamp_min(0).sum())), rel=1e-2)
-
-
 def test_a_private_step_is_the_sum_over_what_it_is_given_however_many_were_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -277,9 +182,11 @@ def test_without_privacy_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> N
 
 
 def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> None:
-    site = Site(tmp_path, run())
-    reported = unpack_parameters(site.round().payload).tensors
     part = records()
+    # Shorter and longer records than one: each adds a vector of norm one.
+    scales = torch.logspace(-6, 6, RECORDS)[:, None]
+    site = Site(tmp_path, run(), LabelledFeatures(part.features * scales, part.labels))
+    reported = unpack_parameters(site.round().payload).tensors
     unit = part.features / part.features.norm(dim=1, keepdim=True)
     assert reported[COUNTS].tolist() == [60, 60, 0]
     expected = torch.stack([unit[part.labels == label].sum(0) for label in range(3)])
@@ -291,20 +198,6 @@ def test_the_first_round_releases_sizes_and_sums_of_norm_one(tmp_path: Path) -> 
             Site(tmp_path / "n", run(**{"dpcvae.first-round": "counts"})).round().payload
         ).tensors
     ) == {COUNTS}
-
-
-@given(scales=st.lists(st.floats(1e-6, 1e6), min_size=RECORDS, max_size=RECORDS))
-@settings(max_examples=20, deadline=None)
-def test_the_first_sums_know_directions_of_records_and_not_their_lengths(
-    scales: list[float],
-) -> None:
-    """Shorter and longer ones than one: each adds a vector of norm one."""
-    part, sums = records(), []
-    for features in (part.features, part.features * torch.tensor(scales)[:, None]):
-        with TemporaryDirectory() as folder:
-            site = Site(Path(folder), run(), LabelledFeatures(features, part.labels))
-            sums.append(unpack_parameters(site.round().payload).tensors[SUMS])
-    torch.testing.assert_close(*sums, rtol=2e-3, atol=1e-2)
 
 
 def test_under_privacy_the_first_round_is_noisy_tells_no_number_and_names_all_classes(
@@ -374,57 +267,6 @@ def test_a_site_that_comes_late_begins_a_new_encoder_and_spends_no_more(tmp_path
     assert unpack_parameters(made.payload).round == 3
 
 
-def test_the_encoder_never_leaves(tmp_path: Path) -> None:
-    for method in ("dpcvae", "dpcgan"):
-        site = Site(tmp_path / method, run(method=method))
-        for number in range(3):
-            made = site.round()
-            names = set(unpack_parameters(made.payload).tensors)
-            assert names == (
-                {COUNTS, SUMS} if number == 0 else set(site.training.model) - {MEANS, COUNTS}
-            )
-            (kept,) = made.keep.values()
-            assert b"companion." in kept
-            assert b"companion" not in made.payload
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_patients_are_what_a_private_run_protects(tmp_path: Path, private: bool) -> None:
-    part = records()
-    record_gradients = LabelledFeatures(part.features, part.labels, ("p",) * RECORDS)
-    site = Site(tmp_path, run(**PRIVATE if private else {}), record_gradients)
-    made = train_generator(site.job())
-    assert (made.claim.unit if made.claim else None) == ("patient" if private else None)
-
-
-def test_a_given_noise_stops_at_the_last_affordable_round() -> None:
-    config = run(**PRIVATE | {"dpcvae.noise-multiplier": 4.0, "dpcvae.rounds": 50})
-    rounds = config.rounds
-    assert config.mechanism is not None
-    assert 2 < rounds < 50
-    assert (
-        config.mechanism.epsilon_after(rounds) <= 6.0 < config.mechanism.epsilon_after(rounds + 1)
-    )
-    with pytest.raises(ConfigError, match="one round spends"):
-        _ = run(**PRIVATE | {"dpcvae.noise-multiplier": 0.5, "dpcvae.rounds": 50}).rounds
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("rounds", 1),
-        ("first-round-fraction", 1.0),
-        ("beta", -1.0),
-        ("clip", 0.0),
-        ("optimiser", "lbfgs"),
-        ("latent", -1),
-    ],
-)
-def test_settings_out_of_range_are_refused(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"dpcvae\.{setting}"):
-        run(**{f"dpcvae.{setting}": value})
-
-
 @pytest.mark.slow
 def test_a_private_round_learns_the_spread_of_the_classes(tmp_path: Path) -> None:
     # With much data and budget the decoder's variance converges to the variance of the data.
@@ -446,11 +288,259 @@ def test_a_private_round_learns_the_spread_of_the_classes(tmp_path: Path) -> Non
     assert float(error.max()) < 0.7
 
 
-@pytest.mark.parametrize("size", [float("nan"), float("inf"), 1e22])
-def test_a_model_that_no_training_leads_to_is_refused(tmp_path: Path, size: float) -> None:
-    # Gradients too large to be scaled in single precision would exceed the clip.
-    site = Site(tmp_path, run(**PRIVATE))
-    site.round()
-    site.training.model = {**site.training.model, MEANS: torch.full((3, DIMENSION), size)}
-    with pytest.raises(SurrogateError, match=r"not finite, or beyond|scale"):
-        site.round()
+NAMES, D, COUNT = ("a", "b"), 5, 11
+PRIVATE_LOOPS = {"epsilon": 6.0, "delta": 1e-5, "classes": ",".join(NAMES)}
+
+
+def run_loops(**more: Any) -> Run:
+    small = {
+        "dpcvae.rounds": 4,
+        "dpcvae.latent": 2,
+        "dpcvae.batch-size": 4,
+        "dpcvae.local-epochs": 2,
+    }
+    return parse_run({"method": "dpcvae"} | small | more)
+
+
+def records_loops(count: int = COUNT) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    labels = torch.arange(count) % 2
+    return torch.randn(count, D, generator=draw) + 2 * torch.eye(2, D)[labels], labels
+
+
+def job(config: Run, folder: Path, number: int, confirmed: int = 0, units: Any = None) -> Job:
+    x, y = records_loops()
+    part = LabelledFeatures(x, y, units)
+    site = SiteFeatures(part, part, NAMES, "f", 0.0, simulated=False)
+    shared = fresh_generator(config.settings, config.method.adversarial, 2, D)
+    tensors = tensors_of(shared)
+    tensors[MEANS] = torch.eye(2, D)
+    header = Header("dpcvae", config.digest, "coordinator", "f", NAMES)
+    payload = pack_parameters(Parameters(header, number, tensors))
+    info = {"round": number, "lineage": "abc", "confirmed": confirmed}
+    node = NodeConfig(state_dir=str(folder))
+    return Job(config, node, "north", site, payload=payload, info=info)
+
+
+def scaled_by_hand(x: Tensor) -> Tensor:
+    own = x.double()
+    return (own / own.norm(dim=1, keepdim=True) * D**0.5).float()
+
+
+@pytest.mark.parametrize("cosine", [True, False])
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_round_is_descent_on_the_bound_batch_by_batch(
+    tmp_path: Path, cosine: bool, number: int
+) -> None:
+    """Linear maps, so that the loss is written out: reconstruction and divergence in nats."""
+    config = run_loops(**{"dpcvae.optimiser": "sgd", "dpcvae.cosine": cosine, "dpcvae.beta": 0.7})
+    asked = job(config, tmp_path, number)
+    made = trained(asked)
+    shared = fresh_generator(config.settings, False, 2, D)
+    shared.load_state_dict(asked.received_model().tensors)
+    companion: Any = fresh_companion(config.settings, False, 2, D)
+    parameters = [*shared.parameters(), *companion.parameters()]
+    x, y = scaled_by_hand(records_loops()[0]), records_loops()[1]
+    random = stream(config.settings.seed, "dpcvae", "north", number)
+    done = (number - 2) / 3
+    rate = 0.1 * ((1 + math.cos(math.pi * done)) / 2 if cosine else 1.0)
+    beta = 0.7 * min(1.0, (number - 1) / (0.3 * 3))
+    for _ in range(2):
+        for rows in torch.randperm(COUNT, generator=random).split(4):
+            own, kinds = x[rows], torch.eye(2)[y[rows]]
+            noise = torch.randn(len(rows), 2, generator=random)
+            mean, log = companion(own - kinds @ shared.means, kinds)
+            z = mean + (log / 2).exp() * noise
+            decoded, wide = shared(z, kinds), shared.log_variance(kinds)  # type: ignore[operator]
+            missed = ((own - decoded) ** 2 / wide.exp() + wide + math.log(2 * math.pi)).sum(1) / 2
+            prior, prior_log = shared.prior_of(kinds)  # type: ignore[operator]
+            ratio = (log - prior_log).exp() + (mean - prior) ** 2 / prior_log.exp()
+            apart = (ratio - 1 - (log - prior_log)).sum(1) / 2
+            loss = ((missed + beta * apart) / D).mean()
+            for parameter, slope in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                parameter.data -= rate * slope
+    before = asked.received_model().tensors
+    for name, parameter in shared.named_parameters():
+        moved = (parameter - before[name]).detach()
+        torch.testing.assert_close(made.reply.tensors[name], moved, rtol=1e-3, atol=1e-5)
+    assert (made.reply.round, made.reply.records, made.reply.claim) == (number, COUNT, None)
+    ((file, content),) = made.keep.items()
+    assert file == asked.state / f"kept-{number}.safetensors"
+    kept = load(content)
+    assert kept.pop(COUNTS).tolist() == [0, 0]
+    for name, parameter in companion.named_parameters():
+        torch.testing.assert_close(
+            kept.pop(f"companion.{name}"), parameter.detach(), rtol=1e-3, atol=1e-5
+        )
+    assert kept == {}
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    epochs=st.integers(1, 3),
+    rate=st.sampled_from([0.1, 0.5, 1.0]),
+    counts=st.sampled_from([[0.0, 0.0], [30.0, -5.0], [2.0, 1.0]]),
+    patients=st.booleans(),
+)
+def test_private_steps_are_counted_and_divided_by_public_numbers(
+    epochs: int, rate: float, counts: list[float], patients: bool
+) -> None:
+    own = DPCVAESettings(local_epochs=epochs, sample_rate=rate, batch_size=4)
+    claim: Any = SimpleNamespace(clip=0.3, noise_multiplier=7.0)
+    calls: list[Any] = []
+    steps: list[Any] = []
+
+    def noisy(trainer: Any, x: Tensor, y: Tensor, *given: Any) -> Any:
+        calls.append((x, y, *given))
+        return len(calls), len(y) // 2, float(len(calls))
+
+    owners = tuple(str(row // 2) for row in range(COUNT)) if patients else None
+    # Each record is known by its only number.
+    x, y = torch.arange(float(COUNT))[:, None], records_loops()[1]
+    data = x, y, Units.of(owners, COUNT)
+    trainer: Any = SimpleNamespace(step=steps.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "private_gradient", noisy)
+        facts = training._train_privately(trainer, data, torch.tensor(counts), own, claim)
+    assert len(calls) == max(1, round(epochs / rate))
+    assert steps == list(range(1, len(calls) + 1))
+    public = sum(max(0.0, each) for each in counts)
+    expected = max(1.0, rate * public if public else 4)
+    for embeddings, labels, clip, multiplier, divisor, weights in calls:
+        assert (clip, multiplier) == (0.3, 7.0)
+        assert divisor == pytest.approx(expected)
+        drawn = [int(row) for row in embeddings[:, 0].tolist()]
+        assert labels.tolist() == y[drawn].tolist()
+        if rate == 1.0:
+            assert drawn == list(range(COUNT))
+        if patients:
+            assert weights.tolist() == [1.0 if row == COUNT - 1 else 0.5 for row in drawn]
+        else:
+            assert weights is None
+    if rate < 1 and len(calls) >= 6:
+        assert len({tuple(each[0].flatten().tolist()) for each in calls}) > 1, "each step draws"
+    drawn_ = sum(len(each[1]) for each in calls)
+    clipped = sum(len(each[1]) // 2 for each in calls)
+    assert facts == {
+        "clip-fraction": pytest.approx(clipped / max(1, drawn_)),
+        "signal-to-noise-gradients": pytest.approx((len(calls) + 1) / 2),
+    }
+
+
+def test_a_gan_step_trains_the_critic_on_both_and_the_generator_on_the_critic() -> None:
+    config = run_loops(method="dpcgan", **{"dpcvae.batch-size": 6})
+    maker: Any = fresh_generator(config.settings, True, 2, D)
+    judge: Any = fresh_companion(config.settings, True, 2, D)
+    copies: Any = (
+        fresh_generator(config.settings, True, 2, D),
+        fresh_companion(config.settings, True, 2, D),
+    )
+    shares = torch.tensor([3.0, -1.0])
+    trainer = GanTrainer(
+        maker, judge, config.settings.dpcvae, 0.01, shares, torch.Generator().manual_seed(2)
+    )
+    x, y = scaled_by_hand(records_loops()[0]), records_loops()[1]
+    assert trainer.noise(3).shape == (3, 0)
+    slopes = exact_gradient(trainer, x, y)
+    own_maker, own_judge = copies
+    draw = torch.Generator().manual_seed(2)
+    steps = [
+        UncompiledAdam(each.parameters(), 0.01, (0.5, 0.999)) for each in (own_judge, own_maker)
+    ]
+
+    def made() -> tuple[Tensor, Tensor]:
+        labels = torch.multinomial(
+            torch.tensor([3.0, 0.0]).double() + 1e-9, 6, True, generator=draw
+        )
+        kinds = torch.eye(2)[labels]
+        return own_maker(torch.randn(6, own_maker.latent, generator=draw), kinds), kinds
+
+    def judged(embeddings: Tensor, kinds: Tensor, real: bool) -> Tensor:
+        logits = own_judge(torch.cat([embeddings, kinds], 1))[:, 0]
+        return nn.functional.softplus(-logits if real else logits)
+
+    on_real = judged(x, torch.eye(2)[y], True)
+    torch.testing.assert_close(trainer.losses(x, y, trainer.noise(COUNT)), on_real)
+    trainer.step(slopes)
+    first, kinds = made()
+    (on_real.mean() + judged(first.detach(), kinds, False).mean()).backward()
+    steps[0].step()
+    second, kinds = made()
+    steps[1].zero_grad()
+    judged(second, kinds, True).mean().backward()
+    steps[1].step()
+    for mine, theirs in zip([*maker.parameters(), *judge.parameters()],
+                            [*own_maker.parameters(), *own_judge.parameters()], strict=True):  # fmt: skip
+        # Adam's first step has the length of the rate, whatever rounding leaves of a slope of zero.
+        assert float((mine - theirs).detach().abs().mean()) < 1e-5
+
+
+@pytest.mark.parametrize("weights", ["records", "equal"])
+@pytest.mark.parametrize("private", [True, False])
+def test_a_sum_has_the_update_times_the_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, private: bool
+) -> None:
+    summed = {"secure-aggregation": True, "classes": ",".join(NAMES), "dpcvae.weights": weights}
+    config = run_loops(**summed | (PRIVATE_LOOPS if private else {}))
+    asked = job(config, tmp_path, 3, 2)
+    tensors = {"x": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
+    reply = Parameters(Header("dpcvae", "r", "s", "f", NAMES), 3, tensors, 0, None)
+    for sizes, records_ in (([7.4, 2.2], 10.0), ([-3.0, 0.2], 1.0)):
+        made = training.Trained(reply, torch.tensor(sizes), {}, {Path("k"): b"x"})
+        monkeypatch.setattr(training, "trained", lambda job, made=made: made)
+        sums = generator_sums(asked)
+        weight = records_ if weights == "records" else 1.0
+        assert sums.values["records"].tolist() == [weight]
+        flat = torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
+        assert sums.values["update"].tolist() == (weight * flat).tolist()
+        assert (sums.claim, sums.keep) == (None, {Path("k"): b"x"})
+    for number, confirmed in ((3, 1), (3, 3), (2, 2)):
+        with pytest.raises(SurrogateError, match=f"round {number} after {confirmed} rounds"):
+            generator_sums(job(config, tmp_path, number, confirmed))
+
+
+@pytest.mark.parametrize("first_round", ["sums", "counts"])
+@pytest.mark.parametrize("units", [True, False])
+def test_the_first_round_sends_noisy_sizes_and_sums_of_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_round: str, units: bool
+) -> None:
+    monkeypatch.setattr(
+        "fedsurrogate.common.privacy.gaussian_mechanism.discrete_gaussian",
+        lambda variance, count: np.full(count, math.isqrt(variance)),
+    )
+    config = run_loops(**PRIVATE_LOOPS | {"dpcvae.first-round": first_round})
+    patients = tuple(str(row // 2) for row in range(COUNT)) if units else None
+    asked = job(config, tmp_path, 1, units=patients)
+    made = trained(asked)
+    claim = made.reply.claim
+    assert claim is not None
+    x, y = (
+        each.double().numpy() if at == 0 else each.numpy()
+        for at, each in enumerate(records_loops())
+    )
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    w = [0.5 if units and row < COUNT - 1 else 1.0 for row in range(COUNT)]
+    exact = {COUNTS: np.zeros(2), SUMS: np.zeros((2, D))}
+    for own, label, weight in zip(unit, y, w, strict=True):
+        exact[COUNTS][label] += weight
+        exact[SUMS][label] += weight * own
+    chosen = {COUNTS, SUMS} if first_round == "sums" else {COUNTS}
+    assert made.reply.tensors.keys() == chosen
+    for name in chosen:
+        sigma, bound = claim.noise[name]
+        assert bound == 1.0
+        np.testing.assert_allclose(
+            made.reply.tensors[name], exact[name] + sigma, rtol=1e-3, atol=1e-3
+        )
+        norm = float(np.linalg.norm(exact[name]))
+        ratio = norm / (sigma * exact[name].size ** 0.5)
+        assert made.facts[f"signal-to-noise-{name}"] > 0
+        assert ratio > 0
+    assert made.facts.keys() == {f"signal-to-noise-{name}" for name in chosen}
+    assert torch.equal(made.sizes, made.reply.tensors[COUNTS])
+    assert (made.reply.records, made.reply.round) == (0, 1)
+    assert (
+        load(made.keep[asked.state / "kept-1.safetensors"])[COUNTS].tolist() == made.sizes.tolist()
+    )

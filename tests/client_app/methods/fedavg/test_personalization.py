@@ -1,6 +1,5 @@
 """The mixture of a site's own head with the federated head, and the kNN keys."""
 
-import stat
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,8 @@ from fedsurrogate.client_app.methods.fedavg.update import (
 )
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
-from fedsurrogate.client_app.offline.keys import private_key, received_keys
-from fedsurrogate.common.errors import ConfigError, SealError
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.run import parse_run
-from fedsurrogate.common.security.sealing import public_key, read_keys
 from fedsurrogate.common.surrogates.surrogates import Header
 
 HEAD = {"head.min-steps": 100, "head.learning-rate": 0.05}
@@ -62,37 +58,6 @@ def test_a_site_is_right_whether_the_federated_head_is_or_not(method: str, flip:
     right, tested = personal_accuracy(*site(method, flip), FITS[method])
     assert tested == 100
     assert right > 95
-
-
-def test_the_share_is_zero_or_one_where_only_one_part_is_right() -> None:
-    sure, wrong, labels = (
-        torch.eye(2)[[0, 1, 0]],
-        1 - torch.eye(2)[[0, 1, 0]],
-        torch.tensor([0, 1, 0]),
-    )
-    assert _share(sure, wrong, labels) == 1
-    assert _share(wrong, sure, labels) == 0
-
-
-def test_records_that_only_both_heads_together_decide_are_decided_by_both() -> None:
-    """Each head knows some classes and gives the others equal chances, in both possible ways."""
-    labels = torch.arange(300) % 3
-    features = torch.eye(3)[labels]
-    held = LabelledFeatures(features, labels)
-    found = SiteFeatures(held, held, ("a", "b", "c"), "f", 0.0, simulated=False)
-    job = Job(parse_run({"method": "knn-per"} | HEAD), NodeConfig(), "s", found)
-    for federated in ([1], [2], [1, 2], [0, 1]):
-        own = [c for c in range(3) if c not in federated]
-        weights = {"own": torch.zeros(3, 3), "federated": torch.zeros(3, 3)}
-        for name, classes in (("own", own), ("federated", federated)):
-            weights[name][classes, classes] = 9.0
-        head = Head(
-            Header("knn-per", "r", "c", "f", ("a", "b", "c")), weights["federated"], torch.zeros(3)
-        )
-        right, tested = personal_accuracy(
-            job, head, lambda *_, table=weights["own"]: lambda x: (x @ table.T).softmax(1)
-        )
-        assert (right, tested) == (300, 300)
 
 
 def test_too_few_records_to_choose_by_leave_the_federated_head(tmp_path: Path) -> None:
@@ -150,34 +115,3 @@ def test_the_weight_is_chosen_on_held_out_records_and_judged_on_test_records(
         mixed = (share * own + (1 - share) * federated)[0]
         hits += int(mixed.argmax()) == 1 - label
     assert right == hits
-
-
-def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
-    node = NodeConfig(state_dir=str(tmp_path))
-    key = private_key(node, "north")
-    assert private_key(node, "north") == key != private_key(node, "south")
-    file = tmp_path / "keys" / "north.key"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert not list(tmp_path.rglob(".north*"))
-    file.write_bytes(b"short")
-    with pytest.raises(SealError, match="is damaged"):
-        private_key(node, "north")
-
-
-def test_received_keys_must_be_those_in_peers_where_there_are_any(tmp_path: Path) -> None:
-    north = public_key(private_key(NodeConfig(state_dir=str(tmp_path)), "north")).hex()
-    reported = f'{{"north": "{north}"}}'
-    assert received_keys(NodeConfig(), reported) == {"north": bytes.fromhex(north)}
-    peers = tmp_path / "peers.toml"
-    pinned = NodeConfig(peers=str(peers))
-    peers.write_text(f'north = "{north}"\n')
-    assert received_keys(pinned, reported) == {"north": bytes.fromhex(north)}
-    peers.write_text(f'south = "{"00" * 64}"\n')
-    assert received_keys(pinned, reported) == {}
-    assert received_keys(NodeConfig(), '{"north": 3, "south": "00"}') == {}
-    for bad in ("", "[1]", f'{{"north": "{"xy" * 64}"}}', "null"):
-        with pytest.raises(SealError, match="cannot be read"):
-            received_keys(NodeConfig(), bad)
-    peers.write_text("north = 3\n")
-    with pytest.raises(ConfigError, match="write lines such as"):
-        read_keys(peers)

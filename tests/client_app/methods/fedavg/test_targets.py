@@ -28,7 +28,6 @@ from fedsurrogate.client_app.methods.fedavg.update import gradient_sums
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError, SurrogateError
-from fedsurrogate.common.methods.method import count
 from fedsurrogate.common.models.classifiers import Head
 from fedsurrogate.common.models.networks import of_target
 from fedsurrogate.common.models.parameters import flat
@@ -239,45 +238,6 @@ def objective_of(kind: str) -> Objective:
     return objective
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@searched
-@given(data=st.data())
-def test_the_gradient_of_a_loss_is_that_of_central_differences(
-    kind: str, data: st.DataObject
-) -> None:
-    run = full_batch(kind)
-    assert run.target is not None
-    objective = objective_of(kind)
-    values = torch.tensor([data.draw(CELLS[kind])], dtype=torch.float64)
-    code = run.target.code(values)
-    row = st.lists(st.floats(-6, 6), min_size=objective.outputs, max_size=objective.outputs)
-    outputs = torch.tensor([data.draw(row)], dtype=torch.float64, requires_grad=True)
-    loss = objective.losses(outputs, code)
-    assert loss.shape == (1,)
-    assert float(loss) >= 0
-    (gradient,) = torch.autograd.grad(loss.sum(), outputs)
-    step = 1e-6
-    for at in range(objective.outputs):
-        apart = torch.zeros(1, objective.outputs, dtype=torch.float64)
-        apart[0, at] = step
-        with torch.no_grad():
-            high = float(objective.losses(outputs + apart, code))
-            low = float(objective.losses(outputs - apart, code))
-        assert float(gradient[0, at]) == pytest.approx((high - low) / (2 * step), abs=1e-6)
-
-
-def test_a_record_without_an_annotated_label_has_no_gradient() -> None:
-    target = Labels(("edema", "fracture"))
-    outputs = torch.randn(2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    values = torch.tensor([[math.nan, math.nan], [1.0, math.nan]])
-    losses = target.objective().losses(outputs, target.code(values))
-    losses.sum().backward()
-    assert outputs.grad is not None
-    assert outputs.grad.abs().sum(1)[0] == 0
-    assert outputs.grad[1, 0] != 0
-    assert outputs.grad[1, 1] == 0
-
-
 def summed(kind: str, x: Tensor, values: Tensor, clip: float, way: str) -> Tensor:
     """The sum of clipped gradients, at a model that a coordinator may send."""
     run = full_batch(kind)
@@ -371,18 +331,6 @@ def test_a_site_refuses_a_model_of_another_shape(kind: str, tmp_path: Path) -> N
     asked = job(run, tmp_path, "s", records(kind, 60), replace(training, model=more))
     with pytest.raises(SurrogateError, match="not the run's"):
         site_function(run.plan.combination)(asked)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_planned_numbers_are_those_of_the_model(kind: str) -> None:
-    run = full_batch(kind)
-    training = Training.begin(run, run.settings.classes, "f", D)
-    sizes = run.plan.messages.sizes(len(run.settings.classes), D, 0)
-    assert count(run.plan.messages.sends, sizes) == flat(training.model).numel()
-    head = head_of(training)
-    assert count(run.plan.messages.result, sizes) == flat(head.arrays()).numel()
-    copy = Training.load(run, training.save(), "checkpoint")
-    assert all(torch.equal(copy.model[name], each) for name, each in training.model.items())
 
 
 def test_sites_that_annotate_other_labels_are_no_suspects(tmp_path: Path) -> None:

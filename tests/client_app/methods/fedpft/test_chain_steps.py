@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,57 +202,3 @@ def test_classes_of_other_sites_follow_the_own_ones() -> None:
     assert dict(zip(relayed.header.classes, relayed.counts, strict=True)) == {
         "a": 2, "b": 2 + 4, "c": 2, "x": 3, "y": 5,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("own", "relayed", "draws"),
-    [
-        (1, 0, 10),
-        (2000, 0, 10),
-        (2001, 0, 9),
-        (1001, 999, 10),
-        (1001, 1000, 9),
-        (20_000, 0, 1),
-        (40_000, 9, 1),
-    ],
-)
-def test_each_record_is_drawn_ten_times_as_long_as_there_are_few(
-    monkeypatch: pytest.MonkeyPatch, own: int, relayed: int, draws: int
-) -> None:
-    run = parse_run(CHAIN)
-    (received,) = map(unpack_surrogate, unpack_relay(extend(job(run, [3, 3, 3]))[0].payload))
-    seen: list[tuple[int, int]] = []
-
-    def fitted(features: Tensor, labels: Tensor, *given: Any) -> Any:
-        seen.append((len(features), given[-1]))
-        return received
-
-    def head(features: Tensor, labels: Tensor, classes: int, *given: Any) -> Any:
-        return torch.zeros(classes, features.shape[1]), torch.zeros(classes)
-
-    relay = [SimpleNamespace(counts=[relayed], header=received.header)] if relayed else []
-    monkeypatch.setattr(chain, "_received", lambda asked: relay)
-    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-    monkeypatch.setattr(chain, "_draw", lambda *given: none)
-    monkeypatch.setattr(chain.fedpft, "release_mixtures", fitted)
-    monkeypatch.setattr(chain, "train_on_features", head)
-    _, made = extend(job(run, [own, 0, 0]))
-    assert seen == [(draws * own, draws)]
-    assert (made.weight.shape, made.bias.shape) == ((3, 4), (3,))
-
-
-@pytest.mark.parametrize("length", [1000, 1001])
-def test_a_private_relay_has_at_most_a_thousand_surrogates(
-    monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
-    stand_in = SimpleNamespace(counts=[0], claim=None, dimension=4)
-    monkeypatch.setattr(chain, "unpack_relay", lambda payload: [b""] * length)
-    monkeypatch.setattr(chain, "unpack_surrogate", lambda payload: stand_in)
-    for name in ("check_surrogate", "check_stated"):
-        monkeypatch.setattr(chain, name, lambda *given: None)
-    asked = job(parse_run(PRIVATE), [9, 9, 9], payload=b"relay")
-    if length == 1000:
-        assert len(chain._received(asked)) == 1000
-    else:
-        with pytest.raises(SurrogateError, match="a chain message of 1001 surrogates"):
-            chain._received(asked)

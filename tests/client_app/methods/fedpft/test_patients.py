@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedsurrogate.client_app.datasets.dataset import DataSource, load, stratified_split
+from fedsurrogate.client_app.datasets.dataset import DataSource, load
 from fedsurrogate.client_app.datasets.partition import share
 from fedsurrogate.client_app.features.extraction import Features
 from fedsurrogate.client_app.features.site_features import load_site, usable
@@ -21,7 +21,7 @@ from fedsurrogate.client_app.governance.policy import policy_of
 from fedsurrogate.client_app.methods.job import Job
 from fedsurrogate.client_app.node_config import NodeConfig
 from fedsurrogate.common.errors import ConfigError, DataError
-from fedsurrogate.common.run import Run, parse_run
+from fedsurrogate.common.run import parse_run
 from fedsurrogate.common.settings.base import Scalar
 
 BUDGET: dict[str, Scalar] = {"epsilon": 1.0, "delta": 1e-5, "classes": "0,1"}
@@ -34,15 +34,6 @@ def safetensors(folder: Path, patients: torch.Tensor, name: str = "f") -> Path:
     return folder
 
 
-def images(folder: Path, patients: list[str]) -> Path:
-    lines = ["path,label,who"]
-    for number, patient in enumerate(patients):
-        Image.new("L", (4, 4), number).save(folder / f"{number}.png")
-        lines.append(f"{number}.png,{number % 2},{patient}")
-    (folder / "table.csv").write_text("\n".join(lines) + "\n")
-    return folder
-
-
 def parquet(folder: Path, patients: list[object]) -> Path:
     file = io.BytesIO()
     Image.new("L", (4, 4)).save(file, "PNG")
@@ -52,33 +43,6 @@ def parquet(folder: Path, patients: list[object]) -> Path:
     )
     pq.write_table(table, folder / "x.parquet")
     return folder
-
-
-def sites_of_patients(run: Run, num_sites: int) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for site in range(num_sites):
-        part = share(
-            run, NodeConfig(partition_id=site, num_partitions=num_sites), in_simulation=True
-        )
-        assert part.dataset.patients is not None
-        for row in torch.cat([part.train, part.test]).tolist():
-            found.setdefault(part.dataset.patients[row], set()).add(site)
-    return found
-
-
-def test_patients_are_read_as_they_are_written(tmp_path: Path) -> None:
-    source = DataSource(
-        "imagefolder", str(images(tmp_path, ["007", "7", "007", "8"])), patient_column="who"
-    )
-    assert load(source, 0).patients == ("007", "7", "007", "8")
-
-
-def test_a_record_without_a_patient_id_is_refused(tmp_path: Path) -> None:
-    source = DataSource(
-        "imagefolder", str(images(tmp_path, ["1", "", "3", ""])), patient_column="who"
-    )
-    with pytest.raises(DataError, match="2 of 4 records have no patient ID"):
-        load(source, 0)
 
 
 @pytest.mark.parametrize(
@@ -103,15 +67,6 @@ def test_patients_may_be_numbers_and_change_nothing_about_the_cache_key(tmp_path
         reported, unnamed = load(replace(source, patient_column=column), 0), load(source, 0)
         assert (reported.patients, unnamed.patients) == (("12", "7", "12"), None)
         assert reported.key == unnamed.key
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)])
-def test_patients_of_features_are_whole_numbers_one_a_row(
-    tmp_path: Path, wrong: torch.Tensor
-) -> None:
-    source = DataSource("safetensors", str(safetensors(tmp_path, wrong)), patient_column="patient")
-    with pytest.raises(DataError, match=r"patient in .* must be integers of shape"):
-        load(source, 0)
 
 
 def test_patients_stay_with_their_records_where_some_are_left_out(tmp_path: Path) -> None:
@@ -141,68 +96,6 @@ def test_a_hospital_names_its_own_patient_column_and_a_simulation_the_runs(tmp_p
     )
 
 
-def test_data_without_columns_has_no_patients(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="patient-column = 'who': the digits have no columns"):
-        load(DataSource("digits", patient_column="who"), 0)
-    (tmp_path / "0").mkdir()
-    with pytest.raises(DataError, match="patient-column = 'who'"):
-        load(DataSource("imagefolder", str(tmp_path), patient_column="who"), 0)
-    save_file(
-        {"x": torch.zeros(2, 2), "y": torch.zeros(2, dtype=torch.int64)}, tmp_path / "f.safetensors"
-    )
-    with pytest.raises(DataError, match="lacks the tensors \\['who'\\]"):
-        load(DataSource("safetensors", str(tmp_path), patient_column="who"), 0)
-
-
-def test_a_drawn_split_keeps_patients_whole_and_is_unchanged_without_them() -> None:
-    labels = torch.arange(300) % 3
-    patients = [str(number // 4) for number in range(300)]
-    is_train = stratified_split(labels, 0.25, 0, patients)
-    for patient in set(patients):
-        own = is_train[torch.tensor([name == patient for name in patients])]
-        assert own.all() or not own.any()
-    assert 0.15 < float((~is_train).float().mean()) < 0.35
-    alone = [str(number) for number in range(300)]
-    assert torch.equal(stratified_split(labels, 0.25, 0, alone), stratified_split(labels, 0.25, 0))
-
-
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "classes"])
-def test_in_a_simulation_nobody_is_at_two_sites(tmp_path: Path, kind: str) -> None:
-    folder = safetensors(tmp_path, torch.arange(400) // 5)
-    run = parse_run(
-        {
-            "data": "safetensors",
-            "data-dir": str(folder),
-            "partition": kind,
-            "patient-column": "patient",
-            "classes-per-site": 1,
-        }
-    )
-    sites = sites_of_patients(run, 2)
-    assert len(sites) == 80
-    assert all(len(own) == 1 for own in sites.values())
-    assert set.union(*sites.values()) == {0, 1}
-
-
-def test_where_files_split_a_patient_the_test_records_follow_the_training_records(
-    tmp_path: Path,
-) -> None:
-    safetensors(tmp_path, torch.arange(200) // 5, "f-train")
-    safetensors(tmp_path, torch.arange(100, 300) // 5, "f-test")
-    run = parse_run(
-        {
-            "data": "safetensors",
-            "data-dir": str(tmp_path),
-            "dataset": "f",
-            "partition": "iid",
-            "patient-column": "patient",
-        }
-    )
-    sites = sites_of_patients(run, 3)
-    assert len(sites) == 60
-    assert all(len(own) == 1 for own in sites.values())
-
-
 def test_more_sites_than_patients_says_both_numbers(tmp_path: Path) -> None:
     folder = str(safetensors(tmp_path, torch.arange(40) // 10))
     run = parse_run({"data": "safetensors", "data-dir": folder, "patient-column": "patient"})
@@ -214,23 +107,6 @@ def test_a_simulated_site_keeps_its_split_under_privacy_and_needs_no_classes() -
     private, plain = (share(parse_run(run), NodeConfig()) for run in (BUDGET | {"classes": ""}, {}))
     assert torch.equal(private.train, plain.train)
     assert torch.equal(private.test, plain.test)
-
-
-def test_under_privacy_no_split_is_drawn_from_a_hospitals_data(tmp_path: Path) -> None:
-    node = NodeConfig(data="safetensors", data_dir=str(safetensors(tmp_path, torch.arange(40))))
-    private, plain = (share(parse_run(run), node) for run in (BUDGET, {}))
-    assert (len(private.train), len(private.test)) == (40, 0)
-    assert (len(plain.train), len(plain.test)) == (32, 8)
-    save_file(
-        {"x": torch.arange(18.0).reshape(6, 3), "y": torch.arange(6) % 2},
-        tmp_path / "g-train.safetensors",
-    )
-    save_file(
-        {"x": -torch.arange(1.0, 13).reshape(4, 3), "y": torch.arange(4) % 2},
-        tmp_path / "g-test.safetensors",
-    )
-    made_by_files = share(parse_run(BUDGET), node.model_copy(update={"dataset": ("g",)}))
-    assert (len(made_by_files.train), len(made_by_files.test)) == (6, 4)
 
 
 def test_under_privacy_a_hospital_needs_the_classes_and_a_folder_of_its_own(tmp_path: Path) -> None:
