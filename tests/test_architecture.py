@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.code_lines import lines_of
+from tests.children import ran
 from tests.imports import (
     OWN,
     arrows,
@@ -543,9 +543,7 @@ def imported_by(statement: str, names: tuple[str, ...]) -> list[str]:
     """Those of these modules that a new process has imported after a statement."""
     script = f"import sys; {statement}; print(*(name for name in {names!r} if name in sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", script], cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import _executed, _mutations, _operators, _planting
 from benchmarks import mutants as harness
 from benchmarks.mutants import FAR, PACKAGES, ROOMS, Journal, Tree, Tried, in_order, show, trusted
+from tests.children import ran
 from tests.grid import ROOT
 
 TREE = Tree(ROOT, PACKAGES, ROOMS)
@@ -324,11 +324,8 @@ def test_a_recording_serves_other_packages_and_what_failed_is_recorded_again(
     def drawn_from(package: str) -> str:
         command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--root", str(tmp_path)]
         command += ["--packages", package, "--count", "9", "--jobs", "1"]
-        return subprocess.run(
+        return ran(
             [*command, "--output", str(tmp_path / "results.json")],
-            capture_output=True,
-            text=True,
-            check=False,
             env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         ).stdout
 
@@ -348,11 +345,8 @@ def test_the_score_of_a_toy_package(tmp_path: Path) -> None:
     (tmp_path / "tests" / "toy" / "test_one.py").write_text(TOY_TESTS)
     output = tmp_path / "results.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "mutants.py"), "--root", str(tmp_path)]
-    done = subprocess.run(
+    done = ran(
         [*command, "--count", "50", "--jobs", "1", "--output", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert done.returncode == 1, done.stderr

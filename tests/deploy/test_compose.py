@@ -5,7 +5,6 @@ import re
 import shlex
 import socket
 import ssl
-import subprocess
 import sys
 import tarfile
 import threading
@@ -37,6 +36,7 @@ from fedsurrogate.server_app.deployment.certificates import issue
 from fedsurrogate.server_app.deployment.kit import pack_kit
 from fedsurrogate.server_app.deployment.request_key import read_request_key
 from tests import documents
+from tests.children import ran
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -440,13 +440,7 @@ def test_the_image_gets_all_that_sites_and_coordinator_use_but_not_ray() -> None
 
 
 def test_what_the_demo_needs_is_reported_where_it_is_missing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["/bin/sh", str(DEPLOY / "demo.sh")],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["/bin/sh", str(DEPLOY / "demo.sh")], env={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert "demo-compose needs docker or podman" in done.stderr
 
@@ -543,7 +537,7 @@ def test_a_coordinator_whose_certificate_has_expired_is_not_healthy(
     thread = threading.Thread(target=answer)
     thread.start()
     assert check[:3] == ["CMD", "python", "-c"]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ran([sys.executable, "-c", code])
     thread.join()
     control.close()
     assert (done.returncode == 0) == (days > 0), done.stderr

@@ -27,6 +27,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 from deploy import environment, lock
+from tests.children import ran
 from tests.deploy.test_compose import DEPLOY
 from tests.documents import ROOT
 
@@ -118,9 +119,9 @@ def test_a_part_is_printed_for_a_machine_that_has_only_python(tmp_path: Path) ->
     shutil.copy(DEPLOY / "lock.py", tmp_path / "deploy")
     shutil.copy(lock.LOCK, tmp_path)
     command = [sys.executable, "-I", "-S", str(tmp_path / "deploy" / "lock.py"), "print", "core"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = ran(command, check=True)
     assert "flwr==" in done.stdout
-    wrong = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
+    wrong = ran([*command, "nothing"])
     assert (wrong.returncode, "no extra nothing" in wrong.stderr) == (1, True)
 
 
@@ -154,7 +155,7 @@ def test_pip_refuses_a_file_that_is_not_the_locked_one(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     command += ["--require-hashes", "--no-deps", "-r", str(tmp_path / "lock")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran(command)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
@@ -198,13 +199,7 @@ def test_the_setup_finds_what_differs_from_the_lock(
 def make(tmp_path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Call the script that `make setup` calls, for an environment that is not there."""
     command = [sys.executable, str(DEPLOY / "environment.py"), str(tmp_path / "env"), *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin"} | variables,
-    )
+    return ran(command, env={"PATH": "/usr/bin:/bin"} | variables)
 
 
 @pytest.mark.slow
@@ -353,9 +348,7 @@ def set_up(root: Path, folder: Path, *words: str) -> subprocess.CompletedProcess
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(root.parent / "wheels"),
     }
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=variables, cwd=root
-    )
+    return ran(command, env=variables, cwd=root)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from safetensors.torch import save_file
 
 from fedsurrogate.client_app.governance.budget import Budget, spent
 from fedsurrogate.client_app.governance.ledger import CheckLog, Ledger
+from tests.children import ran
 from tests.grid import ROOT, InProcessGrid, NodeConfig, run_federation, run_folders
 
 STORED = Path(__file__).parent / "stored"
@@ -171,14 +171,7 @@ def command(home: Path, *words: str) -> str:
         "site": "fedsurrogate.client_app.cli.main",
     }[words[0]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words[1:]],
-        cwd=home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-m", module, *words[1:]], cwd=home, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -276,7 +269,7 @@ def write(out: Path) -> None:
         "strategies",
         "server_app",
     ]
-    commit = subprocess.run(last, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commit = ran(last, cwd=ROOT, check=True).stdout
     (out / "commit.txt").write_text(commit)
 
 

@@ -26,6 +26,7 @@ from fedsurrogate.client_app.diagnostics.site_checks import check_isolation
 from fedsurrogate.server_app.deployment.federation import make_federation, superlink_here
 from fedsurrogate.server_app.deployment.submit import APP_FOLDER, PACKED, stop_process
 from tests import documents
+from tests.children import ran
 from tests.documents import BETWEEN_MACHINES, ONE_MACHINE
 from tests.e2e.processes import (
     BIN,
@@ -196,15 +197,7 @@ class Deployment:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would."""
         shell = ["bash", "-c", line]
-        return subprocess.run(
-            shell,
-            cwd=cwd or self.home,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        return ran(shell, cwd=cwd or self.home, env=self.environment, timeout=seconds)
 
     def end_hospitals(self) -> None:
         """Press Ctrl-C at the hospitals: they end, and so do all processes that they started."""
