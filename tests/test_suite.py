@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fedsurrogate as public
 from fedsurrogate.server_app.report import build
 from tests import conftest, grid, quick
-from tests.attacks.coordinator import test_secure_aggregation
+from tests.attacks import hospitals
 from tests.children import ran
 from tests.documents import ROOT
 from tests.grid import run_federation
@@ -262,9 +262,7 @@ def test_the_quick_part_sees_which_tests_run_federations() -> None:
     assert quick.RUNS & quick._reached(lambda: run_federation(Path(), []))
     assert not quick.RUNS & quick._reached(collected)
     for name in quick.RUNS:
-        assert any(
-            hasattr(module, name) for module in (grid, test_secure_aggregation, build, public)
-        )
+        assert any(hasattr(module, name) for module in (grid, hospitals, build, public))
 
 
 def test_the_quick_part_tries_a_tenth_of_the_examples() -> None:
