@@ -16,29 +16,11 @@ from deploy import airgap, airgap_docs
 from fedsurrogate.common import extras
 from tests.children import ran
 from tests.deploy.test_compose import DEPLOY, ROOT
+from tests.deploy.wheels import wheel
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 # As sites are: no network but the loopback, and that is down.
 CUT = ["unshare", "--net", "--map-root-user"]
-
-
-def wheel(folder: Path, name: str, needs: str = "", script: str = "", body: str = "") -> None:
-    """A wheel of one module, with its licence."""
-    info = f"{name}-1.0.dist-info"
-    needed = f"Requires-Dist: {needs}\n" if needs else ""
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as content:
-        content.writestr(f"{name}.py", body or f"def main():\n    print('{name} 1.0')\n")
-        content.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nLicense: MIT\n{needed}",
-        )
-        content.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        content.writestr(f"{info}/licenses/LICENSE.txt", "MIT")
-        if script:
-            content.writestr(f"{info}/entry_points.txt", f"[console_scripts]\n{script}\n")
-        content.writestr(f"{info}/RECORD", "")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +29,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("airgap") / "pack" / "archive"
     (folder / "wheels").mkdir(parents=True)
     commands = "site = fedsurrogate:main\ncoordinator = fedsurrogate:main"
-    wheel(folder / "wheels", "fedsurrogate", "helper", commands)
-    wheel(folder / "wheels", "helper")
+    prints = "def main():\n    print('fedsurrogate 1.0')\n"
+    wheel(folder / "wheels", "fedsurrogate", needs="helper", script=commands, body=prints)
+    wheel(folder / "wheels", "helper", body="\n")
     airgap.finish(folder, folder.parent / "release.key")
     return folder.parent
 
@@ -136,7 +119,8 @@ def test_backbones_that_cannot_be_loaded_are_found_at_the_installation(tmp_path:
     """As torchvision of another build than torch: pip finds nothing wrong."""
     folder = tmp_path / "archive"
     (folder / "wheels").mkdir(parents=True)
-    wheel(folder / "wheels", "fedsurrogate", "torchvision", "site = fedsurrogate:main")
+    own = {"needs": "torchvision", "script": "site = fedsurrogate:main"}
+    wheel(folder / "wheels", "fedsurrogate", body="\n", **own)
     wheel(folder / "wheels", "torchvision", body="raise RuntimeError('no operator nms')")
     airgap.finish(folder, tmp_path / "release.key")
     done = install(folder, "--into", str(tmp_path / "env"), cut=False)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import tomllib
-import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
@@ -28,6 +27,7 @@ from packaging.requirements import Requirement
 from deploy import environment, lock
 from tests.children import ran
 from tests.deploy.test_compose import DEPLOY
+from tests.deploy.wheels import wheel
 from tests.documents import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -274,20 +274,6 @@ def build_editable(folder, settings=None, metadata=None):
 """
 
 
-def wheel_of(name: str, version: str, code: str, folder: Path) -> str:
-    """Write a wheel; return its hash."""
-    file, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(file, "w") as out:
-        if code:
-            out.writestr(f"{name}.py", code)
-        facts = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        out.writestr(f"{info}/METADATA", facts)
-        facts = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        out.writestr(f"{info}/WHEEL", facts)
-        out.writestr(f"{info}/RECORD", "")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A checkout with the real scripts and a lock of small packages that lie next to it; no network
@@ -307,7 +293,7 @@ def project(tmp_path: Path) -> Path:
     copy_scripts(root)
     wheels.mkdir()
     hashes = {
-        name: wheel_of(name, "1", code, wheels)
+        name: wheel(wheels, name, "1", body=code)
         for name, code in (("small", ""), ("torch", ""), ("builder", BUILDER))
     }
     entries = "".join(
@@ -390,14 +376,15 @@ def test_torch_for_processors_comes_from_an_index_that_has_it_or_not_at_all(
         assert done.returncode == 1
         assert "torch==1+cpu" in done.stderr
         assert "TORCH_INDEX" in done.stderr
-    wheel_of("torch", "1+cpu", "", project.parent / "wheels")
+    wheels = project.parent / "wheels"
+    wheel(wheels, "torch", "1+cpu")
     assert "Done in" in set_up(project, folder).stdout
     assert set_up(project, folder).stdout == ""
     # Another build is asked for: it is installed in place of this one, and back.
-    wheel = project.parent / "wheels" / "torch-1+cpu-py3-none-any.whl"
+    cpu = wheels / "torch-1+cpu-py3-none-any.whl"
     for kind, build in (("gpu", "1"), ("cpu", "1+cpu")):
         # Each build has its own index.
-        wheel.unlink() if kind == "gpu" else wheel_of("torch", "1+cpu", "", wheel.parent)
+        cpu.unlink() if kind == "gpu" else wheel(wheels, "torch", "1+cpu")
         assert "Done in" in set_up(project, folder, "--torch", kind).stdout
         (found,) = folder.glob("lib/python*/site-packages/torch-*.dist-info")
         assert found.name == f"torch-{build}.dist-info"
